@@ -1,0 +1,53 @@
+"""Settings of one engine, resolved and immutable. Reads no file, no environment, no machine."""
+
+from dataclasses import dataclass, field
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What a request that leaves a field out gets. None: the checkpoint's generation_config, then 1.0 / 1.0 / 0."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model: str  # local folder or Hugging Face id
+    max_num_seqs: int = 32  # sequences that prefill or decode at once; others wait
+    max_model_len: int | None = None  # None: the checkpoint's, or what memory holds
+    max_stall_ms: float = 200.0  # longest gap that a prefill may put between two tokens of a running reply
+    max_prefill_chunk: int = 2048  # tokens of one chunk while nothing decodes
+    memory_budget_bytes: int | None = None  # None: from the machine
+    enable_thinking: bool | None = None  # None: on
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
+    chat_template: str | None = None  # template text that replaces the checkpoint's
+    trust_remote_code: bool = False
+    revision: str | None = None
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_stall_ms", "max_prefill_chunk"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError("--max-model-len must be at least 2: one prompt token and one of reply.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Facts of a loaded checkpoint that other layers may know."""
+
+    model: str
+    architecture: str
+    max_model_len: int
+    weights_bytes: int
+    vocab_size: int
+    created: int  # unix seconds of the load

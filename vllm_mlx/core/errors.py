@@ -1,0 +1,88 @@
+"""Every error that a user can meet. A message says what to change.
+
+VLLMMLXError
+├── ConfigError            a flag, file or machine that cannot serve: exit code 1 before the server starts
+│   └── ModelLoadError     the checkpoint cannot be loaded
+├── RequestError           the client's request; nothing was generated
+│   ├── InvalidParameter   a value outside its range
+│   ├── Unsupported        a field this server refuses to ignore
+│   ├── ContextLengthExceeded
+│   ├── TemplateError      the chat template cannot take this conversation
+│   ├── ModelNotFound
+│   └── Overloaded         try again after `retry_after_s`
+└── GenerationError        the generation failed on our side, alone
+    └── EngineDead         the engine thread has ended
+"""
+
+
+class VLLMMLXError(Exception):
+    """Base of all errors raised on purpose."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(VLLMMLXError):
+    pass
+
+
+class ModelLoadError(ConfigError):
+    pass
+
+
+class RequestError(VLLMMLXError):
+    """`param` is the request field at fault, `code` a stable word for programs."""
+
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidParameter(RequestError):
+    code = "invalid_value"
+
+
+class Unsupported(RequestError):
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+    def __init__(self, *, num_prompt_tokens: int, max_model_len: int):
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
+            f"{num_prompt_tokens} tokens and at least one is needed for the reply. Please shorten the prompt.",
+            param="messages",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+
+
+class TemplateError(RequestError):
+    code = "template_error"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+
+
+class Overloaded(RequestError):
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class GenerationError(VLLMMLXError):
+    pass
+
+
+class EngineDead(GenerationError):
+    pass

@@ -1,0 +1,88 @@
+"""The one stream every protocol encodes. Order: Started, PromptProgress*, deltas*, then Finished or Failed once."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import VLLMMLXError
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int = 0  # prompt tokens whose state was not computed again
+    completion_tokens: int = 0  # sampled tokens, the stop token included
+    reasoning_tokens: int = 0
+    clamped_max_tokens: int | None = None  # set when the context window cut the requested max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token. Log-probabilities are natural, of the model's own distribution, before any sampling change."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token_id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    num_computed_tokens: int
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that made this text
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    index: int
+    arguments: str  # JSON fragment
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    reason: FinishReason
+    usage: Usage
+    stop: str | int | None = None  # the stop string or stop token id that ended the reply, if the client named it
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: VLLMMLXError
+
+
+ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
+GenerationEvent = Started | PromptProgress | ContentEvent | Finished | Failed

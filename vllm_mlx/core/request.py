@@ -1,0 +1,98 @@
+"""What a client asked for, whichever protocol carried it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import InvalidParameter
+from .messages import Message, ToolChoice, ToolSpec
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Fields left None take the server's default, then the checkpoint's generation_config.
+
+    Raises InvalidParameter, naming the field, for a value outside its range.
+    """
+
+    max_tokens: int | None = None  # None: up to the context window
+    temperature: float | None = None  # 0: greedy
+    top_p: float | None = None
+    top_k: int | None = None  # 0: off
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None  # 1: off
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
+
+    def __post_init__(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 1, None)
+        _check_range("temperature", self.temperature, 0, 2)
+        _check_range("top_p", self.top_p, 0, 1, open_low=True)
+        _check_range("top_k", self.top_k, 0, None)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_range("repetition_penalty", self.repetition_penalty, 0, None, open_low=True)
+        _check_range("n", self.n, 1, 128)
+        _check_range("min_tokens", self.min_tokens, 0, None)
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        for token_id, bias in self.logit_bias.items():
+            _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter(f"`stop` takes at most {MAX_STOP_STRINGS} strings.", param="stop")
+        if any(not text for text in self.stop):
+            raise InvalidParameter("`stop` must not contain an empty string.", param="stop")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                f"`min_tokens` ({self.min_tokens}) must not exceed `max_tokens` ({self.max_tokens}).",
+                param="min_tokens",
+            )
+
+
+def _check_range(
+    name: str, value: float | None, low: float | None, high: float | None, *, open_low: bool = False
+) -> None:
+    if value is None:
+        return
+    if not math.isfinite(value):
+        raise InvalidParameter(f"`{name}` must be a finite number.", param=name)
+    if low is not None and (value <= low if open_low else value < low):
+        raise InvalidParameter(
+            f"`{name}` must be {'greater than' if open_low else 'at least'} {low}, got {value}.", param=name
+        )
+    if high is not None and value > high:
+        raise InvalidParameter(f"`{name}` must be at most {high}, got {value}.", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation request. Exactly one of `messages` and `prompt` is set."""
+
+    request_id: str
+    messages: tuple[Message, ...] | None = None  # chat
+    prompt: str | tuple[int, ...] | None = None  # text completion: text, or token ids
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    max_tool_calls: int | None = None  # 1: the reply ends after its first tool call
+    sampling: SamplingParams = SamplingParams()
+    thinking: Literal["auto", "on", "off"] = "auto"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    echo: bool = False  # text completion: the prompt's text comes first in the reply
+    cache_salt: str = ""  # requests with different salts never share cached state

@@ -1,0 +1,131 @@
+"""One generation in flight. Token ids in, token ids out: no text, no mlx."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from .events import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """One image inside one prompt: placeholders at `[offset, offset + length)`."""
+
+    digest: bytes  # of the processed tensors, grid and processor settings
+    offset: int
+    length: int
+    inputs: Mapping[str, Any]  # numpy arrays
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptInputs:
+    """What processing hands to the engine."""
+
+    token_ids: tuple[int, ...]
+    media: tuple[MediaItem, ...] = ()
+    snapshot_points: tuple[int, ...] = ()  # token counts worth keeping for a later turn
+    starts_in_reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSampling:
+    """SamplingParams with every default resolved: what the sampler reads, per row."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0  # drawn at random where the client gave none
+    num_top_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+class SequenceStatus(Enum):
+    WAITING = auto()
+    PREFILLING = auto()
+    DECODING = auto()
+    FINISHED = auto()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """`num_computed_tokens` is the one progress variable: tokens whose state the runner holds, or is computing now.
+
+    The token at that position is the next to be fed. While a sampled token has not been read back yet, the count
+    may exceed `num_tokens - 1`; `num_in_flight` says by how much.
+    """
+
+    seq_id: int
+    prompt: PromptInputs
+    sampling: TokenSampling
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence ids included, unless ignored
+    cache_salt: str = ""
+    status: SequenceStatus = SequenceStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the id that ended it
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt.token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Samples launched on the device and not read back."""
+        return max(0, self.num_computed_tokens - self.num_tokens + 1)
+
+    @property
+    def prefill_end(self) -> int:
+        """Prefill stops one token short: the last known token is fed by the decode step, which samples."""
+        return self.num_tokens - 1
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """The ids at positions `[start, end)` of prompt + output."""
+        num_prompt = self.num_prompt_tokens
+        if end <= num_prompt:
+            return list(self.prompt.token_ids[start:end])
+        return [
+            *self.prompt.token_ids[start:num_prompt],
+            *self.output_token_ids[max(0, start - num_prompt) : end - num_prompt],
+        ]
+
+    def key(self) -> tuple[int, ...]:
+        """Token ids, with every media placeholder replaced by an id made from the media's digest.
+
+        Such ids have 63 bits with the top one set, outside any vocabulary, so two pictures of one size never share a
+        key, and neither cache nor scheduler knows of images.
+        """
+        ids = [*self.prompt.token_ids, *self.output_token_ids]
+        for item in self.prompt.media:
+            media_id = (1 << 62) | (int.from_bytes(item.digest[:8], "big") >> 2)
+            ids[item.offset : item.end] = [media_id] * item.length
+        return tuple(ids)
