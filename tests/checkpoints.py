@@ -1,0 +1,270 @@
+"""Tiny random checkpoints of the text architectures this server promises, loadable like real ones. Knows no test.
+
+Weights are fp32, so that cold, cached, batched and chunked runs must agree token for token, and drawn so that greedy
+replies wander instead of repeating one token.
+"""
+
+import atexit
+import importlib
+import json
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+TEMPLATES = Path(__file__).parent / "templates"
+LICENSE = Path(__file__).parents[1] / "LICENSE"  # enough English to fill the vocabulary
+VOCAB_SIZE = 1024  # of the models
+NUM_TOKENS = 1000  # of the tokenizer: as in many real checkpoints, the last ids have no text
+MAX_POSITIONS = 65536
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>",
+)  # fmt: skip
+# Qwen's tokenizers declare these special=False: decoding with skip_special_tokens keeps them in the text.
+MARKER_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+CORPUS = (
+    "The quick brown fox jumps over the lazy dog. ",
+    "hello world, this is a test of the tokenizer. ",
+    "user assistant system tool You are a helpful assistant.\n",
+    '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}} ',
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n",
+    "What is in this file? Read it and say what it does, in detail. ",
+    "def main():\n    return 1 + 2\n",
+    "0 1 2 3 4 5 6 7 8 9 10 11 12 100 2024 3.14 ",
+    "été 東京 🙂 ñ ",
+)
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": False,
+}
+GATED_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
+MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+# Architecture → config.json, on top of BASE. The names are config.json's model_type.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "qwen3_next": {
+        **GATED_DELTA,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.25,
+    },
+    "qwen3_5": {
+        **GATED_DELTA,
+        "rope_parameters": {
+            "type": "default",
+            "mrope_section": [2, 1, 1],
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "nemotron_h": {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "mamba_proj_bias": False,
+        "ssm_state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "layer_norm_epsilon": 1e-5,
+        "hybrid_override_pattern": ["M", "-", "M", "*", "M", "-"],
+    },
+    "falcon_h1": {**MAMBA, "num_hidden_layers": 3, "head_dim": 16, "mamba_d_ssm": 128, "lm_head_multiplier": 1.0},
+    "granitemoehybrid": {
+        **MAMBA,
+        **MOE,
+        "intermediate_size": 64,
+        "shared_intermediate_size": 64,
+        "attention_bias": False,
+        "mamba_proj_bias": False,
+        "mamba_conv_bias": True,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "position_embedding_type": "nope",
+    },
+    "jamba": {
+        "attn_layer_offset": 1,
+        "attn_layer_period": 3,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 16,
+        "mamba_expand": 2,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "rope_local_base_freq": 1000.0,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+    },
+    "gpt_oss": {
+        **MOE,
+        "intermediate_size": 64,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "max_position_embeddings": 131072,  # what its YaRN defaults reach
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+}
+ARCHITECTURES = tuple(CONFIGS)
+
+
+@lru_cache
+def train_tokenizer() -> Tokenizer:
+    """A byte-level BPE, then the special tokens and markers: NUM_TOKENS in all."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    num_merged = NUM_TOKENS - len(SPECIAL_TOKENS) - len(MARKER_TOKENS)
+    trainer = trainers.BpeTrainer(vocab_size=num_merged, show_progress=False, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([*CORPUS * 4, LICENSE.read_text()], trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKER_TOKENS])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, architecture: str) -> int:
+    """Writes tokenizer and chat template; returns the id that ends a turn."""
+    is_gemma = architecture.startswith("gemma")
+    template = "gemma" if is_gemma else "qwen3_5" if architecture == "qwen3_5" else "qwen3"
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>" if is_gemma else None,
+        "eos_token": "<eos>" if is_gemma else "<|im_end|>",
+        "pad_token": "<pad>" if is_gemma else "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_POSITIONS,
+    }
+    tokenizer = train_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    shutil.copy(TEMPLATES / f"{template}.jinja", folder / "chat_template.jinja")
+    return int(tokenizer.token_to_id("<end_of_turn>" if is_gemma else "<|im_end|>"))
+
+
+def model_config(architecture: str, **overrides: Any) -> dict[str, Any]:
+    """config.json; `overrides` go where the architecture keeps its text settings."""
+    config = {**BASE, **CONFIGS[architecture], **overrides}
+    if architecture == "qwen3_5":
+        return {"model_type": architecture, "text_config": {"model_type": "qwen3_5_text", **config}}
+    return {"model_type": architecture, **config}
+
+
+def random_weight(name: str, weight: mx.array) -> mx.array:
+    """Values under which all layers matter: plain initialisation decodes to one token for ever."""
+    if "embed_tokens" in name or "embeddings" in name:
+        return mx.random.normal(weight.shape)
+    if name.endswith("dt_bias"):
+        return mx.random.uniform(-3.0, 0.0, weight.shape)
+    if name.endswith("A_log"):
+        return mx.log(mx.random.uniform(1.0, 8.0, weight.shape))
+    if name.endswith("sinks"):
+        return mx.random.normal(weight.shape)
+    if name.endswith("bias"):
+        return 0.1 * mx.random.normal(weight.shape)
+    if weight.ndim >= 2 and name.endswith(("weight", "gate_proj", "up_proj", "down_proj")):
+        return mx.random.normal(weight.shape) * (1.5 / weight.shape[-1] ** 0.5)
+    if weight.ndim == 1 and "norm" in name:
+        return weight + 0.1 * mx.random.normal(weight.shape)
+    return weight
+
+
+def randomise(model: nn.Module, seed: int) -> None:
+    mx.random.seed(seed)
+    weights = [(name, random_weight(name, weight)) for name, weight in tree_flatten(model.parameters())]
+    model.load_weights([(name, weight.astype(mx.float32)) for name, weight in weights])
+    mx.eval(model.parameters())
+
+
+def write_checkpoint(folder: Path, architecture: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """A checkpoint in `folder`, the same for the same arguments. `overrides` change config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    eos_token_id = write_tokenizer(folder, architecture)
+    config = {**model_config(architecture, **overrides), "eos_token_id": [eos_token_id], "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos_token_id], "do_sample": False}))
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+    model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
+    randomise(model, seed)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+class CheckpointStore:
+    """Makes each checkpoint once, under one folder."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self._made: dict[str, Path] = {}
+
+    def __call__(self, architecture: str, **options: Any) -> Path:
+        key = "-".join([architecture, *(f"{name}={options[name]}" for name in sorted(options))])
+        if key not in self._made:
+            self._made[key] = write_checkpoint(
+                self._root / f"{len(self._made)}-{architecture}", architecture, **options
+            )
+        return self._made[key]
+
+
+@lru_cache
+def _process_store() -> CheckpointStore:
+    root = tempfile.mkdtemp(prefix="vllm-mlx-checkpoints-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return CheckpointStore(Path(root))
+
+
+def checkpoint(architecture: str, **options: Any) -> Path:
+    """A checkpoint for code outside pytest's fixtures; gone when the process ends. Options as `write_checkpoint`."""
+    return _process_store()(architecture, **options)

@@ -1,0 +1,19 @@
+"""Fixtures every test may use."""
+
+import os
+
+# No test may reach the network, nor wait for it to be missing.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint("qwen3")` is the folder of a tiny random checkpoint, made once per session."""
+    from .checkpoints import CheckpointStore  # here, because the tests of pure packages must not import mlx
+
+    return CheckpointStore(tmp_path_factory.mktemp("checkpoints"))
