@@ -87,9 +87,9 @@ class Request:
     messages: tuple[Message, ...] | None = None  # chat
     prompt: str | tuple[int, ...] | None = None  # text completion: text, or token ids
     tools: tuple[ToolSpec, ...] = ()
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     max_tool_calls: int | None = None  # 1: the reply ends after its first tool call
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: Literal["auto", "on", "off"] = "auto"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True

@@ -1,0 +1,79 @@
+"""Drives an engine on the test's own thread, ids in and ids out, and a plain loop to compare it with."""
+
+from collections.abc import Iterable, Sequence as Ids
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import VLLMMLXError
+from vllm_mlx.core.events import FinishReason, TokenLogprob
+from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.step import SequenceUpdate
+from vllm_mlx.engine.engine import Engine
+from vllm_mlx.runner.loader import find_checkpoint
+
+GREEDY = TokenSampling(temperature=0)
+
+
+@dataclass
+class Reply:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: VLLMMLXError | None = None
+
+
+class Driver:
+    """An engine with a mailbox."""
+
+    def __init__(self, path: Path, **config: object):
+        settings = {"max_model_len": 40_000, "memory_budget_bytes": 4 << 30, **config}
+        self.engine = Engine.load(EngineConfig(model=str(path), **settings), find_checkpoint(str(path)))
+        self.replies: dict[int, Reply] = {}
+        self.seqs: dict[int, Sequence] = {}
+
+    def add(self, prompt: Ids[int], max_tokens: int = 12, sampling: TokenSampling = GREEDY, **fields: object) -> int:
+        seq_id = len(self.seqs)
+        inputs = PromptInputs(token_ids=tuple(prompt))
+        seq = Sequence(seq_id=seq_id, prompt=inputs, sampling=sampling, max_tokens=max_tokens, **fields)
+        self.seqs[seq_id], self.replies[seq_id] = seq, Reply()
+        self.engine.add(seq)
+        return seq_id
+
+    def step(self) -> None:
+        self.engine.step(self._deliver)
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+    def generate(self, prompts: Iterable[Ids[int]], **kwargs: object) -> list[list[int]]:
+        """All prompts at once."""
+        seq_ids = [self.add(prompt, **kwargs) for prompt in prompts]
+        self.run()
+        return [self.replies[seq_id].token_ids for seq_id in seq_ids]
+
+    def _deliver(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            reply = self.replies[update.seq_id]
+            assert reply.finish_reason is None and reply.error is None, "news after the end"
+            reply.token_ids += [token.token_id for token in update.tokens]
+            reply.logprobs += [token.logprob for token in update.tokens]
+            reply.finish_reason, reply.error = update.finish_reason, update.error
+
+
+def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[list[int], list[mx.array]]:
+    """Greedy tokens of one row and the logits behind each, without any of our code."""
+    model, _ = load_model(path)
+    caches = make_prompt_cache(model)
+    logits = model(mx.array([list(prompt)]), cache=caches)[0, -1]
+    tokens, rows = [], []
+    for _ in range(max_tokens):
+        tokens.append(int(mx.argmax(logits).item()))
+        rows.append(logits)
+        logits = model(mx.array([[tokens[-1]]]), cache=caches)[0, -1]
+    return tokens, rows

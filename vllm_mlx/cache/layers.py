@@ -1,0 +1,106 @@
+"""The one file that knows mlx-lm's cache classes: what a layer keeps, how rows join a batch cache and leave it.
+
+A row's state is a list with one cache object a layer. Rows of one batch share batch caches, padded on the left.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import cache as upstream
+
+from ..core.memory import RowFootprint
+
+LayerCaches = list[Any]
+
+_BATCHABLE = (upstream.KVCache, upstream.RotatingKVCache, upstream.ArraysCache)
+
+
+def leaves(caches: Iterable[Any]) -> list[Any]:
+    """The caches that hold arrays, those inside a CacheList included."""
+    found: list[Any] = []
+    for cache in caches:
+        found += leaves(cache.caches) if isinstance(cache, upstream.CacheList) else [cache]
+    return found
+
+
+def can_batch(caches: Iterable[Any]) -> bool:
+    """Whether rows with such state can share a batch cache. Quantised and chunked caches decode alone."""
+    return all(type(leaf) in _BATCHABLE for leaf in leaves(caches))
+
+
+def arrays(value: Any) -> list[mx.array]:
+    """All arrays in a cache's state, however nested; None, numbers and names hold none."""
+    if isinstance(value, mx.array):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [array for item in value for array in arrays(item)]
+    return []
+
+
+def state_arrays(caches: Iterable[Any]) -> list[mx.array]:
+    return [array for cache in caches for array in arrays(cache.state)]
+
+
+def state_bytes(caches: Iterable[Any]) -> int:
+    """Bytes by shape and type: exact for lazy arrays too, without evaluating them."""
+    return sum(array.nbytes for array in state_arrays(caches))
+
+
+def footprint(caches: Iterable[Any]) -> RowFootprint:
+    """What a row costs at any length, read off the state of one that has run at least one token.
+
+    A class unknown here counts as growing with every token, by what its buffers hold a slot.
+    """
+    bytes_per_token = fixed_bytes = 0
+    windows: dict[int, int] = {}
+    for leaf in leaves(caches):
+        if isinstance(leaf, upstream.ArraysCache):
+            fixed_bytes += state_bytes([leaf])
+            continue
+        slot_bytes = sum(array.nbytes // array.shape[-2] for array in state_arrays([leaf]) if array.ndim == 4)
+        if isinstance(leaf, upstream.RotatingKVCache):
+            windows[leaf.max_size] = windows.get(leaf.max_size, 0) + slot_bytes
+        else:
+            bytes_per_token += slot_bytes
+    return RowFootprint(
+        bytes_per_token=bytes_per_token, fixed_bytes=fixed_bytes, windows=tuple(sorted(windows.items()))
+    )
+
+
+def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
+    """One batch cache a layer from single-row states. Evaluates layer by layer: one layer's copy at a time."""
+    merged = []
+    for layers in zip(*rows, strict=True):
+        layer = layers[0].merge(list(layers))
+        mx.eval(state_arrays([layer]))
+        merged.append(layer)
+    return merged
+
+
+def extend(batch: LayerCaches, other: LayerCaches) -> None:
+    """Append the rows of another batch cache."""
+    for layer, addition in zip(batch, other, strict=True):
+        layer.extend(addition)
+        mx.eval(state_arrays([layer]))
+
+
+def keep(batch: LayerCaches, indices: Sequence[int]) -> None:
+    """Drop all rows but these, in this order."""
+    chosen = mx.array(indices)
+    for layer in batch:
+        layer.filter(chosen)
+        mx.eval(state_arrays([layer]))
+
+
+def extract(batch: LayerCaches, index: int) -> LayerCaches:
+    """One row's state, detached from the batch's buffers."""
+    row = []
+    for layer in batch:
+        single = layer.extract(index)
+        for leaf in leaves([single]):
+            if isinstance(leaf, upstream.ArraysCache):  # upstream's slice would pin the whole batch
+                leaf.cache = [None if array is None else mx.contiguous(array) for array in leaf.cache]
+        mx.eval(state_arrays([single]))
+        row.append(single)
+    return row

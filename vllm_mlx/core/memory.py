@@ -1,0 +1,59 @@
+"""How many bytes a row's state takes at a given length, and how many there are. Arithmetic only: asks no device."""
+
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+ALLOCATION_STEP = 256  # cache buffers grow by this many token slots
+
+
+def allocated_slots(num_tokens: int) -> int:
+    """Token slots a buffer of `num_tokens` occupies."""
+    return -(-num_tokens // ALLOCATION_STEP) * ALLOCATION_STEP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFootprint:
+    """State of one row: attention KV grows with every token, a window up to its size, recurrent state not at all."""
+
+    bytes_per_token: int
+    fixed_bytes: int = 0
+    windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), a pair per window size
+
+    def bytes_at(self, num_tokens: int) -> int:
+        slots = allocated_slots(num_tokens)
+        windowed = sum(min(slots, allocated_slots(window)) * size for window, size in self.windows)
+        return self.fixed_bytes + slots * self.bytes_per_token + windowed
+
+    def max_tokens(self, budget_bytes: int) -> int:
+        """The longest row that fits `budget_bytes`; 0 if none does."""
+        low, high = 0, 1 << 40
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes_at(middle) <= budget_bytes else (low, middle - 1)
+        return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """`total = weights + transients + what live rows may take`. Raises ConfigError when nothing is left for rows."""
+
+    total_bytes: int
+    weights_bytes: int
+    transient_bytes: int  # activations of one prefill chunk, measured at load
+
+    def __post_init__(self) -> None:
+        if self.rows_bytes <= 0:
+            raise ConfigError(
+                f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk "
+                f"{_gb(self.transient_bytes)}, the budget is {_gb(self.total_bytes)}. Use a smaller or more strongly "
+                "quantised model, lower --max-prefill-chunk, or raise --memory-budget."
+            )
+
+    @property
+    def rows_bytes(self) -> int:
+        return self.total_bytes - self.weights_bytes - self.transient_bytes
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

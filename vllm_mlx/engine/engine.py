@@ -1,0 +1,133 @@
+"""schedule → decode → prefill → update, one step at a time, on the one thread that owns MLX."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.config import EngineConfig, ModelInfo
+from ..core.errors import ConfigError, GenerationError
+from ..core.memory import MemoryBudget, RowFootprint
+from ..core.sequence import Sequence
+from ..core.step import SequenceUpdate
+from ..runner.calibrate import Calibration, calibrate
+from ..runner.device import apply_limits, device_memory
+from ..runner.loader import Checkpoint, load_weights, weights_bytes
+from ..runner.model import TextModel
+from ..runner.runner import Runner
+from ..scheduler.pacing import PrefillPacer
+from ..scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+Deliver = Callable[[list[SequenceUpdate]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What was found out while loading."""
+
+    info: ModelInfo
+    memory: MemoryBudget
+    footprint: RowFootprint
+    calibration: Calibration
+
+
+class Engine:
+    def __init__(self, scheduler: Scheduler, runner: Runner, facts: EngineFacts):
+        self.facts = facts
+        self._scheduler = scheduler
+        self._runner = runner
+        self.num_steps = 0
+
+    @classmethod
+    def load(cls, config: EngineConfig, checkpoint: Checkpoint) -> "Engine":
+        """Load weights, measure, and size everything to the memory there is. Raises ConfigError."""
+        total = config.memory_budget_bytes or device_memory().default_budget_bytes
+        if checkpoint.file_bytes > total:
+            raise ConfigError(
+                f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, the budget "
+                f"is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise --memory-budget."
+            )
+        apply_limits(total)
+        model = TextModel(load_weights(checkpoint, trust_remote_code=config.trust_remote_code))
+        calibration = calibrate(model)
+        memory = MemoryBudget(
+            total_bytes=total,
+            weights_bytes=weights_bytes(model.module),
+            transient_bytes=int(calibration.chunk_bytes_per_token * config.max_prefill_chunk),
+        )
+        info = ModelInfo(
+            model=config.model,
+            architecture=checkpoint.architecture,
+            max_model_len=_model_len(config, checkpoint, memory, model.footprint),
+            weights_bytes=memory.weights_bytes,
+            vocab_size=model.vocab_size,
+            created=int(time.time()),
+        )
+        pacer = PrefillPacer(
+            max_stall_s=config.max_stall_ms / 1000,
+            max_chunk=config.max_prefill_chunk,
+            tokens_per_s=calibration.tokens_per_s,
+            overhead_s=calibration.overhead_s,
+        )
+        scheduler = Scheduler(
+            config, memory=memory, footprint=model.footprint, pacer=pacer, can_batch=model.can_batch
+        )
+        facts = EngineFacts(info=info, memory=memory, footprint=model.footprint, calibration=calibration)
+        return cls(scheduler, Runner(model), facts)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that hold state on the device."""
+        return self._runner.num_rows
+
+    def live_bytes(self) -> int:
+        return self._runner.live_bytes()
+
+    def add(self, seq: Sequence) -> None:
+        self._scheduler.add(seq)
+
+    def abort(self, seq_id: int) -> None:
+        self._scheduler.abort(seq_id)
+
+    def step(self, deliver: Deliver) -> None:
+        """One step. Tokens are delivered before the prefill that shares the step with them runs.
+
+        Whatever goes wrong in a step as a whole fails the sequences under way, and the next step is well.
+        """
+        self.num_steps += 1
+        try:
+            plan = self._scheduler.schedule()
+            if updates := self._scheduler.update(self._runner.decode(plan)):
+                deliver(updates)
+            if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
+                deliver(updates)
+        except Exception as error:
+            logger.exception("An engine step failed")
+            failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
+            self._runner.reset()
+            deliver([SequenceUpdate(seq_id=seq_id, error=failure) for seq_id in self._scheduler.abort_all()])
+
+
+def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:
+    """The context window: the flag's or the checkpoint's, as far as memory holds one row of that length."""
+    declared = checkpoint.max_model_len or _DEFAULT_MODEL_LEN
+    wanted = config.max_model_len or declared
+    if wanted > declared and checkpoint.max_model_len is not None:
+        raise ConfigError(f"--max-model-len {wanted} exceeds the checkpoint's context of {declared} tokens.")
+    fitting = footprint.max_tokens(memory.rows_bytes)
+    if fitting >= wanted:
+        return wanted
+    if config.max_model_len is not None or fitting < 2:
+        raise ConfigError(
+            f"Too little memory for --max-model-len {wanted}: {fitting} tokens of context fit beside the weights. "
+            "Lower it, use a smaller model, or raise --memory-budget."
+        )
+    logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
+    return fitting

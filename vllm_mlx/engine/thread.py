@@ -1,0 +1,120 @@
+"""The engine thread: loads, steps, and takes messages between steps. Others only leave messages."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from ..core.errors import EngineDead
+from ..core.sequence import Sequence
+from .engine import Deliver, Engine, EngineFacts
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    seqs: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    seq_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Inspect:
+    """A question answered on the engine thread, between steps."""
+
+    ask: Callable[[Engine], object]
+    answer: "Future[object]"
+
+
+_Message = _Add | _Abort | _Stop | _Inspect
+
+
+class EngineThread:
+    """`deliver` and `died` are called on the engine thread."""
+
+    def __init__(self, load: Callable[[], Engine], deliver: Deliver, died: Callable[[EngineDead], None]):
+        self._load = load
+        self._deliver = deliver
+        self._died = died
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._loaded: Future[EngineFacts] = Future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.error: EngineDead | None = None
+
+    def start(self) -> EngineFacts:
+        """Load on the engine thread and wait for it. Raises what loading raised."""
+        self._thread.start()
+        return self._loaded.result()
+
+    def add(self, seqs: Iterable[Sequence]) -> None:
+        self._inbox.put(_Add(tuple(seqs)))
+
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """Takes effect before the next step: within one prefill chunk."""
+        self._inbox.put(_Abort(tuple(seq_ids)))
+
+    def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
+        answer: Future[T] = Future()
+        self._inbox.put(_Inspect(ask, answer))  # type: ignore[arg-type]
+        return answer
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        self._inbox.put(_Stop())
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            engine = self._load()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(engine.facts)
+        try:
+            while self._take_messages(engine):
+                if engine.has_work:
+                    engine.step(self._deliver)
+        except BaseException as error:
+            logger.exception("The engine thread ended")
+            self.error = EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")
+            self._died(self.error)
+
+    def _take_messages(self, engine: Engine) -> bool:
+        """Handle all messages, waiting for one while there is no work. False once told to stop."""
+        block = not engine.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except Empty:
+                return True
+            match message:
+                case _Add(seqs):
+                    for seq in seqs:
+                        engine.add(seq)
+                case _Abort(seq_ids):
+                    for seq_id in seq_ids:
+                        engine.abort(seq_id)
+                case _Inspect(ask, answer):
+                    _answer(engine, ask, answer)
+                case _Stop():
+                    return False
+            block = False
+
+
+def _answer(engine: Engine, ask: Callable[[Engine], object], answer: "Future[object]") -> None:
+    try:
+        answer.set_result(ask(engine))
+    except Exception as error:
+        answer.set_exception(error)

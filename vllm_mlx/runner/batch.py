@@ -1,0 +1,99 @@
+"""Rows that decode in one forward pass. A batch of one keeps its plain, unpadded caches."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..cache import layers
+from ..cache.layers import LayerCaches
+from ..core.events import TokenLogprob
+from ..core.sequence import Sequence
+from ..core.step import TokenOutput
+from .model import Model
+from .sampler import Sampled, Sampler
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One launched forward pass whose samples have not been read."""
+
+    seqs: list[Sequence]
+    sampled: Sampled
+
+    def read(self) -> list[TokenOutput]:
+        """Wait for the device and return one token a row."""
+        tokens = self.sampled.tokens.tolist()
+        logprobs = self._logprobs(tokens)
+        return [
+            TokenOutput(seq.seq_id, token, logprob)
+            for seq, token, logprob in zip(self.seqs, tokens, logprobs, strict=True)
+        ]
+
+    def _logprobs(self, tokens: list[int]) -> list[TokenLogprob | None]:
+        if self.sampled.logprobs is None:
+            return [None] * len(tokens)
+        chosen = self.sampled.logprobs.tolist()
+        tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
+        if self.sampled.top_ids is not None and self.sampled.top_logprobs is not None:
+            pairs = zip(self.sampled.top_ids.tolist(), self.sampled.top_logprobs.tolist(), strict=True)
+            tops = [list(zip(ids, values, strict=True)) for ids, values in pairs]
+        return [
+            None if k is None else TokenLogprob(token, value, tuple(top[:k]))
+            for k, token, value, top in zip(
+                (seq.sampling.num_top_logprobs for seq in self.seqs), tokens, chosen, tops, strict=True
+            )
+        ]
+
+
+class Batch:
+    def __init__(self, model: Model, seqs: list[Sequence], caches: LayerCaches, tokens: mx.array):
+        self.seqs = seqs
+        self._model = model
+        self._caches = caches
+        self._tokens = tokens  # (rows,) fed by the next launch
+        self._sampler: Sampler | None = None
+
+    @property
+    def seq_ids(self) -> list[int]:
+        return [seq.seq_id for seq in self.seqs]
+
+    @property
+    def nbytes(self) -> int:
+        return layers.state_bytes(self._caches)
+
+    def launch(self) -> InFlight:
+        """Start one forward pass and its sampling without waiting; the samples are what the next launch feeds."""
+        if self._sampler is None:
+            self._sampler = Sampler(self.seqs, self._model.vocab_size)
+        logits = self._model.forward(self._tokens[:, None], self._caches)[:, -1]
+        sampled = self._sampler.sample(logits, self._tokens)
+        mx.async_eval(sampled.arrays())
+        self._tokens = sampled.tokens
+        return InFlight(self.seqs, sampled)
+
+    def take(self, index: int) -> "Batch":
+        """One row as a batch of its own. The row stays here until `keep`."""
+        caches = self._caches if len(self.seqs) == 1 else layers.extract(self._caches, index)
+        return Batch(self._model, [self.seqs[index]], caches, self._tokens[index : index + 1])
+
+    def keep(self, indices: list[int]) -> None:
+        """Drop all rows but these."""
+        if len(indices) == len(self.seqs):
+            return
+        if len(indices) == 1:
+            self._caches = layers.extract(self._caches, indices[0])
+        else:
+            layers.keep(self._caches, indices)
+        self.seqs = [self.seqs[index] for index in indices]
+        self._tokens = self._tokens[mx.array(indices)]
+        self._sampler = None
+
+    def join(self, singles: list["Batch"]) -> None:
+        """Take in batches of one row each."""
+        if len(self.seqs) == 1:
+            self._caches = layers.merge([self._caches, *(single._caches for single in singles)])
+        else:
+            layers.extend(self._caches, layers.merge([single._caches for single in singles]))
+        self.seqs = [*self.seqs, *(single.seqs[0] for single in singles)]
+        self._tokens = mx.concatenate([self._tokens, *(single._tokens for single in singles)])
+        self._sampler = None

@@ -1,0 +1,177 @@
+"""Carries out step plans on the device. Owns every row's state; decides nothing.
+
+Decode runs one step ahead of reading: the forward pass of this step is launched on the unread samples of the last,
+which are read while the device works. Python's part of a step is thereby hidden behind the device's.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
+from typing import TypeVar
+
+import mlx.core as mx
+
+from ..cache import layers
+from ..cache.layers import LayerCaches
+from ..core.errors import GenerationError
+from ..core.sequence import Sequence
+from ..core.step import ChunkTiming, PrefillChunk, StepOutput, StepPlan, TokenOutput
+from .batch import Batch, InFlight
+from .model import Model
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_CLEAR_INTERVAL = 32  # decode steps between returns of freed buffers to the system
+
+
+class Runner:
+    def __init__(self, model: Model):
+        self._model = model
+        self._prefilled: dict[int, LayerCaches] = {}  # rows that do not decode yet
+        self._batches: list[Batch] = []
+        self._in_flight: list[InFlight] = []
+        self._num_steps = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._prefilled) + sum(len(batch.seqs) for batch in self._batches)
+
+    def live_bytes(self) -> int:
+        """Bytes of all rows' state, padding included."""
+        prefilled = sum(layers.state_bytes(caches) for caches in self._prefilled.values())
+        return prefilled + sum(batch.nbytes for batch in self._batches)
+
+    def decode(self, plan: StepPlan) -> StepOutput:
+        """Drop what the plan releases, launch one forward pass a group, return the samples of the last launch.
+
+        With prefill in the plan, the new samples are waited for as well: they would be late after it.
+        """
+        start = time.perf_counter()
+        fence = _Fence()
+        for seq_id in plan.release:
+            self._prefilled.pop(seq_id, None)
+        self._arrange(plan.decode)
+        unread, self._in_flight = self._in_flight, []
+        for batch in list(self._batches):
+            launched = fence.run(batch.seqs, batch.launch)
+            if launched is None:
+                self._batches.remove(batch)
+            else:
+                self._in_flight.append(launched)
+        tokens = _read(unread, fence)
+        decode_s = None
+        if plan.prefill and self._in_flight:
+            tokens += _read(self._in_flight, fence)
+            self._in_flight = []
+            decode_s = time.perf_counter() - start
+        self._num_steps += 1
+        if self._num_steps % _CLEAR_INTERVAL == 0:
+            mx.clear_cache()
+        return StepOutput(tokens=tuple(tokens), failed=tuple(fence.failed), decode_s=decode_s)
+
+    def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
+        """Run the chunks one after the other, each row unpadded: padding breaks recurrent layers."""
+        fence = _Fence()
+        prefilled, timings = [], []
+        for chunk in chunks:
+            start = time.perf_counter()
+            if fence.run([chunk.seq], lambda chunk=chunk: self._prefill_chunk(chunk)) is None:
+                self._prefilled.pop(chunk.seq.seq_id, None)
+                continue
+            timings.append(ChunkTiming(chunk.end - chunk.start, time.perf_counter() - start))
+            prefilled.append((chunk.seq.seq_id, chunk.end))
+        mx.clear_cache()
+        return StepOutput(
+            prefilled=tuple(prefilled), failed=tuple(fence.failed), chunk_timings=tuple(timings)
+        )
+
+    def reset(self) -> None:
+        """Forget all rows, after a step that failed as a whole."""
+        self._prefilled.clear()
+        self._batches.clear()
+        self._in_flight.clear()
+        mx.clear_cache()
+
+    def _prefill_chunk(self, chunk: PrefillChunk) -> LayerCaches:
+        caches = self._prefilled.get(chunk.seq.seq_id)
+        if caches is None:
+            caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
+        tokens = mx.array([chunk.seq.tokens(chunk.start, chunk.end)])
+        self._model.forward(tokens, caches)  # logits stay lazy and are never computed
+        mx.eval(layers.state_arrays(caches))
+        return caches
+
+    def _arrange(self, groups: Rows[Rows[Sequence]]) -> None:
+        """Make the batches hold exactly these groups, moving as few rows as possible."""
+        wanted = [{seq.seq_id for seq in group} for group in groups]
+        if [set(batch.seq_ids) for batch in self._batches] == wanted:
+            return
+        bases = self._claim_bases(wanted)
+        staying = {id(base): ids for base, ids in zip(bases, wanted, strict=True) if base is not None}
+        moving = set().union(*wanted)
+        singles = {
+            seq_id: batch.take(index)
+            for batch in self._batches
+            for index, seq_id in enumerate(batch.seq_ids)
+            if seq_id in moving and seq_id not in staying.get(id(batch), ())
+        }
+        self._batches = [
+            self._form(group, ids, base, singles) for group, ids, base in zip(groups, wanted, bases, strict=True)
+        ]
+
+    def _claim_bases(self, wanted: list[set[int]]) -> list[Batch | None]:
+        """For each group the batch that already holds most of it; no batch twice."""
+        bases: list[Batch | None] = []
+        free = list(self._batches)
+        for ids in wanted:
+            best = max(free, key=lambda batch: len(ids.intersection(batch.seq_ids)), default=None)
+            if best is None or not ids.intersection(best.seq_ids):
+                bases.append(None)
+            else:
+                bases.append(best)
+                free.remove(best)
+        return bases
+
+    def _form(
+        self, group: Rows[Sequence], seq_ids: set[int], base: Batch | None, singles: dict[int, Batch]
+    ) -> Batch:
+        if base is not None:
+            base.keep([index for index, seq_id in enumerate(base.seq_ids) if seq_id in seq_ids])
+        present = set(base.seq_ids) if base is not None else set()
+        joining = [singles.get(seq.seq_id) or self._start(seq) for seq in group if seq.seq_id not in present]
+        if base is None:
+            base = joining.pop(0)
+        if joining:
+            base.join(joining)
+        return base
+
+    def _start(self, seq: Sequence) -> Batch:
+        """A row that begins to decode: its next token is the last one known."""
+        caches = self._prefilled.pop(seq.seq_id, None) or self._model.new_caches()
+        position = seq.num_computed_tokens - 1  # the plan counts the token that this step feeds
+        return Batch(self._model, [seq], caches, mx.array(seq.tokens(position, position + 1)))
+
+
+class _Fence:
+    """Runs device work for some rows; work that cannot run fails those rows and no other."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[int, GenerationError]] = []
+
+    def run(self, seqs: Iterable[Sequence], work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except Exception as error:
+            logger.exception("Device work failed")
+            failure = GenerationError(f"The model could not run this request: {type(error).__name__}: {error}")
+            self.failed += [(seq.seq_id, failure) for seq in seqs]
+            return None
+
+
+def _read(in_flight: Iterable[InFlight], fence: _Fence) -> list[TokenOutput]:
+    tokens: list[TokenOutput] = []
+    for batch in in_flight:
+        tokens += fence.run(batch.seqs, batch.read) or []
+    return tokens

@@ -1,0 +1,189 @@
+"""From logits to the next token of every row of a batch, each row by its own settings. Never reads a token back.
+
+Penalties and biases follow OpenAI and vLLM: presence and frequency count the reply's tokens, repetition counts
+prompt and reply. Truncation (top_k, top_p, min_p) applies to the tempered distribution. A draw adds Gumbel noise
+made from (seed, position in the reply), so the same seed gives the same reply alone, in a crowd and after preemption.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..core.sequence import Sequence
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Lazy results for all rows."""
+
+    tokens: mx.array  # (rows,)
+    logprobs: mx.array | None = None  # (rows,) of the sampled tokens
+    top_ids: mx.array | None = None  # (rows, k) most likely first
+    top_logprobs: mx.array | None = None  # (rows, k)
+
+    def arrays(self) -> list[mx.array]:
+        found = (self.tokens, self.logprobs, self.top_ids, self.top_logprobs)
+        return [array for array in found if array is not None]
+
+
+class Sampler:
+    """Sampling state of one batch. Rebuilt from the sequences whenever a row joins or leaves."""
+
+    def __init__(self, seqs: list[Sequence], vocab_size: int):
+        self._seqs = seqs
+        settings = [seq.sampling for seq in seqs]
+        self._greedy = [row for row, setting in enumerate(settings) if setting.is_greedy]
+        self._drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
+        self._truncation = _Truncation([settings[row] for row in self._drawn])
+        self._temperature = _column([settings[row].temperature for row in self._drawn])
+        penalised = any(setting.has_penalties for setting in settings)
+        self._penalties = _Penalties(seqs, vocab_size) if penalised else None
+        self._bias = _bias(seqs, vocab_size)
+        self._min_tokens = _MinTokens(seqs, vocab_size) if any(seq.min_tokens for seq in seqs) else None
+        self._num_top = max((s.num_top_logprobs for s in settings if s.num_top_logprobs is not None), default=None)
+
+    def sample(self, logits: mx.array, fed: mx.array) -> Sampled:
+        """`logits: (rows, vocab)` after feeding `fed: (rows,)`; every sequence's progress already counts `fed`."""
+        adjusted = logits
+        if self._penalties is not None:
+            adjusted = self._penalties.apply(adjusted, fed)
+        if self._bias is not None:
+            adjusted = adjusted + self._bias
+        if self._min_tokens is not None:
+            adjusted = self._min_tokens.apply(adjusted)
+        sampled = Sampled(self._choose(adjusted))
+        if self._num_top is not None:
+            self._add_logprobs(sampled, logits)
+        return sampled
+
+    def _choose(self, logits: mx.array) -> mx.array:
+        if not self._drawn:
+            return mx.argmax(logits, axis=-1)
+        if not self._greedy:
+            return self._draw(logits)
+        greedy = mx.argmax(logits[mx.array(self._greedy)], axis=-1)
+        drawn = self._draw(logits[mx.array(self._drawn)])
+        order = np.argsort(self._greedy + self._drawn)
+        return mx.concatenate([greedy, drawn])[mx.array(order)]
+
+    def _draw(self, logits: mx.array) -> mx.array:
+        scores = logits.astype(mx.float32) / self._temperature
+        scores = self._truncation.apply(scores)
+        positions = [self._seqs[row].num_computed_tokens - self._seqs[row].num_prompt_tokens for row in self._drawn]
+        keys = mx.array(
+            [row_key(self._seqs[row].sampling.seed, at) for row, at in zip(self._drawn, positions, strict=True)],
+            dtype=mx.uint32,
+        )
+        return mx.argmax(scores + _gumbel(scores.shape[-1])(keys), axis=-1)
+
+    def _add_logprobs(self, sampled: Sampled, logits: mx.array) -> None:
+        logits = logits.astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        sampled.logprobs = mx.take_along_axis(logprobs, sampled.tokens[:, None], axis=-1)[:, 0]
+        if self._num_top:
+            top = mx.argpartition(-logprobs, self._num_top - 1, axis=-1)[:, : self._num_top]
+            values = mx.take_along_axis(logprobs, top, axis=-1)
+            order = mx.argsort(-values, axis=-1)
+            sampled.top_ids = mx.take_along_axis(top, order, axis=-1)
+            sampled.top_logprobs = mx.take_along_axis(values, order, axis=-1)
+
+
+def row_key(seed: int, position: int) -> tuple[int, int]:
+    """A random key for one draw: SplitMix64 (Steele, Lea, Flood 2014) over seed and position."""
+    state = (_mix(seed & _MASK64) + (position + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    mixed = _mix(state)
+    return mixed >> 32, mixed & 0xFFFFFFFF
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _gumbel(vocab_size: int) -> Callable[[mx.array], mx.array]:
+    """keys: (rows, 2) -> noise: (rows, vocab), each row from its own key."""
+    return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))  # type: ignore[no-any-return]
+
+
+def _column(values: list[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]
+
+
+def _bias(seqs: list[Sequence], vocab_size: int) -> mx.array | None:
+    if not any(seq.sampling.logit_bias for seq in seqs):
+        return None
+    bias = np.zeros((len(seqs), vocab_size), dtype=np.float32)
+    for row, seq in enumerate(seqs):
+        for token_id, value in seq.sampling.logit_bias.items():
+            bias[row, token_id] = value
+    return mx.array(bias)
+
+
+class _Truncation:
+    """top_k, top_p and min_p of the drawn rows as one cut-off each: one sort serves all three."""
+
+    def __init__(self, settings: list[Any]):
+        self._active = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in settings)
+        self._sorted = any(s.top_k > 0 or s.top_p < 1 for s in settings)
+        if self._active:
+            self._top_k = mx.array([s.top_k or 2**31 - 1 for s in settings])[:, None]
+            self._top_p = _column([s.top_p for s in settings])
+            self._log_min_p = _column([float(np.log(s.min_p)) if s.min_p > 0 else -np.inf for s in settings])
+
+    def apply(self, scores: mx.array) -> mx.array:
+        if not self._active:
+            return scores
+        cutoff = mx.max(scores, axis=-1, keepdims=True) + self._log_min_p
+        if self._sorted:
+            descending = -mx.sort(-scores, axis=-1)
+            probs = mx.softmax(descending, axis=-1)
+            before = mx.cumsum(probs, axis=-1) - probs  # mass of the more likely tokens
+            kept = (before < self._top_p) & (mx.arange(scores.shape[-1])[None] < self._top_k)
+            cutoff = mx.maximum(cutoff, mx.min(mx.where(kept, descending, mx.inf), axis=-1, keepdims=True))
+        return mx.where(scores >= cutoff, scores, -mx.inf)
+
+
+class _Penalties:
+    def __init__(self, seqs: list[Sequence], vocab_size: int):
+        self._seqs = seqs
+        counts = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # reply only
+        seen = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # prompt and reply
+        for row, seq in enumerate(seqs):
+            if seq.sampling.has_penalties:
+                end = seq.num_computed_tokens - 1  # `apply` adds the token being fed, known or not
+                np.add.at(counts[row], seq.tokens(seq.num_prompt_tokens, end), 1)
+                seen[row, seq.tokens(0, end)] = 1
+        self._counts, self._seen = mx.array(counts), mx.array(seen)
+        self._rows = mx.arange(len(seqs))
+        self._presence = _column([seq.sampling.presence_penalty for seq in seqs])
+        self._frequency = _column([seq.sampling.frequency_penalty for seq in seqs])
+        self._repetition = _column([seq.sampling.repetition_penalty for seq in seqs])
+
+    def apply(self, logits: mx.array, fed: mx.array) -> mx.array:
+        in_reply = mx.array([float(seq.num_computed_tokens > seq.num_prompt_tokens) for seq in self._seqs])
+        self._counts = self._counts.at[self._rows, fed].add(in_reply)
+        self._seen = self._seen.at[self._rows, fed].maximum(1.0)
+        repeated = mx.where(logits > 0, logits / self._repetition, logits * self._repetition)
+        logits = mx.where(self._seen > 0, repeated, logits)
+        return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
+
+
+class _MinTokens:
+    def __init__(self, seqs: list[Sequence], vocab_size: int):
+        self._seqs = seqs
+        stops = np.zeros((len(seqs), vocab_size), dtype=bool)
+        for row, seq in enumerate(seqs):
+            stops[row, [token_id for token_id in seq.stop_token_ids if token_id < vocab_size]] = True
+        self._stops = mx.array(stops)
+
+    def apply(self, logits: mx.array) -> mx.array:
+        too_early = [seq.num_computed_tokens - seq.num_prompt_tokens < seq.min_tokens for seq in self._seqs]
+        if not any(too_early):
+            return logits
+        return mx.where(self._stops & mx.array(too_early)[:, None], -mx.inf, logits)
