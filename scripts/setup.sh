@@ -1,0 +1,71 @@
+# Sourced by the other scripts: makes and keeps up the environment in .venv. Runs in macOS's bash 3.2.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv="$root/.venv"
+python="$venv/bin/python"
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "$@"; exit 1; }
+
+is_recent_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+# Prints the first Python that is recent enough. A name may exist and not run: pyenv's shims do.
+find_python() {
+    local name
+    for name in ${VLLM_MLX_PYTHON:+"$VLLM_MLX_PYTHON"} python3 python3.13 python3.12 python3.11 python3.14 \
+        /opt/homebrew/bin/python3 /usr/local/bin/python3; do
+        if is_recent_python "$name"; then
+            printf '%s\n' "$name"
+            return
+        fi
+    done
+    die "No Python 3.11 or newer was found. Install one (on a Mac: brew install python, or brew install uv, which" \
+        "brings its own), or name one: VLLM_MLX_PYTHON=/path/to/python3 $0"
+}
+
+# What an installation depends on: compared whole, so that a moved checkout is installed again.
+recipe() { printf '%s\n' "$root" && cat "$root/pyproject.toml"; }
+
+is_installed() {
+    local stamp
+    for stamp in "$@"; do
+        if [ -f "$venv/installed-$stamp" ] && recipe | cmp -s - "$venv/installed-$stamp"; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+create_environment() {
+    say "Making the environment in $venv"
+    rm -rf "$venv"
+    if command -v uv >/dev/null 2>&1; then
+        uv venv --quiet --seed --python "${VLLM_MLX_PYTHON:->=3.11}" "$venv"
+        return
+    fi
+    local base
+    base=$(find_python)
+    "$base" -m venv "$venv" && return
+    rm -rf "$venv"
+    die "$base -m venv failed. On Debian and Ubuntu, install python3-venv; or install uv."
+}
+
+# install NAME SPEC: installs SPEC (the project and some extras, editable), and remembers it as NAME.
+install() {
+    say "Installing into $venv (some minutes the first time)"
+    if command -v uv >/dev/null 2>&1; then
+        uv pip install --python "$python" --editable "$2"
+    else
+        "$python" -m pip install --quiet --disable-pip-version-check --editable "$2"
+    fi
+    recipe >"$venv/installed-$1"
+}
+
+# ensure_environment serve|test: the tests' environment also serves.
+ensure_environment() {
+    is_recent_python "$python" || create_environment
+    case "$1" in
+    serve) is_installed serve test || install serve "$root" ;;
+    test) is_installed test || install test "${root}[test]" ;;
+    esac
+}

@@ -1,0 +1,77 @@
+"""The import rule of docs/architecture.md: a package imports only packages of lower rank, or itself."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.project.sources import PACKAGE, ROOT, imported_modules
+
+RANKS = {
+    "core": 1,
+    "demo": 1,
+    "cache": 2,
+    "parsers": 2,
+    "processing": 3,
+    "scheduler": 4,
+    "runner": 4,
+    "engine": 5,
+    "api": 5,
+    "server": 6,
+    "cli": 7,
+}
+PURE = {"core", "parsers", "scheduler", "api"}
+HEAVY = {"mlx", "mlx_lm", "mlx_vlm", "numpy", "torch", "transformers", "tokenizers", "huggingface_hub", "fastapi"}
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE)
+
+
+def package_of(module: str) -> str | None:
+    """`scheduler` for `vllm_mlx.scheduler.pacing`."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "vllm_mlx" and len(parts) > 1 and parts[1] in RANKS else None
+
+
+def faults(source: str, folders: tuple[str, ...]) -> list[str]:
+    """What `source`, a module in the package `folders`, must not import."""
+    own = folders[1]
+    found = []
+    for module in imported_modules(source, folders):
+        package = package_of(module)
+        if package is not None and package != own and RANKS[package] >= RANKS[own]:
+            found.append(f"{own} (rank {RANKS[own]}) imports {module} (rank {RANKS[package]})")
+        if own in PURE and module.split(".")[0] in HEAVY:
+            found.append(f"{own} is pure and imports {module}")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_module_imports_only_what_its_rank_allows(file: Path) -> None:
+    assert faults(file.read_text(encoding="utf-8"), file.relative_to(ROOT).parent.parts) == []
+
+
+def test_every_package_has_a_rank() -> None:
+    packages = {file.relative_to(PACKAGE).parts[0] for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE}
+    assert packages <= RANKS.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from ..server import app",
+        "from .. import server",
+        "from vllm_mlx.server.app import ServerConfig",
+        "from vllm_mlx import server",
+        "import vllm_mlx.server.app",
+        "def later():\n    from ..api.openai import schema",
+        "import mlx.core as mx",
+        "import numpy",
+    ],
+)
+def test_the_rule_sees_every_form_of_import(line: str) -> None:
+    assert faults(line, ("vllm_mlx", "scheduler")) != []
+
+
+def test_imports_of_lower_ranks_are_free() -> None:
+    source = "import heapq\nfrom ..core.step import StepPlan\nfrom . import pacing\nfrom .pacing import Pacer\n"
+    assert faults(source, ("vllm_mlx", "scheduler")) == []
+    assert faults("from ...core.errors import ConfigError", ("vllm_mlx", "api", "openai")) == []
+    assert faults("from ...server import app", ("vllm_mlx", "api", "openai")) != []
