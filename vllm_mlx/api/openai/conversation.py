@@ -1,0 +1,150 @@
+"""Wire messages and tools → core values. Reads no parameters of generation."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm_mlx.core.messages import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+)
+
+from ..text import well_formed, well_formed_json
+from .fields import (
+    IMAGE_FIELDS,
+    MESSAGE_FIELDS,
+    NO_FIELDS,
+    PART_FIELDS,
+    TOOL_CALL_FIELDS,
+    TOOL_FIELDS,
+    check_extras,
+)
+from .schema import (
+    AssistantMessage,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+    WireImage,
+    WireRefusal,
+    WireText,
+    WireTool,
+    WireToolCall,
+)
+
+RAW_ARGUMENTS = "_raw"
+
+AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
+AnyPart = WireText | WireRefusal | WireImage
+
+
+def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
+    """Order and whitespace are kept. A tool result takes the name of the latest call with its id."""
+    tool_names: dict[str, str] = {}
+    decoded = []
+    for number, message in enumerate(messages):
+        path = f"messages[{number}]."
+        check_extras(message, MESSAGE_FIELDS, path)
+        match message:
+            case SystemMessage():
+                decoded.append(_message("system", _parts(message.content, path), message.name))
+            case UserMessage():
+                decoded.append(_message("user", _parts(message.content, path), message.name))
+            case AssistantMessage():
+                calls = _tool_calls(message.tool_calls or (), path)
+                tool_names.update((call.call_id, call.name) for call in calls)
+                decoded.append(_message("assistant", (*_assistant_parts(message, path), *calls), message.name))
+            case ToolMessage():
+                name = tool_names.get(message.tool_call_id, message.name)
+                result = ToolResultPart(message.tool_call_id, _parts(message.content, path), name)
+                decoded.append(Message("tool", (result,)))
+    return tuple(decoded)
+
+
+def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a past call, which templates read as a dict.
+
+    Clients replay calls that were cut off, so text that is no JSON object is kept whole under `RAW_ARGUMENTS`;
+    nothing at all is an empty dict.
+    """
+    if isinstance(text, dict):
+        return dict(well_formed_json(text))
+    if text is None or not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    match value:
+        case dict():
+            return dict(well_formed_json(value))
+        case None:
+            return {}
+        case _:
+            return {RAW_ARGUMENTS: well_formed(text)}
+
+
+def decode_tools(tools: Iterable[WireTool]) -> tuple[ToolSpec, ...]:
+    specs = []
+    for number, tool in enumerate(tools):
+        path = f"tools[{number}]."
+        check_extras(tool, TOOL_FIELDS, path)
+        function = tool.function
+        check_extras(function, NO_FIELDS, f"{path}function.")
+        specs.append(
+            ToolSpec(
+                name=well_formed(function.name),
+                description=None if function.description is None else well_formed(function.description),
+                parameters=well_formed_json(function.parameters),
+                strict=bool(function.strict),
+            )
+        )
+    return tuple(specs)
+
+
+def _message(role: Any, parts: Sequence[Part], name: str | None) -> Message:
+    return Message(role, tuple(parts), None if name is None else well_formed(name))
+
+
+def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[TextPart | ImagePart, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (TextPart(well_formed(content)),)
+    return tuple(_part(part, f"{path}content[{number}].") for number, part in enumerate(content))
+
+
+def _part(part: AnyPart, path: str) -> TextPart | ImagePart:
+    check_extras(part, PART_FIELDS, path)
+    match part:
+        case WireText(text=text) | WireRefusal(refusal=text):
+            return TextPart(well_formed(text))
+        case WireImage(image_url=image):
+            check_extras(image, IMAGE_FIELDS, f"{path}image_url.")
+            return ImagePart(image.url)
+
+
+def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:
+    """Reasoning, then text. Both names of the reasoning are taken; a client that sends both sends one text twice."""
+    parts: list[Part] = []
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        parts.append(ReasoningPart(well_formed(reasoning)))
+    if message.content is None and message.refusal:
+        parts.append(TextPart(well_formed(message.refusal)))
+    return [*parts, *_parts(message.content, path)]
+
+
+def _tool_calls(calls: Iterable[WireToolCall], path: str) -> list[ToolCallPart]:
+    decoded = []
+    for number, call in enumerate(calls):
+        where = f"{path}tool_calls[{number}]."
+        check_extras(call, TOOL_CALL_FIELDS, where)
+        check_extras(call.function, NO_FIELDS, f"{where}function.")
+        decoded.append(ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)))
+    return decoded

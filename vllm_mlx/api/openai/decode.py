@@ -1,0 +1,286 @@
+"""Request bodies → core Requests, and how the client wants the reply written. Every field is honoured or refused."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vllm_mlx.core.errors import InvalidParameter, Unsupported
+from vllm_mlx.core.messages import ToolChoice, ToolSpec
+from vllm_mlx.core.request import Request, SamplingParams
+
+from ..reasoning import ReasoningMode
+from ..text import well_formed, well_formed_json
+from .conversation import decode_messages, decode_tools
+from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS, check_extras
+from .schema import ChatCompletionBody, CompletionBody, GenerationBody, WireNamedTool
+
+# The renderer owns these: a request that set them would change what the other fields mean.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplySpec:
+    """How one reply is written. `created` is in unix seconds."""
+
+    reply_id: str
+    model: str
+    created: int
+    num_prompts: int = 1
+    choices_per_prompt: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    reasoning: ReasoningMode = "separate"
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.choices_per_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """`requests` holds one for each prompt; choices are numbered prompt by prompt."""
+
+    requests: tuple[Request, ...]
+    reply: ReplySpec
+
+
+def decode_chat(
+    body: ChatCompletionBody, *, reply_id: str, model: str, created: int, separate_reasoning: bool = True
+) -> Decoded:
+    """`separate_reasoning` is the server's default for requests that do not say."""
+    check_extras(body, BODY_FIELDS)
+    tools = _tools(body)
+    thinking, template_kwargs = _thinking(body)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidParameter(
+            "Set either `continue_final_message` or `add_generation_prompt` to true, not both.",
+            param="continue_final_message",
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+    request = Request(
+        request_id=reply_id,
+        messages=decode_messages(body.messages),
+        tools=tools,
+        tool_choice=_tool_choice(body, tools),
+        max_tool_calls=1 if body.parallel_tool_calls is False else None,
+        sampling=_sampling(
+            body,
+            max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        ),
+        thinking=thinking,
+        template_kwargs=template_kwargs,
+        add_generation_prompt=_add_generation_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+        cache_salt=body.cache_salt or "",
+    )
+    reply = ReplySpec(
+        reply_id=reply_id,
+        model=model,
+        created=created,
+        choices_per_prompt=request.sampling.n,
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+        logprobs=bool(body.logprobs),
+        reasoning=_reasoning_mode(body, separate_reasoning),
+    )
+    return Decoded(requests=(request,), reply=reply)
+
+
+def decode_completion(body: CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded:
+    check_extras(body, BODY_FIELDS)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
+    if body.echo and body.logprobs is not None:
+        raise Unsupported("`echo` together with `logprobs` is not supported yet.", param="echo")
+    prompts = _prompts(body.prompt)
+    sampling = _sampling(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    requests = tuple(
+        Request(
+            request_id=reply_id if len(prompts) == 1 else f"{reply_id}-{number}",
+            prompt=prompt,
+            sampling=sampling,
+            echo=bool(body.echo),
+            cache_salt=body.cache_salt or "",
+        )
+        for number, prompt in enumerate(prompts)
+    )
+    reply = ReplySpec(
+        reply_id=reply_id,
+        model=model,
+        created=created,
+        num_prompts=len(prompts),
+        choices_per_prompt=sampling.n,
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+        logprobs=body.logprobs is not None,
+    )
+    return Decoded(requests=requests, reply=reply)
+
+
+def _sampling(body: GenerationBody, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=0 if body.top_k == -1 else body.top_k,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        seed=body.seed,
+        n=1 if body.n is None else body.n,
+        stop=_stop(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        logprobs=logprobs,
+    )
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    return tuple(stop or ())
+
+
+def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    for key in biases:
+        if not re.fullmatch(r"[0-9]{1,9}", key):
+            raise InvalidParameter(f"Keys of `logit_bias` must be token ids, got '{key}'.", param="logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
+
+
+def _include_usage(body: GenerationBody) -> bool:
+    options = body.stream_options
+    if options is None:
+        return False
+    if not body.stream:
+        raise InvalidParameter("Stream options can only be defined when `stream=True`.", param="stream_options")
+    check_extras(options, STREAM_OPTION_FIELDS, "stream_options.")
+    return bool(options.include_usage)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
+    """One text, several texts, one list of ids, several lists of ids."""
+    if isinstance(prompt, str):
+        return [well_formed(prompt)]
+    if not prompt:
+        raise InvalidParameter("`prompt` must not be empty.", param="prompt")
+    if isinstance(prompt[0], int):
+        return [tuple(_token_ids(prompt))]
+    return [well_formed(each) if isinstance(each, str) else tuple(_token_ids(each)) for each in prompt]
+
+
+def _token_ids(ids: Any) -> list[int]:
+    if not ids or min(ids) < 0:
+        raise InvalidParameter("A `prompt` of token ids needs at least one, none of them negative.", param="prompt")
+    return list(ids)
+
+
+def _tools(body: ChatCompletionBody) -> tuple[ToolSpec, ...]:
+    if body.tools == []:
+        raise InvalidParameter(
+            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
+            param="tools",
+        )
+    return decode_tools(body.tools or ())
+
+
+def _tool_choice(body: ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolChoice:
+    match body.tool_choice:
+        case None:
+            return ToolChoice("auto" if tools else "none")
+        case "none":
+            return ToolChoice("none")
+        case "auto":
+            _need_tools(tools)
+            return ToolChoice("auto")
+        case "required":
+            _need_tools(tools)
+            raise _not_guided("required")
+        case WireNamedTool() as named:
+            _need_tools(tools)
+            _check_named(named, tools)
+            raise _not_guided("a named tool")
+        case other:
+            raise InvalidParameter(
+                f"Invalid value for `tool_choice`: {other}! Only named tools, 'none', 'auto' or 'required' are "
+                "supported.",
+                param="tool_choice",
+            )
+
+
+def _need_tools(tools: tuple[ToolSpec, ...]) -> None:
+    if not tools:
+        raise InvalidParameter("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+
+
+def _check_named(named: WireNamedTool, tools: tuple[ToolSpec, ...]) -> None:
+    check_extras(named, NO_FIELDS, "tool_choice.")
+    check_extras(named.function, NO_FIELDS, "tool_choice.function.")
+    if named.function.name not in {tool.name for tool in tools}:
+        raise InvalidParameter(
+            "The tool specified in `tool_choice` does not match any of the specified `tools`.", param="tool_choice"
+        )
+
+
+def _not_guided(choice: str) -> Unsupported:
+    return Unsupported(
+        f"`tool_choice` {choice} needs guided decoding, which is not supported yet. Use 'auto' or 'none'.",
+        param="tool_choice",
+    )
+
+
+def _thinking(body: ChatCompletionBody) -> tuple[Literal["auto", "on", "off"], dict[str, Any]]:
+    """An `enable_thinking` inside `chat_template_kwargs` goes before `reasoning_effort`; the template sees both."""
+    kwargs: dict[str, Any] = dict(well_formed_json(body.chat_template_kwargs or {}))
+    for name in RESERVED_TEMPLATE_KWARGS & kwargs.keys():
+        raise Unsupported(
+            f"`chat_template_kwargs.{name}` is not supported: use the request field of that meaning.",
+            param=f"chat_template_kwargs.{name}",
+        )
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    enabled = kwargs.get("enable_thinking")
+    if enabled is None and body.reasoning_effort is not None:
+        enabled = body.reasoning_effort != "none"
+    match enabled:
+        case None:
+            return "auto", kwargs
+        case bool():
+            return "on" if enabled else "off", kwargs
+        case _:
+            raise InvalidParameter(
+                "`chat_template_kwargs.enable_thinking` must be true or false.",
+                param="chat_template_kwargs.enable_thinking",
+            )
+
+
+def _add_generation_prompt(body: ChatCompletionBody) -> bool:
+    if body.add_generation_prompt is None:
+        return not body.continue_final_message
+    return body.add_generation_prompt
+
+
+def _reasoning_mode(body: ChatCompletionBody, separate_by_default: bool) -> ReasoningMode:
+    if body.include_reasoning is False:
+        return "hidden"
+    separate = separate_by_default if body.separate_reasoning is None else body.separate_reasoning
+    return "separate" if separate else "inline"

@@ -1,0 +1,138 @@
+"""Fields that the wire types do not name: which values are taken although nothing is done, and which are refused.
+
+A null is always taken: it means the field was left out. A field in neither table is refused as unknown.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_mlx.core.errors import Unsupported
+
+from .schema import Wire
+
+ANY = object()  # every value is harmless
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Values that change nothing in a right reply, and why."""
+
+    reason: str
+    values: tuple[Any, ...] = (ANY,)
+    otherwise: str = ""  # what to do about any other value
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    advice: str
+
+
+_GUIDED = "Guided decoding is not supported yet."
+_TOOLS = "Use `tools` and `tool_choice`."
+_AUDIO = "This server generates no audio."
+_BUDGET = "Thinking budgets are not supported yet."
+
+BODY_FIELDS: Mapping[str, Ignored | Refused] = {
+    # OpenAI
+    "user": Ignored("names the end user for abuse reports"),
+    "safety_identifier": Ignored("names the end user for abuse reports"),
+    "metadata": Ignored("labels for stored replies; nothing is stored"),
+    "store": Ignored("nothing is stored", (False,), "Replies are not stored; leave `store` out."),
+    "service_tier": Ignored("there is one tier", ("auto", "default"), "This server has one tier: use 'auto'."),
+    "prompt_cache_key": Ignored("a routing hint; the prefix cache finds every prefix by itself"),
+    "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
+    "prompt_cache_options": Ignored("a hint; the prefix cache finds every prefix by itself"),
+    "prediction": Ignored("speeds up, never changes, a reply"),
+    "modalities": Ignored("text is what there is", (["text"],), "This server replies with text only."),
+    "verbosity": Ignored("the default", ("medium",), "Ask for a short or long reply in the prompt."),
+    "response_format": Ignored("the default", ({"type": "text"},), _GUIDED),
+    "moderation": Refused("This server does not moderate."),
+    "audio": Refused(_AUDIO),
+    "web_search_options": Refused("This server has no web search; offer one through `tools`."),
+    "functions": Refused(_TOOLS),
+    "function_call": Refused(_TOOLS),
+    "suffix": Refused("Filling in between two texts is not supported."),
+    # vLLM and kin
+    "cache_reasoning_tokens": Refused("It is not supported yet."),
+    "documents": Refused("Put documents into the messages."),
+    "guided_choice": Refused(_GUIDED),
+    "guided_grammar": Refused(_GUIDED),
+    "guided_json": Refused(_GUIDED),
+    "guided_regex": Refused(_GUIDED),
+    "structured_outputs": Refused(_GUIDED),
+    "thinking_token_budget": Refused(_BUDGET),
+    "return_token_ids": Ignored("the default", (False,), "Token ids are not returned."),
+    "return_tokens_as_token_ids": Ignored("the default", (False,), "Token ids are not returned."),
+    "prompt_logprobs": Refused("Log-probabilities of the prompt are not supported."),
+    "use_beam_search": Ignored("the default", (False,), "Beam search is not supported."),
+    "length_penalty": Ignored("the default", (1, 1.0), "It belongs to beam search, which is not supported."),
+    "spaces_between_special_tokens": Ignored("the default", (True,), "It is not supported."),
+    "add_special_tokens": Refused("It is not supported."),
+    "truncate_prompt_tokens": Refused("Shorten the prompt on your side."),
+    "priority": Ignored("the default", (0,), "Requests are served first come, first served."),
+    "repetition_detection": Refused("It is not supported."),
+    "stream_interval": Ignored("the default", (1,), "Every token is sent as it comes."),
+    "typical_p": Ignored("the default: off", (1, 1.0), "It is not supported."),
+    "cache_prompt": Ignored("the prefix cache is always on", (True,), "The prefix cache is always on."),
+}
+
+STREAM_OPTION_FIELDS: Mapping[str, Ignored | Refused] = {
+    "include_obfuscation": Ignored("padding against traffic analysis; chunks carry none"),
+    "continuous_usage_stats": Ignored("the default", (False,), "Usage comes once, in the last chunk."),
+}
+
+MESSAGE_FIELDS: Mapping[str, Ignored | Refused] = {
+    "id": Ignored("the client's own bookkeeping"),
+    "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
+    "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
+    "provider_specific_fields": Ignored("the client library's own bookkeeping"),
+    "refusal": Ignored("only an assistant's refusal is text"),
+    "audio": Refused("Audio is not supported."),
+    "function_call": Refused("Use `tool_calls`."),
+}
+
+PART_FIELDS: Mapping[str, Ignored | Refused] = {
+    "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
+    "prompt_cache_breakpoint": Ignored("a hint; the prefix cache finds every prefix by itself"),
+    "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
+}
+
+IMAGE_FIELDS: Mapping[str, Ignored | Refused] = {
+    "detail": Ignored("a hint on cost; the model's own processor sets the resolution"),
+}
+
+TOOL_CALL_FIELDS: Mapping[str, Ignored | Refused] = {
+    "index": Ignored("left over from a streamed reply"),
+    "provider_specific_fields": Ignored("the client library's own bookkeeping"),
+    "extra_content": Ignored("the client library's own bookkeeping"),
+}
+
+TOOL_FIELDS: Mapping[str, Ignored | Refused] = {
+    "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
+}
+
+NO_FIELDS: Mapping[str, Ignored | Refused] = {}
+
+
+def check_extras(wire: Wire, table: Mapping[str, Ignored | Refused], path: str = "") -> None:
+    """Raises Unsupported for the first extra field of `wire` that cannot be ignored."""
+    for name, value in _given(wire):
+        rule = table.get(name)
+        where = path + name
+        match rule:
+            case Ignored(values=values) if ANY in values or any(_same(value, each) for each in values):
+                continue
+            case Ignored(otherwise=advice) | Refused(advice=advice):
+                raise Unsupported(f"`{where}` is not supported with this value. {advice}", param=where)
+            case None:
+                raise Unsupported(f"Unknown parameter: `{where}`. Leave it out.", param=where, code="unknown_parameter")
+
+
+def _given(wire: Wire) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in (wire.model_extra or {}).items() if value is not None)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equality that keeps booleans and numbers apart."""
+    return left == right and isinstance(left, bool) == isinstance(right, bool)

@@ -1,0 +1,173 @@
+"""Wire types of replies. Written with `exclude_unset`: what was not set is not sent, what was set to null is null."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude_unset=True)
+
+
+class PromptTokensDetails(Reply):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Reply):
+    reasoning_tokens: int
+
+
+class UsageReply(Reply):
+    """`max_completion_tokens` is present when the context window cut the requested limit, and says to what."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    max_completion_tokens: int | None = None
+
+
+class TopLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[ContentLogprob]
+
+
+class FunctionReply(Reply):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(Reply):
+    id: str
+    type: Literal["function"]
+    function: FunctionReply
+
+
+class MessageReply(Reply):
+    """`reasoning` repeats `reasoning_content`: clients know one name or the other."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallReply] = []
+
+
+class ChatChoice(Reply):
+    """`stop_reason` is the client's stop string or token id that ended the reply."""
+
+    index: int
+    message: MessageReply
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(Reply):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class FunctionDelta(Reply):
+    name: str = ""
+    arguments: str
+
+
+class ToolCallDelta(Reply):
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionDelta
+
+
+class Delta(Reply):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    reasoning_content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = []
+
+
+class ChunkChoice(Reply):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletionChunk(Reply):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageReply | None = None
+
+
+class CompletionLogprobs(Reply):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Reply):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+class Completion(Reply):
+    """A whole reply and a chunk of a stream have one form."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageReply | None = None
+
+
+class ErrorDetail(Reply):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(Reply):
+    error: ErrorDetail
+
+
+class ModelCard(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[ModelCard]
