@@ -1,0 +1,72 @@
+"""A device with the runner's behaviour and no mlx: samples lag one step, state is checked at every use."""
+
+from vllm_mlx.core.sequence import Sequence
+from vllm_mlx.core.step import ChunkTiming, PrefillChunk, StepOutput, StepPlan, TokenOutput
+
+VOCAB = 50
+
+
+def next_token(ids: list[int]) -> int:
+    """The fake model: a token that depends on every id before it."""
+    value = 7
+    for token in ids:
+        value = (value * 31 + token + 1) % 10007
+    return value % VOCAB
+
+
+def reply(prompt: tuple[int, ...], max_tokens: int, stops: frozenset[int]) -> list[int]:
+    ids, output = list(prompt), []
+    while len(output) < max_tokens:
+        token = next_token(ids)
+        ids.append(token)
+        output.append(token)
+        if token in stops:
+            break
+    return output
+
+
+class FakeRunner:
+    def __init__(self, s_per_token: float = 0.001):
+        self.held: dict[int, list[int]] = {}  # seq_id -> ids whose state is held
+        self._pending: dict[int, int] = {}  # seq_id -> next token, sampled and not fed
+        self._unread: list[TokenOutput] = []
+        self._s_per_token = s_per_token
+        self.fail_next: set[int] = set()
+
+    def decode(self, plan: StepPlan) -> StepOutput:
+        for seq_id in plan.release:
+            self._drop(seq_id)
+        planned = {seq.seq_id for group in plan.decode for seq in group}
+        for seq_id in [seq_id for seq_id in self._pending if seq_id not in planned]:
+            self._drop(seq_id)
+        unread, self._unread = self._unread, []
+        for group in plan.decode:
+            for seq in group:
+                self._unread.append(self._launch(seq))
+        return StepOutput(tokens=tuple(unread))
+
+    def prefill(self, chunks: tuple[PrefillChunk, ...]) -> StepOutput:
+        for chunk in chunks:
+            held = self.held.setdefault(chunk.seq.seq_id, [])
+            assert len(held) == chunk.start, "a chunk must continue the state"
+            held += chunk.seq.tokens(chunk.start, chunk.end)
+            assert len(held) == chunk.end
+        return StepOutput(
+            prefilled=tuple((chunk.seq.seq_id, chunk.end) for chunk in chunks),
+            chunk_timings=tuple(
+                ChunkTiming(chunk.end - chunk.start, (chunk.end - chunk.start) * self._s_per_token) for chunk in chunks
+            ),
+        )
+
+    def _launch(self, seq: Sequence) -> TokenOutput:
+        held = self.held.setdefault(seq.seq_id, [])
+        if seq.seq_id not in self._pending:
+            self._pending[seq.seq_id] = seq.tokens(len(held), len(held) + 1)[0]
+        held.append(self._pending[seq.seq_id])
+        assert len(held) == seq.num_computed_tokens, "progress counts what is fed"
+        self._pending[seq.seq_id] = next_token(held)
+        return TokenOutput(seq.seq_id, self._pending[seq.seq_id])
+
+    def _drop(self, seq_id: int) -> None:
+        self.held.pop(seq_id, None)
+        self._pending.pop(seq_id, None)

@@ -1,0 +1,205 @@
+"""The scheduler against a fake device: exact replies under any arrivals, aborts and memory, in order, within limits."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import GenerationError
+from vllm_mlx.core.events import FinishReason
+from vllm_mlx.core.memory import MemoryBudget, RowFootprint
+from vllm_mlx.core.sequence import PromptInputs, Sequence
+from vllm_mlx.core.step import ChunkTiming, SequenceUpdate, StepOutput
+from vllm_mlx.scheduler.pacing import MIN_CHUNK, PrefillPacer
+from vllm_mlx.scheduler.scheduler import Scheduler
+
+from .fake_runner import FakeRunner, reply
+
+FOOTPRINT = RowFootprint(bytes_per_token=1)
+
+
+class Bench:
+    def __init__(self, *, rows_bytes: int = 1 << 30, can_batch: bool = True, **config):
+        self.config = EngineConfig(model="fake", **config)
+        self.memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
+        pacer = PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=1000, overhead_s=0.001)
+        self.scheduler = Scheduler(
+            self.config, memory=self.memory, footprint=FOOTPRINT, pacer=pacer, can_batch=can_batch
+        )
+        self.runner = FakeRunner()
+        self.updates: dict[int, list[SequenceUpdate]] = {}
+        self.seqs: dict[int, Sequence] = {}
+        self.plans = []
+
+    def add(self, num_prompt: int, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Sequence:
+        seq_id = len(self.seqs)
+        prompt = PromptInputs(token_ids=tuple((seq_id * 13 + i) % 50 for i in range(num_prompt)))
+        seq = Sequence(seq_id=seq_id, prompt=prompt, sampling=None, max_tokens=max_tokens, stop_token_ids=stops)
+        self.seqs[seq_id] = seq
+        self.updates[seq_id] = []
+        self.scheduler.add(seq)
+        return seq
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        self.plans.append(plan)
+        self._collect(self.scheduler.update(self.runner.decode(plan)))
+        if plan.prefill:
+            self._collect(self.scheduler.update(self.runner.prefill(plan.prefill)))
+
+    def run(self) -> None:
+        for _ in range(100_000):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("the scheduler never comes to rest")
+
+    def tokens(self, seq: Sequence) -> list[int]:
+        return [token.token_id for update in self.updates[seq.seq_id] for token in update.tokens]
+
+    def _collect(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            self.updates[update.seq_id].append(update)
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(1, 700),  # prompt
+        st.integers(1, 40),  # max_tokens
+        st.frozensets(st.integers(0, 49), max_size=2),  # stop ids
+        st.integers(0, 4),  # steps before the next arrival
+        st.booleans(),  # aborted at once after those steps
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests, st.integers(1, 4), st.sampled_from([1500, 4000, 1 << 30]), st.booleans())
+def test_every_reply_is_exact_under_any_load(load, max_num_seqs, rows_bytes, can_batch):
+    bench = Bench(max_num_seqs=max_num_seqs, rows_bytes=rows_bytes, can_batch=can_batch)
+    aborted = set()
+    for num_prompt, max_tokens, stops, num_steps, abort in load:
+        seq = bench.add(num_prompt, max_tokens, stops)
+        for _ in range(num_steps):
+            bench.step()
+            assert bench.scheduler.num_running <= max_num_seqs
+        if abort and bench.scheduler.abort(seq.seq_id):
+            aborted.add(seq.seq_id)
+    bench.run()
+    for seq in bench.seqs.values():
+        expected = reply(seq.prompt.token_ids, seq.max_tokens, seq.stop_token_ids)
+        if seq.seq_id in aborted:
+            assert bench.tokens(seq) == expected[: len(bench.tokens(seq))]
+            continue
+        assert bench.tokens(seq) == expected
+        stopped = expected[-1] in seq.stop_token_ids
+        assert seq.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert [u.finish_reason for u in bench.updates[seq.seq_id]].count(None) == len(bench.updates[seq.seq_id]) - 1
+    assert bench.runner.held == {}, "a finished row's state is dropped"
+
+
+def test_rows_never_take_more_than_their_budget_while_more_than_one_runs():
+    bench = Bench(rows_bytes=6000)
+    for _ in range(6):
+        bench.add(1000, max_tokens=900)
+    while bench.scheduler.has_work:
+        bench.step()
+        if bench.scheduler.num_running > 1:
+            assert bench.scheduler.live_bytes() <= 6000
+    assert bench.scheduler.num_preemptions > 0
+    for seq in bench.seqs.values():
+        assert bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())
+
+
+def test_the_youngest_row_is_preempted_and_returns_first():
+    bench = Bench(rows_bytes=2400)
+    first, second = bench.add(500, max_tokens=700), bench.add(500, max_tokens=700)
+    bench.run()
+    assert first.num_preemptions == 0
+    assert second.num_preemptions > 0
+
+
+def test_requests_are_admitted_in_order_of_arrival():
+    bench = Bench(max_num_seqs=1)
+    for num_prompt in (600, 3, 5):
+        bench.add(num_prompt)
+    bench.run()
+    finished = [seq_id for plan in bench.plans for seq_id in plan.release]
+    assert finished == [0, 1, 2]
+
+
+def test_short_prompts_share_a_step():
+    bench = Bench()
+    for _ in range(4):
+        bench.add(12)
+    bench.step()
+    assert [chunk.end for chunk in bench.plans[0].prefill] == [11] * 4
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one():
+    bench = Bench()
+    long, short = bench.add(20_000), bench.add(20)
+    bench.step()
+    bench.step()
+    assert short.num_output_tokens + short.num_in_flight == 1
+    assert long.num_computed_tokens < 5_000
+
+
+def test_prefill_beside_running_replies_keeps_to_the_stall_budget():
+    bench = Bench()
+    bench.add(10, max_tokens=500)
+    for _ in range(5):
+        bench.step()
+    bench.add(20_000)
+    for _ in range(20):
+        bench.step()
+        spent_s = sum((chunk.end - chunk.start) * 0.001 for chunk in bench.plans[-1].prefill)
+        assert 0 < spent_s <= 0.2
+
+
+def test_nothing_is_launched_past_max_tokens():
+    bench = Bench()
+    seq = bench.add(1, max_tokens=3)
+    bench.run()
+    assert sum(len(group) for plan in bench.plans for group in plan.decode) == 3
+    assert seq.num_output_tokens == 3
+
+
+def test_a_failed_row_ends_alone():
+    bench = Bench()
+    bad, good = bench.add(5), bench.add(5)
+    bench.step()
+    error = GenerationError("broken")
+    updates = bench.scheduler.update(StepOutput(failed=((bad.seq_id, error),)))
+    assert [(update.seq_id, update.error) for update in updates] == [(bad.seq_id, error)]
+    bench.run()
+    assert bench.tokens(good) == reply(good.prompt.token_ids, 5, frozenset())
+    assert bench.tokens(bad) == []
+
+
+def test_abort_forgets_a_sequence_wherever_it_is():
+    bench = Bench(max_num_seqs=1)
+    running, waiting = bench.add(5), bench.add(5)
+    bench.step()
+    assert bench.scheduler.abort(waiting.seq_id)
+    assert bench.scheduler.abort(running.seq_id)
+    assert not bench.scheduler.abort(running.seq_id)
+    bench.run()
+    assert bench.runner.held == {}
+
+
+def test_pacer_takes_slow_news_at_once_and_fast_news_by_half():
+    pacer = PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=1000, overhead_s=0.0)
+    pacer.observe_chunk(ChunkTiming(100, 0.2))
+    assert pacer.s_per_token == pytest.approx(0.002)
+    pacer.observe_chunk(ChunkTiming(100, 0.1))
+    assert pacer.s_per_token == pytest.approx(0.0015)
+
+
+def test_pacer_counts_the_decode_step_in_the_stall():
+    pacer = PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=1000, overhead_s=0.0)
+    pacer.observe_decode(0.05)
+    assert pacer.chunk_tokens(pacer.step_budget_s(decoding=True)) == 150
+    pacer.observe_decode(10.0)
+    assert pacer.chunk_tokens(pacer.step_budget_s(decoding=True)) == MIN_CHUNK
