@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from vllm_mlx.core.errors import VLLMMLXError
-from vllm_mlx.core.events import GenerationEvent
+from ..core.errors import VLLMMLXError
+from ..core.events import GenerationEvent
 
 
 class StreamEncoder(Protocol):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from vllm_mlx.core.events import Finished, GenerationEvent, ReasoningDelta, TextDelta, ToolCallStart
+from ..core.events import Finished, GenerationEvent, ReasoningDelta, TextDelta, ToolCallStart
 
 ReasoningMode = Literal["separate", "inline", "hidden"]
 

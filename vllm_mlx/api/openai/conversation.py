@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vllm_mlx.core.messages import (
+from ...core.messages import (
     ImagePart,
     Message,
     Part,
@@ -14,7 +14,6 @@ from vllm_mlx.core.messages import (
     ToolResultPart,
     ToolSpec,
 )
-
 from ..text import well_formed, well_formed_json
 from .fields import (
     IMAGE_FIELDS,

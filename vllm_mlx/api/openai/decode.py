@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm_mlx.core.errors import InvalidParameter, Unsupported
-from vllm_mlx.core.messages import ToolChoice, ToolSpec
-from vllm_mlx.core.request import Request, SamplingParams
-
+from ...core.errors import InvalidParameter, Unsupported
+from ...core.messages import ToolChoice, ToolSpec
+from ...core.request import Request, SamplingParams
 from ..reasoning import ReasoningMode
 from ..text import well_formed, well_formed_json
 from .conversation import decode_messages, decode_tools

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
-from vllm_mlx.core.errors import VLLMMLXError
-from vllm_mlx.core.events import (
+from ...core.errors import VLLMMLXError
+from ...core.events import (
     Finished,
     FinishReason,
     GenerationEvent,
@@ -16,13 +16,13 @@ from vllm_mlx.core.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-
 from ..encoder import TokenNames
 from ..reasoning import ReasoningView
+from ..usage import UsageTally
 from .decode import ReplySpec
 from .errors import encode_error
 from .logprobs import CompletionLogprobWriter, chat_logprobs
-from .usage import UsageTally
+from .replies import UsageReply
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,7 +39,7 @@ class _Chunks:
         return f"{self.head}{text}{self.tail}".encode()
 
     def usage(self, tally: UsageTally) -> bytes:
-        return f'{self.head}],"usage":{tally.reply().to_json()}}}\n\n'.encode()
+        return f'{self.head}],"usage":{UsageReply.of(tally.total()).to_json()}}}\n\n'.encode()
 
 
 class _Stream:

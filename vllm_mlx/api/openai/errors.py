@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_mlx.core.errors import (
+from ...core.errors import (
     ConfigError,
     EngineDead,
     GenerationError,
@@ -13,11 +13,32 @@ from vllm_mlx.core.errors import (
     RequestError,
     VLLMMLXError,
 )
-
 from .replies import ErrorDetail, ErrorReply
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+
+# By pydantic's error types.
+_CODES = {
+    "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
+    "union_tag_invalid": "unsupported_value",
+    "literal_error": "unsupported_value",
+    "greater_than_equal": "invalid_value",
+    "less_than_equal": "invalid_value",
+    "too_short": "invalid_value",
+    "string_too_short": "invalid_value",
+}
+_WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +85,7 @@ def encode_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ErrorRe
     error = max(errors, key=lambda each: len(each["loc"]))
     path = _path(error, body)
     others = [each for each in errors if len(each["loc"]) == len(error["loc"]) and _path(each, body) == path]
-    code = "missing_required_parameter" if error["type"] == "missing" else "invalid_type"
+    code = _CODES.get(error["type"], "invalid_type")
     return envelope(_sentence(error, path, others), INVALID_REQUEST, param=path, code=code)
 
 
@@ -98,5 +119,7 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
         case {"type": "too_short"}:
             return f"`{path}` must not be empty."
         case _:
-            wanted = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in alternatives)
+            wanted = dict.fromkeys(
+                _WANTED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in alternatives
+            )
             return f"`{path}` must be {' or '.join(wanted)}."

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_mlx.core.errors import Unsupported
-
+from ...core.errors import Unsupported
 from .schema import Wire
 
 ANY = object()  # every value is harmless

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from vllm_mlx.core.events import (
+from ...core.events import (
     Finished,
     GenerationEvent,
     ReasoningDelta,
@@ -11,9 +11,9 @@ from vllm_mlx.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-
 from ..encoder import TokenNames
 from ..reasoning import ReasoningView
+from ..usage import UsageTally
 from .decode import ReplySpec
 from .encode import finish_reason
 from .logprobs import CompletionLogprobWriter, chat_logprobs
@@ -25,8 +25,8 @@ from .replies import (
     FunctionReply,
     MessageReply,
     ToolCallReply,
+    UsageReply,
 )
-from .usage import UsageTally
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class ChatFold:
             created=self._spec.created,
             model=self._spec.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(self._choices)],
-            usage=tally.reply(),
+            usage=UsageReply.of(tally.total()),
         )
         return reply.to_json().encode()
 
@@ -143,7 +143,7 @@ class CompletionFold:
             created=self._spec.created,
             model=self._spec.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(self._choices)],
-            usage=tally.reply(),
+            usage=UsageReply.of(tally.total()),
         )
         return reply.to_json().encode()
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from vllm_mlx.core.events import TokenLogprob
-
+from ...core.events import TokenLogprob
 from ..encoder import TokenNames
 from .replies import ChatLogprobs, CompletionLogprobs, ContentLogprob, TopLogprob
 

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from ...core.events import Usage
+
 
 class Reply(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
@@ -29,6 +31,19 @@ class UsageReply(Reply):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     max_completion_tokens: int | None = None
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageReply":
+        reply = cls(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        )
+        if usage.clamped_max_tokens is not None:
+            reply.max_completion_tokens = usage.clamped_max_tokens
+        return reply
 
 
 class TopLogprob(Reply):

@@ -1,8 +1,6 @@
 """Adds up the usage of all choices of one reply."""
 
-from vllm_mlx.core.events import Usage
-
-from .replies import CompletionTokensDetails, PromptTokensDetails, UsageReply
+from ..core.events import Usage
 
 
 class UsageTally:
@@ -29,16 +27,3 @@ class UsageTally:
             reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usages.values()),
             clamped_max_tokens=min(limits, default=None),
         )
-
-    def reply(self) -> UsageReply:
-        total = self.total()
-        reply = UsageReply(
-            prompt_tokens=total.prompt_tokens,
-            completion_tokens=total.completion_tokens,
-            total_tokens=total.prompt_tokens + total.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=total.cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=total.reasoning_tokens),
-        )
-        if total.clamped_max_tokens is not None:
-            reply.max_completion_tokens = total.clamped_max_tokens
-        return reply

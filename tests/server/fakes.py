@@ -1,0 +1,148 @@
+"""An engine without a model: it plays scripts of events, and tells what became of every generation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from vllm_mlx.core.config import ModelInfo
+from vllm_mlx.core.errors import EngineDead, VLLMMLXError
+from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
+from vllm_mlx.core.request import Request
+
+PROMPT_TOKENS = 7
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing comes for `seconds`; None: for ever."""
+
+    seconds: float | None = None
+
+
+Script = Sequence[GenerationEvent | Pause]
+Play = Callable[[Request, int], Script]  # (request, choice index) -> what that choice does
+
+
+def usage(completion_tokens: int = 3, **others: int) -> Usage:
+    return Usage(
+        **{"prompt_tokens": PROMPT_TOKENS, "cached_tokens": 2, "completion_tokens": completion_tokens, **others}
+    )
+
+
+def finished(reason: FinishReason = FinishReason.STOP, completion_tokens: int = 3) -> Finished:
+    return Finished(reason, usage(completion_tokens))
+
+
+def says(*texts: str, reason: FinishReason = FinishReason.STOP) -> Script:
+    return (Started(PROMPT_TOKENS, 2), *map(TextDelta, texts), finished(reason, len(texts)))
+
+
+def hello(request: Request, index: int) -> Script:
+    return says("Hel", "lo")
+
+
+class FakeTokens:
+    """Token 65 is "A"; ids from 128 are the bytes of a split character."""
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id) if token_id < 128 else "\N{REPLACEMENT CHARACTER}"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+@dataclass
+class FakeEngine:
+    play: Play = hello
+    refuse: VLLMMLXError | None = None
+    dead: str | None = None
+    info: ModelInfo = field(
+        default_factory=lambda: ModelInfo(
+            model="org/tiny",
+            architecture="llama",
+            max_model_len=512,
+            weights_bytes=1,
+            vocab_size=256,
+            created=1_700_000_000,
+        )
+    )
+    token_names: FakeTokens = field(default_factory=FakeTokens)
+    requests: list[Request] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    finished: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    generations: list["FakeGeneration"] = field(default_factory=list)
+    shutdowns: list[float] = field(default_factory=list)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.dead is None
+
+    def error(self) -> str | None:
+        return self.dead
+
+    async def submit(self, request: Request) -> "FakeGeneration":
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        if self.refuse is not None:
+            raise self.refuse
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        generation = FakeGeneration(self, request)
+        self.generations.append(generation)
+        return generation
+
+    async def shutdown(self, drain_s: float) -> None:
+        self.shutdowns.append(drain_s)
+        self.dead = "The server is shutting down."
+        waits = [generation.ended.wait() for generation in self.generations]
+        if waits:
+            await asyncio.wait([asyncio.create_task(wait) for wait in waits], timeout=drain_s)
+        for generation in self.generations:
+            generation.fail(EngineDead(self.dead))
+
+
+class FakeGeneration:
+    def __init__(self, engine: FakeEngine, request: Request) -> None:
+        self.request_id = request.request_id
+        self.num_prompt_tokens = PROMPT_TOKENS
+        self.ended = asyncio.Event()
+        self._engine = engine
+        self._open = set(range(request.sampling.n))
+        self._events: asyncio.Queue[tuple[int, GenerationEvent]] = asyncio.Queue()
+        self._players = [
+            asyncio.create_task(self._play(index, engine.play(request, index))) for index in range(request.sampling.n)
+        ]
+
+    async def __aenter__(self) -> "FakeGeneration":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for player in self._players:
+            player.cancel()
+        if self.request_id in self._engine.running:
+            self._engine.running.discard(self.request_id)
+            outcome = self._engine.aborted if self._open else self._engine.finished
+            outcome.append(self.request_id)
+        self.ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        while self._open:
+            index, event = await self._events.get()
+            if isinstance(event, Finished | Failed):
+                self._open.discard(index)
+            yield index, event
+
+    def fail(self, error: VLLMMLXError) -> None:
+        for index in self._open:
+            self._events.put_nowait((index, Failed(error)))
+
+    async def _play(self, index: int, script: Script) -> None:
+        for step in script:
+            if not isinstance(step, Pause):
+                await self._events.put((index, step))
+                await asyncio.sleep(0)
+            elif step.seconds is None:
+                await asyncio.Event().wait()
+            else:
+                await asyncio.sleep(step.seconds)

@@ -1,0 +1,58 @@
+"""A server on a free port, in a thread of its own."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+
+from vllm_mlx.server.app import create_app
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.run import EngineServer, listen
+
+from .fakes import FakeEngine
+
+
+@dataclass
+class Running:
+    engine: FakeEngine
+    server: EngineServer
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def http(self, **options: object) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+
+@contextlib.contextmanager
+def serving(engine: FakeEngine, *, drain_s: float = 0, **settings: object) -> Iterator[Running]:
+    config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
+    sock = listen("127.0.0.1", 0)
+    started = threading.Event()
+    server = EngineServer(create_app(engine, config), engine, drain_s=drain_s, started=started.set)
+    thread = threading.Thread(target=server.run, args=([sock],))
+    thread.start()
+    assert started.wait(30)
+    try:
+        yield Running(engine, server, sock.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Fails if `holds` does not come true: for what another thread does soon, no measure of how soon."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)

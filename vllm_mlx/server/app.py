@@ -1,0 +1,46 @@
+"""Puts the HTTP application together. Knows no protocol."""
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from .. import __version__
+from .auth import APIKeyAuth
+from .config import ServerConfig
+from .errors import add_error_handlers
+from .limits import BodyLimit
+from .log import RequestLog
+from .models import ServedModels
+from .ports import Engine
+from .routes.health import health_routes
+from .routes.models import models_routes
+from .routes.openai import openai_routes
+
+
+def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
+    # Pages of docs are off: they would load their scripts from a content network.
+    app = FastAPI(title="vllm-mlx", version=__version__, docs_url=None, redoc_url=None, middleware=_middleware(config))
+    models = ServedModels(config.served_model_names)
+    app.include_router(openai_routes(engine, config, models))
+    app.include_router(models_routes(engine, models))
+    app.include_router(health_routes(engine))
+    add_error_handlers(app)
+    return app
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    """From the outside in. All of it is plain ASGI: Starlette's base class costs per event and hides disconnects."""
+    layers = [Middleware(RequestLog)]
+    if config.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id"],
+            )
+        )
+    if config.api_keys:
+        layers.append(Middleware(APIKeyAuth, api_keys=config.api_keys))
+    return [*layers, Middleware(BodyLimit, max_body_bytes=config.max_body_bytes)]

@@ -1,0 +1,37 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`. Every served name is a model of its own to clients."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ...api.openai.replies import ErrorReply, ModelCard, ModelList
+from ..models import ServedModels
+from ..ports import Engine
+
+
+def models_routes(engine: Engine, models: ServedModels) -> APIRouter:
+    router = APIRouter(tags=["Models"])
+
+    def card(name: str) -> ModelCard:
+        info = engine.info
+        return ModelCard(
+            id=name,
+            object="model",
+            created=info.created,
+            owned_by="vllm-mlx",
+            root=info.model,
+            max_model_len=info.max_model_len,
+        )
+
+    @router.get("/v1/models", responses={200: {"model": ModelList}})
+    async def list_models() -> Response:
+        return _json(ModelList(object="list", data=[card(name) for name in models.names]))
+
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": ErrorReply}})
+    async def show_model(model_id: str) -> Response:
+        return _json(card(models.resolve(model_id)))
+
+    return router
+
+
+def _json(reply: ModelList | ModelCard) -> Response:
+    return Response(reply.to_json(), media_type="application/json")

@@ -1,0 +1,151 @@
+"""Generations → HTTP replies, streamed or whole. A client that goes away ends its generation.
+
+Starlette's and sse-starlette's event responses are not used: both can leave the generator to the garbage collector
+when the client goes, keep alive with comments, which some clients do not count, and cost more per event.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..api.encoder import ReplyFold, StreamEncoder
+from ..core.errors import GenerationError, VLLMMLXError
+from ..core.events import Failed, Finished, FinishReason, GenerationEvent
+from .errors import CLIENT_GONE, ClientGone
+from .log import RequestRecord
+from .ports import Generation
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EventStream(Response):
+    """Server-sent events of one generation, which is submitted already."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, generation: Generation, encoder: StreamEncoder, record: RequestRecord, *, keep_alive_s: float
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._generation = generation
+        self._encoder = encoder
+        self._record = record
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        writer = _EventWriter(send)
+        try:
+            await while_connected(receive, self._stream(writer), self._keep_alive(writer))
+        except ClientGone:
+            self._record.status = CLIENT_GONE
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stream(self, writer: "_EventWriter") -> None:
+        encoder, record = self._encoder, self._record
+        try:
+            async with self._generation:
+                await writer.write(encoder.open())
+                async for index, event in self._generation:
+                    raise_if_failed(event)
+                    record.observe(index, event)
+                    await writer.write(encoder.feed(index, event))
+            await writer.write(encoder.close())
+        except VLLMMLXError as error:
+            record.error_code = "stream_failed"
+            await writer.write(encoder.fail(error))
+        except Exception:
+            logger.exception("Request %s failed by an error of the server", record.request_id)
+            record.error_code = "internal_error"
+            await writer.write(encoder.fail(GenerationError("The server failed on this request.")))
+
+    async def _keep_alive(self, writer: "_EventWriter") -> None:
+        while True:
+            await writer.wait_for_silence(self._keep_alive_s)
+            await writer.write(self._encoder.keep_alive())
+
+
+class _EventWriter:
+    """Knows when something was last sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._now = asyncio.get_running_loop().time
+        self._last_s = self._now()
+        self._is_writing = False
+
+    async def write(self, data: bytes) -> None:
+        if not data:
+            return
+        self._is_writing = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_writing = False
+        self._last_s = self._now()
+
+    async def wait_for_silence(self, seconds: float) -> None:
+        """Returns after `seconds` without a write; a write that waits for the client is none."""
+        while True:
+            rest = seconds if self._is_writing else self._last_s + seconds - self._now()
+            if rest <= 0:
+                return
+            await asyncio.sleep(rest)
+
+
+async def fold_reply(generation: Generation, fold: ReplyFold, record: RequestRecord, receive: Receive) -> bytes:
+    """The body of the whole reply. Raises what the generation failed with, and ClientGone."""
+
+    async def work() -> bytes:
+        async with generation:
+            async for index, event in generation:
+                raise_if_failed(event)
+                record.observe(index, event)
+                fold.feed(index, event)
+        return fold.finish()
+
+    return await while_connected(receive, work())
+
+
+def raise_if_failed(event: GenerationEvent) -> None:
+    if isinstance(event, Failed):
+        raise event.error
+    if isinstance(event, Finished) and event.reason is FinishReason.ABORT:
+        raise GenerationError("The server ended this reply before it was whole. Send the request again.")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], *beside: Coroutine[Any, Any, None]) -> T:
+    """The result of `work`. When the client goes first, `work` is cancelled and ClientGone raised.
+
+    `beside` runs as long as `work` does. Nothing of all this is left running.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    helpers = [asyncio.create_task(each) for each in beside]
+    everything = [task, gone, *helpers]
+    try:
+        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            gone.result()
+            raise ClientGone
+        for helper in helpers:
+            if helper.done():
+                helper.result()
+        raise AssertionError("what runs beside the work never returns")
+    finally:
+        for each in everything:
+            each.cancel()
+        await asyncio.gather(*everything, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
