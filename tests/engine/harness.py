@@ -11,10 +11,15 @@ from mlx_lm.utils import load_model
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import FinishReason, TokenLogprob
+from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
-from vllm_mlx.engine.engine import Engine
-from vllm_mlx.runner.loader import find_checkpoint
+from vllm_mlx.engine.engine import Engine, EngineFacts
+from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_weights
+from vllm_mlx.runner.model import TextModel
+from vllm_mlx.runner.runner import Runner
+from vllm_mlx.scheduler.pacing import PrefillPacer
+from vllm_mlx.scheduler.scheduler import Scheduler
 
 GREEDY = TokenSampling(temperature=0)
 
@@ -30,9 +35,13 @@ class Reply:
 class Driver:
     """An engine with a mailbox."""
 
-    def __init__(self, path: Path, **config: object):
-        settings = {"max_model_len": 40_000, "memory_budget_bytes": 4 << 30, **config}
-        self.engine = Engine.load(EngineConfig(model=str(path), **settings), find_checkpoint(str(path)))
+    def __init__(self, path: Path, *, rows_bytes: int | None = None, **settings: object):
+        settings = {"max_model_len": 40_000, "memory_budget_bytes": 4 << 30, **settings}
+        config = EngineConfig(model=str(path), **settings)
+        checkpoint = find_checkpoint(str(path))
+        self.engine = Engine.load(config, checkpoint)
+        if rows_bytes is not None:
+            self.engine = squeezed(config, checkpoint, self.engine.facts, rows_bytes)
         self.replies: dict[int, Reply] = {}
         self.seqs: dict[int, Sequence] = {}
 
@@ -64,6 +73,15 @@ class Driver:
             reply.token_ids += [token.token_id for token in update.tokens]
             reply.logprobs += [token.logprob for token in update.tokens]
             reply.finish_reason, reply.error = update.finish_reason, update.error
+
+
+def squeezed(config: EngineConfig, checkpoint: Checkpoint, facts: EngineFacts, rows_bytes: int) -> Engine:
+    """An engine whose live rows may take exactly `rows_bytes`."""
+    model = TextModel(load_weights(checkpoint, trust_remote_code=False))
+    memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
+    pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
+    scheduler = Scheduler(config, memory=memory, footprint=model.footprint, pacer=pacer, can_batch=model.can_batch)
+    return Engine(scheduler, Runner(model), facts)
 
 
 def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[list[int], list[mx.array]]:

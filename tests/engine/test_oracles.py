@@ -1,0 +1,44 @@
+"""Greedy replies of the engine equal a plain loop over the model, however rows arrive, share batches and are chunked."""
+
+import random
+
+import pytest
+
+from ..checkpoints import ARCHITECTURES
+from .harness import Driver, plain_loop
+
+NUM_TOKENS = 12
+_random = random.Random(1)
+PROMPTS = [[_random.randrange(500) for _ in range(length)] for length in (1, 5, 40, 33, 70, 2, 300)]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request, checkpoint):
+    path = checkpoint(request.param)
+    return path, [plain_loop(path, prompt, NUM_TOKENS)[0] for prompt in PROMPTS]
+
+
+def test_single_batched_staggered_and_chunked_rows_all_give_the_plain_loops_tokens(model):
+    path, expected = model
+    driver = Driver(path)
+    assert [driver.generate([prompt], max_tokens=NUM_TOKENS)[0] for prompt in PROMPTS] == expected
+    assert driver.generate(PROMPTS, max_tokens=NUM_TOKENS) == expected
+    assert staggered(driver) == expected
+    assert driver.engine.num_rows == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+def test_any_chunk_length_gives_the_plain_loops_tokens(model, chunk):
+    path, expected = model
+    assert Driver(path, max_prefill_chunk=chunk).generate(PROMPTS, max_tokens=NUM_TOKENS) == expected
+
+
+def staggered(driver: Driver) -> list[list[int]]:
+    """Every prompt arrives two steps after the one before it, while that one decodes."""
+    seq_ids = []
+    for prompt in PROMPTS:
+        seq_ids.append(driver.add(prompt, max_tokens=NUM_TOKENS))
+        driver.step()
+        driver.step()
+    driver.run()
+    return [driver.replies[seq_id].token_ids for seq_id in seq_ids]

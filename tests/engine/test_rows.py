@@ -1,0 +1,156 @@
+"""Rows of one engine do not disturb each other: sampling, logprobs, aborts, faults, preemption, memory."""
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.events import FinishReason
+from vllm_mlx.core.sequence import TokenSampling
+
+from .harness import Driver, plain_loop
+
+_random = random.Random(2)
+
+
+def prompt(length: int) -> list[int]:
+    return [_random.randrange(500) for _ in range(length)]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "gemma3_text"])
+def driver(request, checkpoint):
+    return Driver(checkpoint(request.param))
+
+
+HOT = TokenSampling(temperature=1.2, seed=77)
+
+
+def test_a_hot_row_and_a_greedy_row_do_not_change_each_other(driver):
+    cold_prompt, hot_prompt = prompt(30), prompt(45)
+    cold = driver.generate([cold_prompt], max_tokens=20)[0]
+    hot = driver.generate([hot_prompt], max_tokens=20, sampling=HOT)[0]
+    together = [driver.add(cold_prompt, 20), driver.add(hot_prompt, 20, HOT)]
+    driver.run()
+    assert [driver.replies[seq_id].token_ids for seq_id in together] == [cold, hot]
+    assert hot != driver.generate([hot_prompt], max_tokens=20)[0]
+
+
+def test_the_same_seed_gives_the_same_reply_alone_and_in_a_crowd(driver):
+    ids = prompt(25)
+    alone = driver.generate([ids], max_tokens=15, sampling=HOT)[0]
+    crowd = [driver.add(prompt(20 + row), 15, TokenSampling(temperature=0.9, seed=row)) for row in range(5)]
+    again = driver.add(ids, 15, HOT)
+    other = driver.add(ids, 15, TokenSampling(temperature=1.2, seed=78))
+    driver.run()
+    assert driver.replies[again].token_ids == alone
+    assert driver.replies[other].token_ids != alone
+    assert len(crowd) == 5
+
+
+def test_logprobs_equal_those_of_a_plain_forward_pass(checkpoint):
+    path = checkpoint("qwen3")
+    ids = prompt(20)
+    tokens, logits = plain_loop(path, ids, 8)
+    driver = Driver(path)
+    seq_id = driver.add(ids, 8, TokenSampling(temperature=0, num_top_logprobs=3))
+    driver.add(prompt(50), 8)
+    driver.run()
+    reply = driver.replies[seq_id]
+    assert reply.token_ids == tokens
+    for logprob, row in zip(reply.logprobs, logits, strict=True):
+        expected = np.array(row - mx.logsumexp(row))
+        assert logprob.logprob == pytest.approx(expected[logprob.token_id], abs=1e-4)
+        assert [token_id for token_id, _ in logprob.top] == np.argsort(-expected)[:3].tolist()
+        assert [value for _, value in logprob.top] == pytest.approx(np.sort(expected)[::-1][:3], abs=1e-4)
+
+
+def test_max_tokens_one_and_stop_ids_end_rows_exactly(driver):
+    ids = prompt(12)
+    tokens = driver.generate([ids], max_tokens=6)[0]
+    assert driver.generate([ids], max_tokens=1)[0] == tokens[:1]
+    seq_id = driver.add(ids, 6, stop_token_ids=frozenset([tokens[3]]))
+    driver.run()
+    reply = driver.replies[seq_id]
+    assert reply.token_ids == tokens[: tokens.index(tokens[3]) + 1]
+    assert reply.finish_reason is FinishReason.STOP
+
+
+def test_penalties_see_tokens_that_were_sampled_while_rows_came_and_went(checkpoint):
+    """A penalised row's counts are rebuilt whenever its batch changes; the reply must not notice."""
+    driver = Driver(checkpoint("qwen3"))
+    ids = prompt(20)
+    sampling = TokenSampling(temperature=0, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.2)
+    alone = driver.generate([ids], max_tokens=30, sampling=sampling)[0]
+    seq_id = driver.add(ids, 30, sampling)
+    for length in range(3, 12):
+        driver.step()
+        driver.step()
+        driver.add(prompt(length), max_tokens=length % 4 + 1)
+    driver.run()
+    assert driver.replies[seq_id].token_ids == alone
+    assert alone != driver.generate([ids], max_tokens=30)[0]
+
+
+def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
+    keep_prompt, drop_prompt = prompt(40), prompt(2000)
+    expected = driver.generate([keep_prompt], max_tokens=10)[0]
+    keep = driver.add(keep_prompt, 10)
+    drop = driver.add(drop_prompt, 10)
+    driver.step()
+    driver.engine.abort(drop)
+    driver.run()
+    assert driver.replies[keep].token_ids == expected
+    assert driver.replies[drop].token_ids == []
+    assert driver.engine.num_rows == 0
+
+
+def test_a_row_whose_prefill_fails_ends_alone(driver):
+    good_prompt = prompt(40)
+    expected = driver.generate([good_prompt], max_tokens=10)[0]
+    good = driver.add(good_prompt, 10)
+    bad = driver.add([1, "not a token", 3], 10)  # what no edge check lets through: device work raises
+    driver.run()
+    assert driver.replies[good].token_ids == expected
+    assert driver.replies[bad].error is not None
+    assert driver.generate([good_prompt], max_tokens=10)[0] == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
+def test_preempted_rows_continue_exactly(checkpoint, name):
+    path = checkpoint(name)
+    prompts = [prompt(300 + 40 * row) for row in range(4)]
+    free = Driver(path)
+    expected = [free.generate([ids], max_tokens=400)[0] for ids in prompts]
+    hot = free.generate([prompts[0]], max_tokens=400, sampling=HOT)[0]
+    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(740))
+    seq_ids = [tight.add(ids, 400) for ids in prompts] + [tight.add(prompts[0], 400, HOT)]
+    tight.run()
+    assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
+    assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == [*expected, hot]
+
+
+def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
+    """30k tokens beside seven times 1k: batched naively, eight rows of 30k."""
+    driver = Driver(checkpoint("qwen3", hidden_size=32, num_attention_heads=2, num_hidden_layers=1, head_dim=16))
+    long = driver.add(prompt(30_000), max_tokens=100)
+    for _ in range(7):
+        driver.add(prompt(1_000), max_tokens=3_000)
+    while driver.seqs[long].num_output_tokens < 10:
+        driver.step()
+    footprint = driver.engine.facts.footprint
+    unpadded = sum(footprint.bytes_per_token * seq.num_computed_tokens for seq in driver.seqs.values())
+    assert driver.engine.num_rows == 8
+    assert driver.engine.live_bytes() <= 1.3 * unpadded
+    for seq_id in driver.seqs:
+        driver.engine.abort(seq_id)
+    driver.run()
+    assert driver.engine.live_bytes() == 0
+
+
+def test_too_little_memory_is_refused_at_load(checkpoint):
+    with pytest.raises(ConfigError, match="Too little memory"):
+        Driver(checkpoint("qwen3"), memory_budget_bytes=1000)
+    with pytest.raises(ConfigError, match="--max-model-len"):
+        Driver(checkpoint("qwen3"), memory_budget_bytes=30_000_000, max_model_len=60_000)
