@@ -1,0 +1,54 @@
+"""Text in, events out: what a model wrote, as content, thoughts and tool calls."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..core.errors import ConfigError
+from .base import OutputParser
+from .detect import detect_formats, resolve_formats
+from .formats import REASONING_FORMATS, TOOL_FORMATS
+from .plain import PlainParser
+from .tagged import TaggedParser, new_call_id
+
+__all__ = ["OutputParser", "detect_formats", "make_parser", "reasoning_markers", "resolve_formats"]
+
+
+def make_parser(
+    reasoning: str | None,
+    tools: str | None,
+    *,
+    tool_specs: Iterable[Mapping[str, Any]] = (),
+    starts_in_reasoning: bool = False,
+    marker_tokens: frozenset[str] | None = None,
+    call_ids: Callable[[], str] = new_call_id,
+) -> OutputParser:
+    """A parser of one reply. Raises ConfigError for a name that is not known.
+
+    `tool_specs`: the declared tools as OpenAI dicts; without any, calls to all names are calls.
+    `marker_tokens`: the texts that are single tokens of the tokenizer. A marker among them counts only as a special
+    piece; None: markers count as text, until one of their format comes as a special piece.
+    """
+    for name, known in ((reasoning, REASONING_FORMATS), (tools, TOOL_FORMATS)):
+        if name is not None and name not in known:
+            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
+    if reasoning is None and tools is None:
+        return PlainParser()
+    return TaggedParser(
+        REASONING_FORMATS[reasoning] if reasoning is not None else None,
+        TOOL_FORMATS[tools] if tools is not None else None,
+        schemas=_schemas(tool_specs) or None,
+        token_markers=marker_tokens,
+        starts_in_reasoning=starts_in_reasoning,
+        call_ids=call_ids,
+    )
+
+
+def reasoning_markers(reasoning: str) -> tuple[str, str]:
+    """The tags that open and close a thought in the format of this name."""
+    format = REASONING_FORMATS[reasoning]
+    return format.open, format.close
+
+
+def _schemas(tool_specs: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    functions = [spec.get("function", spec) for spec in tool_specs]
+    return {function["name"]: function.get("parameters") or {} for function in functions if function.get("name")}

@@ -1,0 +1,130 @@
+"""`{"name": …, "arguments": {…}}`, keys in any order."""
+
+import json
+from enum import Enum, auto
+
+from .base import BodyStatus
+from .json_scanner import JsonScanner, json_value
+
+_WHITE = " \t\r\n"
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class _State(Enum):
+    START = auto()
+    KEY_OR_END = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    COMMA_OR_END = auto()
+
+
+class JsonBody:
+    def __init__(self) -> None:
+        self.status = BodyStatus.OPEN
+        self.name: str | None = None
+        self._state = _State.START
+        self._scanner: JsonScanner | None = None  # of the key or value being read
+        self._key = ""
+        self._arguments = ""
+        self._streams = False  # the value being read is the arguments object
+        self._has_arguments = False
+
+    def consume(self, text: str, *, final: bool = False) -> int:
+        self.status = BodyStatus.OPEN
+        position = 0
+        while position < len(text) and self.status is BodyStatus.OPEN:
+            if self._scanner is not None:
+                position = self._scan(self._scanner, text, position)
+            elif text[position] in _WHITE:
+                position += 1
+            else:
+                position += self._read_structure(text[position])
+        return position
+
+    def take_arguments(self) -> str:
+        arguments, self._arguments = self._arguments, ""
+        return arguments
+
+    def close(self) -> bool:
+        if self._scanner is not None or self.name is None:
+            return False
+        if not self._has_arguments:
+            self._set_arguments("{}")
+        return True
+
+    def cut(self, rest: str) -> None:
+        if self._streams and self._scanner is not None:
+            self._arguments += self._scanner.take_partial()
+
+    def _read_structure(self, char: str) -> int:
+        """Returns the number of characters read: the first one of a value is left to its scanner."""
+        match self._state, char:
+            case _State.START, "{":
+                self._state = _State.KEY_OR_END
+            case ((_State.KEY | _State.KEY_OR_END), '"'):
+                self._scanner = JsonScanner()
+                return 0
+            case _State.COLON, ":":
+                self._state = _State.VALUE
+            case _State.VALUE, _:
+                self._scanner = JsonScanner()
+                self._streams = self._key in _ARGUMENT_KEYS and char == "{" and not self._has_arguments
+                return 0
+            case _State.COMMA_OR_END, ",":
+                self._state = _State.KEY
+            case ((_State.KEY_OR_END | _State.COMMA_OR_END), "}") if self.close():
+                self.status = BodyStatus.DONE
+            case _:
+                self.status = BodyStatus.STUCK
+                return 0
+        return 1
+
+    def _scan(self, scanner: JsonScanner, text: str, position: int) -> int:
+        position = scanner.consume(text, position)
+        if self._streams:
+            self._arguments += scanner.take()
+        if scanner.failed:
+            self.status = BodyStatus.STUCK
+        elif scanner.done:
+            self._scanner = None
+            if self._state is _State.VALUE:
+                self._end_value(scanner)
+            else:
+                self._key = json.loads(scanner.take())
+                self._state = _State.COLON
+        return position
+
+    def _end_value(self, scanner: JsonScanner) -> None:
+        self._state = _State.COMMA_OR_END
+        if self._streams:
+            self._streams = False
+            self._has_arguments = True
+            return
+        value = scanner.take()
+        if self._key == "name" and self.name is None:
+            name = json.loads(value) if value.startswith('"') else ""
+            if name:
+                self.name = name
+            else:
+                self.status = BodyStatus.STUCK
+        elif self._key in _ARGUMENT_KEYS and not self._has_arguments:
+            arguments = _object_in(value)
+            if arguments is None:
+                self.status = BodyStatus.STUCK
+            else:
+                self._set_arguments(arguments)
+
+    def _set_arguments(self, arguments: str) -> None:
+        self._arguments += arguments
+        self._has_arguments = True
+
+
+def _object_in(value: str) -> str | None:
+    """The object that a JSON value stands for: null is an empty one, a string may hold one as text."""
+    if value == "null":
+        return "{}"
+    if not value.startswith('"'):
+        return None
+    text = json.loads(value).strip()
+    return json_value(text) if text.startswith("{") else None if text else "{}"

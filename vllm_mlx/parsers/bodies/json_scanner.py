@@ -1,0 +1,180 @@
+"""Reads one JSON value from a text that is still growing, and gives it back as valid JSON."""
+
+import re
+from enum import Enum, auto
+
+MAX_DEPTH = 200
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_SCALAR_PART = re.compile(r"[-+.0-9A-Za-z]+")
+_SCALAR = re.compile(r"(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null)\Z", re.ASCII)
+_WHITE = re.compile(r"[ \t\r\n]+")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CONTROL = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f"}
+
+
+class _State(Enum):
+    VALUE = auto()
+    VALUE_OR_END = auto()
+    KEY = auto()
+    KEY_OR_END = auto()
+    COLON = auto()
+    COMMA_OR_END = auto()
+    STRING = auto()
+    ESCAPE = auto()
+    UNICODE = auto()
+    SCALAR = auto()
+
+
+class JsonScanner:
+    """Strict but for strings: raw control characters and unknown escapes are escaped, as weak models write them."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failed = False
+        self._state = _State.VALUE
+        self._closers: list[str] = []
+        self._is_key = False
+        self._partial = ""  # of a scalar or an escape
+        self._out: list[str] = []
+
+    def take(self) -> str:
+        """The checked text since the last call."""
+        text = "".join(self._out)
+        self._out.clear()
+        return text
+
+    def take_partial(self) -> str:
+        """What was read and not yet checked; for a text that was cut."""
+        partial, self._partial = self._partial, ""
+        return partial
+
+    def consume(self, text: str, start: int = 0, *, final: bool = False) -> int:
+        """Read on from `start`; return where reading ended: at the end, behind the value, or at a wrong character."""
+        position = start
+        while position < len(text) and not (self.done or self.failed):
+            match self._state:
+                case _State.STRING:
+                    position = self._read_string(text, position)
+                case _State.ESCAPE | _State.UNICODE:
+                    position = self._read_escape(text[position], position)
+                case _State.SCALAR:
+                    position = self._read_scalar(text, position)
+                case _:
+                    position = self._read_structure(text, position)
+        if final and self._state is _State.SCALAR and not (self.done or self.failed):
+            self._end_scalar()
+        return position
+
+    def _read_string(self, text: str, position: int) -> int:
+        if plain := _PLAIN.match(text, position):
+            self._out.append(plain.group())
+            return plain.end()
+        char = text[position]
+        if char == '"':
+            self._out.append(char)
+            if self._is_key:
+                self._state = _State.COLON
+            else:
+                self._end_value()
+        elif char == "\\":
+            self._partial = char
+            self._state = _State.ESCAPE
+        else:
+            self._out.append(_escaped_control(char))
+        return position + 1
+
+    def _read_escape(self, char: str, position: int) -> int:
+        if self._state is _State.ESCAPE:
+            if char == "u":
+                self._partial += char
+                self._state = _State.UNICODE
+            else:
+                self._end_escape(f"\\{char}" if char in '"\\/bfnrt' else "\\\\" + _escaped_control(char))
+            return position + 1
+        if char not in _HEX:
+            self._end_escape("\\" + self._partial)
+            return position
+        self._partial += char
+        if len(self._partial) == len("\\u0000"):
+            self._end_escape(self._partial)
+        return position + 1
+
+    def _end_escape(self, text: str) -> None:
+        self._out.append(text)
+        self._partial = ""
+        self._state = _State.STRING
+
+    def _read_scalar(self, text: str, position: int) -> int:
+        if part := _SCALAR_PART.match(text, position):
+            self._partial += part.group()
+            return part.end()
+        self._end_scalar()
+        return position
+
+    def _end_scalar(self) -> None:
+        if not _SCALAR.match(self._partial):
+            self.failed = True
+            return
+        self._out.append(self.take_partial())
+        self._end_value()
+
+    def _end_value(self) -> None:
+        self.done = not self._closers
+        self._state = _State.COMMA_OR_END
+
+    def _read_structure(self, text: str, position: int) -> int:
+        if white := _WHITE.match(text, position):
+            self._out.append(white.group())
+            return white.end()
+        char = text[position]
+        state = self._state
+        if state in (_State.VALUE_OR_END, _State.KEY_OR_END, _State.COMMA_OR_END) and char == self._closers[-1]:
+            self._closers.pop()
+            self._out.append(char)
+            self._end_value()
+        elif state in (_State.VALUE, _State.VALUE_OR_END):
+            return self._begin_value(char, position)
+        elif state in (_State.KEY, _State.KEY_OR_END) and char == '"':
+            self._begin_string(is_key=True)
+        elif state is _State.COLON and char == ":":
+            self._out.append(char)
+            self._state = _State.VALUE
+        elif state is _State.COMMA_OR_END and char == ",":
+            self._out.append(char)
+            self._state = _State.KEY if self._closers[-1] == "}" else _State.VALUE
+        else:
+            self.failed = True
+            return position
+        return position + 1
+
+    def _begin_value(self, char: str, position: int) -> int:
+        if char == '"':
+            self._begin_string(is_key=False)
+        elif char in "{[" and len(self._closers) < MAX_DEPTH:
+            self._out.append(char)
+            self._closers.append("}" if char == "{" else "]")
+            self._state = _State.KEY_OR_END if char == "{" else _State.VALUE_OR_END
+        elif char in "-0123456789tfn":
+            self._state = _State.SCALAR
+            return position
+        else:
+            self.failed = True
+            return position
+        return position + 1
+
+    def _begin_string(self, *, is_key: bool) -> None:
+        self._out.append('"')
+        self._is_key = is_key
+        self._state = _State.STRING
+
+
+def _escaped_control(char: str) -> str:
+    return char if char >= " " else _CONTROL.get(char, f"\\u{ord(char):04x}")
+
+
+def json_value(text: str) -> str | None:
+    """`text` as valid JSON without space around it, or None where it is not one JSON value."""
+    scanner = JsonScanner()
+    text = text.strip()
+    end = scanner.consume(text, final=True)
+    return scanner.take() if scanner.done and end == len(text) else None

@@ -1,0 +1,82 @@
+"""Line breaks that lay out the tags around a text are not part of it."""
+
+from enum import Enum, auto
+
+
+class _After(Enum):
+    START = auto()
+    REASONING = auto()
+    CALL = auto()
+    TEXT = auto()
+
+
+class ContentFraming:
+    """Holds white space back until it is known to be content.
+
+    Before a tag, white space alone is layout. After a thought, leading line breaks are; elsewhere none is dropped.
+    What `feed` returns always ends where the text fed so far ends.
+    """
+
+    def __init__(self) -> None:
+        self._after = _After.START
+        self._held = ""
+
+    @property
+    def follows_call(self) -> bool:
+        return self._after is _After.CALL
+
+    def feed(self, text: str) -> str:
+        if self._after is _After.TEXT:
+            return text
+        self._held += text
+        if not text or text.isspace():
+            return ""
+        text = self._held.lstrip("\n") if self._after is _After.REASONING else self._held
+        self._held = ""
+        self._after = _After.TEXT
+        return text
+
+    def after_reasoning(self) -> None:
+        self._held = ""
+        self._after = _After.REASONING
+
+    def after_call(self) -> None:
+        self._held = ""
+        self._after = _After.CALL
+
+    def absorb_close(self) -> None:
+        """A closing tag of a thought where none is open: gone, with the white space that leads up to it."""
+        if self._after is not _After.TEXT:
+            self.after_reasoning()
+
+    def finish(self) -> str:
+        return self._held if self._after is _After.START else ""
+
+
+class ReasoningFraming:
+    """Drops one line break after the opening tag and one before the closing tag, and thoughts of white space alone."""
+
+    def __init__(self) -> None:
+        self.is_blank = True
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        text = self._held + text
+        self._held = ""
+        if self.is_blank:
+            if not text or text.isspace():
+                self._held = text
+                return ""
+            self.is_blank = False
+            text = text.removeprefix("\n")
+        if text.endswith("\n"):
+            self._held = "\n"
+            return text[:-1]
+        return text
+
+    def close(self) -> None:
+        self._held = ""
+        self.is_blank = True
+
+    def finish(self) -> str:
+        return "" if self.is_blank else self._held
