@@ -1,0 +1,74 @@
+"""The block that says the server is ready."""
+
+import io
+import json
+import shlex
+
+import pytest
+from rich.console import Console
+
+from vllm_mlx.cli.banner import Banner, is_local, local_url
+from vllm_mlx.core.config import ModelInfo
+
+
+def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = (), host: str = "127.0.0.1") -> Banner:
+    info = ModelInfo(
+        model="/models/a [b]", architecture="qwen3", max_model_len=40960, weights_bytes=4_600_000_000,
+        vocab_size=1000, created=0,
+    )  # fmt: skip
+    url = local_url(host, 8000)
+    return Banner(info=info, budget_bytes=12 * 10**9, load_s=1.0, names=names, api_keys=api_keys, url=url, host=host)
+
+
+def printed(banner: Banner, *, terminal: bool = False) -> str:
+    out = io.StringIO()
+    banner.print_to(Console(file=out, width=40, force_terminal=terminal, color_system=None, highlight=False))
+    return out.getvalue()
+
+
+def pasted(text: str) -> list[str]:
+    """The words a shell makes of the printed command."""
+    command = text[text.index("curl ") : text.index("\n\nCtrl-C")]
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_the_block_says_what_is_served() -> None:
+    text = printed(banner())
+    for fact in ("demo", "/models/a [b]", "qwen3", "4.6 GB", "40,960", "12.0 GB", "http://127.0.0.1:8000/v1"):
+        assert fact in text
+
+
+@pytest.mark.parametrize("name", ["demo", 'it\'s "quoted"', "a name much longer than the terminal is wide " * 2])
+def test_the_request_can_be_pasted_whatever_the_name(name: str) -> None:
+    words = pasted(printed(banner(names=(name, "other"))))
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[words.index("-d") + 1])["model"] == name
+
+
+def test_the_key_is_in_the_request_on_a_terminal_and_never_in_a_log() -> None:
+    keyed = banner(api_keys=("s3 'cret", "second"))
+    assert "Authorization: Bearer s3 'cret" in pasted(printed(keyed, terminal=True))
+    assert "cret" not in printed(keyed)
+    assert '"Authorization: Bearer $API_KEY"' in printed(keyed)
+    assert "Authorization" not in printed(banner(), terminal=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "local"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1", True),
+        ("localhost", "http://localhost:1", True),
+        ("::1", "http://[::1]:1", True),
+        ("0.0.0.0", "http://127.0.0.1:1", False),
+        ("::", "http://[::1]:1", False),
+        ("192.168.0.2", "http://192.168.0.2:1", False),
+        ("studio.local", "http://studio.local:1", False),
+    ],
+)
+def test_the_address_is_one_a_client_here_can_use(host: str, url: str, local: bool) -> None:
+    assert local_url(host, 1) == url
+    assert is_local(host) is local
+
+
+def test_an_open_server_says_so() -> None:
+    assert "open to the" in printed(banner(host="0.0.0.0"))

@@ -1,0 +1,78 @@
+"""The command as a user meets it: a process, its exit code, and what it prints."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_mlx import __version__
+from vllm_mlx.cli.settings import POSITIONAL, flag_name, settings_fields
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    code = "from vllm_mlx.cli.main import main; main()"
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **variables}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def refusal(*arguments: str, **variables: str) -> str:
+    result = run(*arguments, **variables)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    return line
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, f"vllm-mlx {__version__}\n")
+
+
+def test_help_names_every_flag() -> None:
+    words = set(re.findall(r"--[a-z-]+", run("serve", "--help").stdout))
+    expected = {flag_name(name) for name, _, _ in settings_fields() if name not in POSITIONAL}
+    assert expected | {"--config", "--help"} <= words
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, vllm_mlx.cli.main as main\n"
+        "try: main.app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'mlx', 'mlx_lm', 'numpy', 'transformers', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvicorn'}\n"
+        "sys.exit(','.join(heavy & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "--port", "http"], "vllm-mlx: --port: input should be a valid integer"),
+        (["serve", "--memory-budget", "24XB"], "vllm-mlx: --memory-budget: give bytes, such as 24GB"),
+        (["serve", "--max-num-seqs", "0"], "vllm-mlx: --max-num-seqs must be greater than 0."),
+        (["serve", "--config", "none.toml"], "vllm-mlx: Cannot read the config file none.toml: No such file"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_exit_code_1(arguments: list[str], line: str) -> None:
+    assert refusal(*arguments).startswith(line)
+
+
+def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path) -> None:
+    assert refusal("serve", VLLM_MLX_PORT="70000").startswith("vllm-mlx: VLLM_MLX_PORT: ")
+    file = tmp_path / "config.toml"
+    file.write_text("prot = 1\n")
+    line = f"vllm-mlx: Unknown setting `prot` in {file}. Did you mean `port`?"
+    assert refusal("serve", VLLM_MLX_CONFIG=str(file)) == line
+
+
+def test_an_unknown_flag_is_a_usage_error_that_names_the_nearest() -> None:
+    result = run("serve", "--prot", "1")
+    assert result.returncode == 2
+    assert "--prot" in result.stderr
+    assert "--port" in result.stderr

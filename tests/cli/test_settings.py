@@ -1,0 +1,169 @@
+"""Flag over environment over file over default, and what is said about a value that cannot be."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from vllm_mlx.cli.settings import Settings
+from vllm_mlx.cli.sources import load_settings, unknown_variables
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ConfigError
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return tmp_path / "my config.toml"
+
+
+def refusal(flags: dict[str, object], config_file: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags, config_file).engine_config()
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_flag_wins_over_environment_over_file_over_default(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings({}).port == 8000
+    config_file.write_text("port = 1111\nmax-num-seqs = 3\n")
+    assert load_settings({}, config_file).port == 1111
+    monkeypatch.setenv("VLLM_MLX_PORT", "2222")
+    assert load_settings({}, config_file).port == 2222
+    assert load_settings({"port": "3333"}, config_file).port == 3333
+    assert load_settings({"port": "3333"}, config_file).max_num_seqs == 3
+
+
+def test_the_file_in_the_home_folder_is_read_unless_another_is_named(config_file: Path) -> None:
+    own = Path("~/.config/vllm-mlx/config.toml").expanduser()
+    own.parent.mkdir(parents=True)
+    own.write_text("port = 1111\n")
+    assert load_settings({}).port == 1111
+    config_file.write_text("max_num_seqs = 3\n")
+    assert load_settings({}, config_file).port == 8000
+
+
+def test_several_values_from_flags_a_variable_and_a_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings({"served_model_name": ["a", "b"]}).served_model_name == ("a", "b")
+    config_file.write_text('served_model_name = ["c", "d"]\ncors_origin = "*"\n')
+    assert load_settings({}, config_file).served_model_name == ("c", "d")
+    assert load_settings({}, config_file).cors_origin == ("*",)
+    monkeypatch.setenv("VLLM_MLX_SERVED_MODEL_NAME", "e, f")
+    assert load_settings({}, config_file).served_model_name == ("e", "f")
+
+
+def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MLX_PORT", "")
+    assert load_settings({}).port == 8000
+
+
+def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file.write_text("port = 99999\n")
+    assert refusal({}, config_file).startswith(f"`port` in {config_file}: ")
+    monkeypatch.setenv("VLLM_MLX_PORT", "none")
+    assert refusal({}, config_file).startswith("VLLM_MLX_PORT: ")
+    assert refusal({"port": "-1"}, config_file).startswith("--port: ")
+    assert "got '-1'" in refusal({"port": "-1"}, config_file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"memory_budget": "24XB"}, "--memory-budget: give bytes, such as 24GB"),
+        ({"log_level": "loud"}, "--log-level: "),
+        ({"max_num_seqs": "0"}, "--max-num-seqs must be greater than 0."),
+        ({"max_model_len": "1"}, "--max-model-len must be at least 2"),
+        ({"temperature": "3"}, "--temperature: `temperature` must be at most 2"),
+        ({"top_p": "0"}, "--top-p: `top_p` must be greater than 0"),
+        ({"max_tokens": "0"}, "--max-tokens: `max_tokens` must be at least 1"),
+        (
+            {"chat_template": "no/such file"},
+            "--chat-template: cannot read the template file no/such file: No such file",
+        ),
+        ({"drain_s": "-1"}, "--drain-s: "),
+    ],
+)
+def test_a_bad_flag_is_refused_by_name(flags: dict[str, object], words: str) -> None:
+    assert refusal(flags).startswith(words)
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_setting(config_file: Path) -> None:
+    config_file.write_text("max_num_seq = 3\n")
+    message = refusal({}, config_file)
+    assert message == f"Unknown setting `max_num_seq` in {config_file}. Did you mean `max_num_seqs`?"
+    config_file.write_text("[server]\nport = 1\n")
+    assert refusal({}, config_file) == f"Unknown setting `server` in {config_file}."
+
+
+def test_a_config_file_that_cannot_be_read_is_said(config_file: Path) -> None:
+    assert refusal({}, config_file) == f"Cannot read the config file {config_file}: No such file or directory."
+    config_file.write_bytes(b"\xff")
+    assert refusal({}, config_file) == f"Cannot read the config file {config_file}: it is not UTF-8 text."
+    config_file.write_text("port 8000")
+    assert refusal({}, config_file).startswith(f"The config file {config_file} is not valid TOML: ")
+
+
+def test_a_misspelt_variable_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MLX_PROT", "1")
+    monkeypatch.setenv("VLLM_MLX_CONFIG", "f.toml")
+    monkeypatch.setenv("VLLM_MLX_HOST", "localhost")
+    [line] = unknown_variables()
+    assert line.endswith("VLLM_MLX_PROT is no setting and has no effect. Did you mean `VLLM_MLX_PORT`?")
+
+
+def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
+    template = tmp_path / "chat template.jinja"
+    template.write_text("{{ messages }}")
+    given = {
+        "model": "m",
+        "max_num_seqs": 5,
+        "max_model_len": 100,
+        "max_stall_ms": 7.5,
+        "max_prefill_chunk": 64,
+        "memory_budget": "2GB",
+        "enable_thinking": False,
+        "reasoning_parser": "r",
+        "tool_call_parser": "t",
+        "chat_template": str(template),
+        "trust_remote_code": True,
+        "revision": "v1",
+        "temperature": 0.5,
+        "max_tokens": 9,
+    }
+    config = load_settings(given).engine_config()
+    default = EngineConfig(model="demo")
+    unchanged = [
+        f.name for f in dataclasses.fields(EngineConfig) if getattr(config, f.name) == getattr(default, f.name)
+    ]
+    assert unchanged == []
+    assert config.memory_budget_bytes == 2 * 10**9
+    assert config.chat_template == "{{ messages }}"
+    assert (config.defaults.temperature, config.defaults.max_tokens, config.defaults.top_p) == (0.5, 9, None)
+
+
+def test_without_settings_the_engine_runs_on_its_own_defaults() -> None:
+    assert Settings().engine_config() == EngineConfig(model="demo")
+
+
+def test_a_share_of_memory_is_of_this_machine() -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert load_settings({"memory_budget": "50%"}).engine_config().memory_budget_bytes == machine // 2
+
+
+def test_a_template_may_be_given_as_text() -> None:
+    assert load_settings({"chat_template": "{% for m in messages %}{% endfor %}"}).chat_template is not None
+
+
+def test_served_names_are_those_given_or_the_models(tmp_path: Path) -> None:
+    folder = tmp_path / "Tiny 1B"
+    folder.mkdir()
+    assert load_settings({"model": f"{folder}/"}).served_model_names == ("Tiny 1B",)
+    assert load_settings({"model": "org/tiny"}).served_model_names == ("org/tiny",)
+    assert load_settings({}).served_model_names == ("demo",)
+    assert load_settings({"served_model_name": ["x", "y"]}).served_model_names == ("x", "y")
+
+
+def test_keys_do_not_show_when_settings_are_printed_or_refused() -> None:
+    settings = load_settings({"api_key": ["s3cret"]})
+    assert "s3cret" not in repr(settings)
+    assert settings.api_keys == ("s3cret",)

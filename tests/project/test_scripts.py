@@ -1,0 +1,66 @@
+"""The shell entry points, run for real."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.project.sources import ROOT
+
+SCRIPTS = ("serve", "test", "check")
+TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
+
+
+def copy_project(folder: Path) -> Path:
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder)
+    for name in ("vllm_mlx", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_can_be_run_and_parses(name: str) -> None:
+    script = ROOT / "scripts" / name
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_without_a_recent_python_the_script_says_what_to_do(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "a project")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in TOOLS:
+        (tools / tool).symlink_to(shutil.which(tool) or tool)
+    old = tools / "python3"  # as macOS's own: there, and too old
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    environment = {"PATH": str(tools), "HOME": str(tmp_path)}
+    result = subprocess.run(
+        ["bash", str(project / "scripts/serve")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "No Python 3.11 or newer was found. Install one" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_serve_sets_itself_up_once_in_a_folder_with_spaces(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "a project")
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    command = [str(project / "scripts/serve"), "--help"]
+    first = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True)
+    assert "Installing into" in first.stderr
+    assert "--max-num-seqs" in first.stdout
+    second = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True, timeout=10)
+    assert second.stderr == ""
+    assert "--max-num-seqs" in second.stdout
+    with (project / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    third = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=True)
+    assert "Installing into" in third.stderr
