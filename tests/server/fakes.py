@@ -9,6 +9,8 @@ from vllm_mlx.core.errors import EngineDead, VLLMMLXError
 from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
 from vllm_mlx.core.request import Request
 
+from ..api.fakes import FakeTokens
+
 PROMPT_TOKENS = 7
 
 
@@ -39,16 +41,6 @@ def says(*texts: str, reason: FinishReason = FinishReason.STOP) -> Script:
 
 def hello(request: Request, index: int) -> Script:
     return says("Hel", "lo")
-
-
-class FakeTokens:
-    """Token 65 is "A"; ids from 128 are the bytes of a split character."""
-
-    def token_text(self, token_id: int) -> str:
-        return chr(token_id) if token_id < 128 else "\N{REPLACEMENT CHARACTER}"
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
 
 
 @dataclass

@@ -59,7 +59,7 @@ class _Stream:
 
     def _finish(self, index: int, event: Finished) -> str:
         self._tally.add(index, event.usage)
-        return f'"finish_reason":"{finish_reason(event)}","stop_reason":{json.dumps(event.stop)}}}'
+        return f'"finish_reason":"{finish_reason(event)}","stop_reason":{json.dumps(event.stop, ensure_ascii=False)}}}'
 
 
 def finish_reason(event: Finished) -> str:

@@ -1,0 +1,65 @@
+"""A client's side of a stream: server-sent events back to chunks, chunks back to a message."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_mlx.api.encoder import StreamEncoder
+from vllm_mlx.core.events import GenerationEvent
+
+Events = Iterable[tuple[int, GenerationEvent]]
+
+
+def stream(encoder: StreamEncoder, events: Events) -> bytes:
+    return encoder.open() + b"".join(encoder.feed(index, event) for index, event in events) + encoder.close()
+
+
+def payloads(wire: bytes) -> list[str]:
+    """The data of each event; every event is one `data:` line and a blank one."""
+    *events, rest = wire.decode().split("\n\n")
+    assert rest == ""
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    return [event.removeprefix("data: ") for event in events]
+
+
+def chunks(wire: bytes) -> list[dict[str, Any]]:
+    *rest, last = payloads(wire)
+    assert last == "[DONE]"
+    return [json.loads(each) for each in rest]
+
+
+def choices(wire: bytes, index: int) -> list[dict[str, Any]]:
+    return [choice for chunk in chunks(wire) for choice in chunk["choices"] if choice["index"] == index]
+
+
+def folded_choice(wire: bytes, index: int) -> dict[str, Any]:
+    """What a client makes of the chunks of one choice, in the form of a whole reply's choice."""
+    parts = choices(wire, index)
+    deltas = [part["delta"] for part in parts]
+    calls = _folded_calls(deltas)
+    content = "".join(delta.get("content", "") for delta in deltas)
+    reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas) or None
+    message: dict[str, Any] = {"role": deltas[0]["role"], "content": None if calls and not content else content}
+    message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+    if calls:
+        message["tool_calls"] = calls
+    logprobs = [part["logprobs"] for part in parts if part["logprobs"]]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": {"content": [token for each in logprobs for token in each["content"]]} if logprobs else None,
+        "finish_reason": parts[-1]["finish_reason"],
+        "stop_reason": parts[-1]["stop_reason"],
+    }
+
+
+def _folded_calls(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                function = dict(call["function"])
+                calls[call["index"]] = {"id": call["id"], "type": call["type"], "function": function}
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return [calls[index] for index in sorted(calls)]

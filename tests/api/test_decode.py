@@ -1,0 +1,260 @@
+"""Request bodies → Requests and reply specs."""
+
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
+from vllm_mlx.core.request import Request, SamplingParams
+
+from .bodies import HI, TOOL, chat, decode, decode_text, refusal, spec
+
+
+def test_a_bare_chat() -> None:
+    decoded = decode()
+    assert decoded.requests == (
+        Request(
+            request_id="chatcmpl-1",
+            messages=(Message("user", (TextPart("hi"),)),),
+            tool_choice=ToolChoice("none"),
+        ),
+    )
+    assert decoded.reply == spec()
+
+
+def test_every_chat_field_arrives() -> None:
+    decoded = decode(
+        model="tiny",
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        max_tokens=5,
+        max_completion_tokens=9,
+        temperature=1,
+        top_p=0.5,
+        top_k=-1,
+        min_p=0.1,
+        presence_penalty=1.5,
+        frequency_penalty=-1,
+        repetition_penalty=1.1,
+        logit_bias={"12": -100, "7": 1.5},
+        seed=-3,
+        n=2,
+        stop="END",
+        stop_token_ids=[1, 2],
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        min_tokens=3,
+        skip_special_tokens=False,
+        logprobs=True,
+        top_logprobs=4,
+        tools=[TOOL],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning_effort="high",
+        include_reasoning=False,
+        chat_template_kwargs={"style": "plain"},
+        add_generation_prompt=False,
+        continue_final_message=True,
+        cache_salt="me",
+    )
+    assert decoded.requests == (
+        Request(
+            request_id="chatcmpl-1",
+            messages=(Message("user", (TextPart("hi"),)),),
+            tools=(ToolSpec("ls", "List.", {"type": "object"}),),
+            tool_choice=ToolChoice("auto"),
+            max_tool_calls=1,
+            sampling=SamplingParams(
+                max_tokens=9,
+                temperature=1,
+                top_p=0.5,
+                top_k=0,
+                min_p=0.1,
+                presence_penalty=1.5,
+                frequency_penalty=-1,
+                repetition_penalty=1.1,
+                logit_bias={12: -100, 7: 1.5},
+                seed=-3,
+                n=2,
+                stop=("END",),
+                stop_token_ids=(1, 2),
+                include_stop_str_in_output=True,
+                ignore_eos=True,
+                min_tokens=3,
+                skip_special_tokens=False,
+                logprobs=4,
+            ),
+            thinking="on",
+            template_kwargs={"style": "plain", "reasoning_effort": "high"},
+            add_generation_prompt=False,
+            continue_final_message=True,
+            cache_salt="me",
+        ),
+    )
+    assert decoded.reply == spec(
+        choices_per_prompt=2, stream=True, include_usage=True, logprobs=True, reasoning="hidden"
+    )
+
+
+def test_null_is_a_field_left_out() -> None:
+    fields = [name for name in _field_names() if name not in ("messages", "model")]
+    assert decode(**dict.fromkeys(fields)) == decode()
+
+
+def _field_names() -> list[str]:
+    from vllm_mlx.api.openai.fields import BODY_FIELDS
+    from vllm_mlx.api.openai.schema import ChatCompletionBody
+
+    return [*ChatCompletionBody.model_fields, *BODY_FIELDS]
+
+
+@pytest.mark.parametrize("body", [{"max_tokens": 5}, {"max_completion_tokens": 5}])
+def test_either_name_limits_the_reply(body: dict[str, int]) -> None:
+    assert chat(**body).sampling.max_tokens == 5
+    assert chat().sampling.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "kwargs"),
+    [
+        ({}, "auto", {}),
+        ({"reasoning_effort": "none"}, "off", {"reasoning_effort": "none"}),
+        ({"reasoning_effort": "minimal"}, "on", {"reasoning_effort": "minimal"}),
+        ({"reasoning_effort": "max"}, "on", {"reasoning_effort": "max"}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "off", {"enable_thinking": False}),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "on", {"enable_thinking": True}),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            "off",
+            {"reasoning_effort": "high", "enable_thinking": False},
+        ),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "x"}},
+            "on",
+            {"reasoning_effort": "x", "enable_thinking": True},
+        ),
+    ],
+)
+def test_thinking(fields: dict[str, Any], thinking: str, kwargs: dict[str, Any]) -> None:
+    request = chat(**fields)
+    assert (request.thinking, request.template_kwargs) == (thinking, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode"),
+    [
+        ({}, "separate"),
+        ({"include_reasoning": True}, "separate"),
+        ({"include_reasoning": False}, "hidden"),
+        ({"separate_reasoning": False}, "inline"),
+        ({"separate_reasoning": False, "include_reasoning": False}, "hidden"),
+    ],
+)
+def test_what_the_client_sees_of_the_reasoning(fields: dict[str, Any], mode: str) -> None:
+    assert decode(**fields).reply.reasoning == mode
+
+
+def test_generation_prompt() -> None:
+    assert chat().add_generation_prompt
+    assert not chat(continue_final_message=True).add_generation_prompt
+    assert not chat(add_generation_prompt=False).add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Once", ["Once"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [(1, 2)]),
+        ([[1], [2, 3]], [(1,), (2, 3)]),
+    ],
+)
+def test_prompts(prompt: Any, expected: list[Any]) -> None:
+    decoded = decode_text(prompt=prompt, n=2, echo=True)
+    assert [request.prompt for request in decoded.requests] == expected
+    assert len({request.request_id for request in decoded.requests}) == len(expected)
+    assert all(request.echo and request.messages is None for request in decoded.requests)
+    assert decoded.reply.num_choices == 2 * len(expected)
+
+
+def test_completion_fields_arrive() -> None:
+    decoded = decode_text(max_tokens=4, logprobs=0, stop=["a", "b"], n=3, best_of=3)
+    [request] = decoded.requests
+    assert request.sampling == SamplingParams(max_tokens=4, logprobs=0, stop=("a", "b"), n=3)
+    assert decoded.reply.logprobs
+
+
+GUIDED = {"tools": [TOOL], "tool_choice": "required"}
+NAMED = {"type": "function", "function": {"name": "ls"}}
+OTHER = {"type": "function", "function": {"name": "rm"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"messages": []}, "messages", "`messages` must not be empty."),
+        ({"max_tokens": 5.0}, "max_tokens", "`max_tokens` must be an integer."),
+        ({"max_tokens": True}, "max_tokens", "`max_tokens` must be an integer."),
+        ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be greater than or equal to 1."),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "`max_completion_tokens` must be greater than"),
+        ({"temperature": "1"}, "temperature", "`temperature` must be a number."),
+        ({"temperature": True}, "temperature", "`temperature` must be a number."),
+        ({"temperature": 2.5}, "temperature", "`temperature` must be at most 2, got 2.5."),
+        ({"temperature": float("nan")}, "temperature", "`temperature` must be a finite number."),
+        ({"top_k": -2}, "top_k", "`top_k` must be"),
+        ({"n": 0}, "n", "`n` must be at least 1, got 0."),
+        ({"stream": 1}, "stream", "`stream` must be true or false."),
+        ({"stop": 5}, "stop", "`stop` must be a string or a list."),
+        ({"stop": ["a", 5]}, "stop[1]", "`stop[1]` must be a string."),
+        ({"stop": [""]}, "stop", "empty string"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "token ids, got 'a'"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "token ids, got '-1'"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[1]", "at most 100"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias.1", "must be a number"),
+        ({"top_logprobs": 3}, "top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true."),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"logprobs": 1}, "logprobs", "`logprobs` must be true or false."),
+        ({"stream_options": {}}, "stream_options", "Stream options can only be defined when `stream=True`."),
+        ({"tools": []}, "tools", "`tools` must not be an empty array."),
+        ({"tool_choice": "auto"}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
+        ({"tool_choice": NAMED}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "Invalid value for `tool_choice`: any!"),
+        ({"tools": [TOOL], "tool_choice": OTHER}, "tool_choice", "does not match any of the specified `tools`"),
+        (GUIDED, "tool_choice", "not supported yet"),
+        ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "not supported yet"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "`tools[0].type` must be 'function'."),
+        ({"tools": [{**TOOL, "mood": 1}]}, "tools[0].mood", "Unknown parameter"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'none', 'minimal', 'low'"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "Set either",
+        ),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "use the request field"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking", "true or false"),
+    ],
+)
+def test_a_wrong_chat_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refusal(decode, **{"messages": HI, **fields})
+    assert (error.param, error.type) == (param, "invalid_request_error")
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"best_of": 2}, "best_of"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"messages": HI}, "messages"),
+    ],
+)
+def test_a_wrong_completion_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refusal(decode_text, **fields).param == param

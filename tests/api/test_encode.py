@@ -1,0 +1,254 @@
+"""Events → bytes of a stream."""
+
+import json
+from typing import Any
+
+import pytest
+
+from vllm_mlx.api.openai import replies
+from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
+from vllm_mlx.core.errors import EngineDead, InvalidParameter, Overloaded
+from vllm_mlx.core.events import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptProgress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+
+from .bodies import spec
+from .fakes import FakeTokens
+from .streams import choices, chunks, payloads, stream
+
+NASTY = 'quote " slash \\ / newline \n\r\t nul \x00 del \x7f line\u2028 emoji 🦀 ü </script>'
+USAGE = Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=3, reasoning_tokens=1)
+END = Finished(FinishReason.STOP, USAGE)
+LOGPROBS = (TokenLogprob(72, -0.5, ((72, -0.5), (65, -1.25))), TokenLogprob(200, float("-inf")))
+
+
+def chat(**fields: Any) -> ChatStream:
+    return ChatStream(spec(stream=True, **fields), FakeTokens())
+
+
+def chunk(delta: dict[str, Any], **choice: Any) -> str:
+    """The same chunk, written by pydantic from the documented type."""
+    calls = [replies.ToolCallDelta.model_validate(call) for call in delta.pop("tool_calls", [])]
+    fields = {**delta, **({"tool_calls": calls} if calls else {})}
+    described = replies.ChatCompletionChunk(
+        id="chatcmpl-1",
+        object="chat.completion.chunk",
+        created=5,
+        model="tiny",
+        choices=[
+            replies.ChunkChoice(
+                **{
+                    "index": 0,
+                    "delta": replies.Delta(**fields),
+                    "logprobs": None,
+                    "finish_reason": None,
+                    **choice,
+                }
+            )
+        ],
+    )
+    return described.to_json()
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [
+        (TextDelta("Hi"), {"content": "Hi"}),
+        (TextDelta(NASTY), {"content": NASTY}),
+        (ReasoningDelta(NASTY), {"reasoning_content": NASTY, "reasoning": NASTY}),
+        (
+            ToolCallStart(1, "call_a", NASTY),
+            {
+                "tool_calls": [
+                    {"index": 1, "id": "call_a", "type": "function", "function": {"name": NASTY, "arguments": ""}}
+                ]
+            },
+        ),
+        (ToolCallDelta(0, '{"a": "'), {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": "'}}]}),
+    ],
+)
+def test_a_delta_is_written_as_the_documented_type_would_be(event: GenerationEvent, delta: dict[str, Any]) -> None:
+    assert payloads(chat().feed(0, event)) == [chunk(delta)]
+
+
+def test_the_first_and_the_last_chunk() -> None:
+    assert payloads(chat().open()) == [chunk({"role": "assistant", "content": ""})]
+    assert payloads(chat().feed(0, END)) == [chunk({}, finish_reason="stop", stop_reason=None)]
+    assert payloads(chat().close()) == ["[DONE]"]
+
+
+def test_the_stop_that_ended_the_reply_is_named() -> None:
+    assert payloads(chat().feed(0, Finished(FinishReason.STOP, USAGE, NASTY))) == [
+        chunk({}, finish_reason="stop", stop_reason=NASTY)
+    ]
+    [part] = payloads(chat().feed(0, Finished(FinishReason.LENGTH, USAGE, 13)))
+    assert json.loads(part)["choices"][0] | {"delta": None} == {
+        "index": 0,
+        "delta": None,
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": 13,
+    }
+
+
+def test_logprobs_come_with_their_text() -> None:
+    top = [
+        replies.TopLogprob(token="H", logprob=-0.5, bytes=[72]),
+        replies.TopLogprob(token="A", logprob=-1.25, bytes=[65]),
+    ]
+    content = [
+        replies.ContentLogprob(token="H", logprob=-0.5, bytes=[72], top_logprobs=top),
+        replies.ContentLogprob(token="\ufffd", logprob=-9999.0, bytes=[200], top_logprobs=[]),
+    ]
+    expected = chunk({"content": "H"}, logprobs=replies.ChatLogprobs(content=content))
+    assert payloads(chat(logprobs=True).feed(0, TextDelta("H", LOGPROBS))) == [expected]
+    assert payloads(chat().feed(0, TextDelta("H", LOGPROBS))) == [chunk({"content": "H"})]
+
+
+def test_events_without_news_for_the_client_send_nothing() -> None:
+    encoder = chat()
+    for event in (Started(7, 2), PromptProgress(3, 7), TextDelta("")):
+        assert encoder.feed(0, event) == b""
+
+
+def test_a_call_without_arguments_still_carries_an_object() -> None:
+    encoder = chat()
+    events = [
+        ToolCallStart(0, "a", "now"),
+        ToolCallEnd(0),
+        ToolCallStart(1, "b", "ls"),
+        ToolCallDelta(1, "{}"),
+        ToolCallEnd(1),
+    ]
+    deltas = [
+        part["delta"]["tool_calls"][0] for part in choices(stream(encoder, ((0, event) for event in events)), 0)[1:]
+    ]
+    assert [(delta["index"], delta["function"]["arguments"]) for delta in deltas] == [
+        (0, ""),
+        (0, "{}"),
+        (1, ""),
+        (1, "{}"),
+    ]
+
+
+def test_usage_comes_in_a_chunk_of_its_own_before_done() -> None:
+    events = [(0, TextDelta("a")), (0, END)]
+    *others, last = chunks(stream(chat(include_usage=True), events))
+    assert [each["usage"] for each in others] == [None, None, None]
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    assert not any("usage" in each for each in chunks(stream(chat(), events)))
+
+
+def test_usage_says_where_the_context_cut_max_tokens() -> None:
+    cut = Usage(prompt_tokens=7, completion_tokens=3, clamped_max_tokens=3)
+    *_, last = chunks(stream(chat(include_usage=True), [(0, Finished(FinishReason.LENGTH, cut))]))
+    assert last["usage"]["max_completion_tokens"] == 3
+
+
+def test_several_choices_count_their_prompt_once_and_interleave() -> None:
+    cold, warm = (
+        Usage(prompt_tokens=7, completion_tokens=3),
+        Usage(prompt_tokens=7, cached_tokens=6, completion_tokens=4),
+    )
+    events: list[tuple[int, GenerationEvent]] = [
+        (1, TextDelta("b")),
+        (0, TextDelta("a")),
+        (1, Finished(FinishReason.STOP, warm)),
+        (0, Finished(FinishReason.LENGTH, cold)),
+    ]
+    wire = stream(chat(choices_per_prompt=2, include_usage=True), events)
+    assert [part["delta"].get("role") for index in (0, 1) for part in choices(wire, index)[:1]] == ["assistant"] * 2
+    assert [part["finish_reason"] for index in (0, 1) for part in choices(wire, index)] == [
+        None,
+        None,
+        "length",
+        None,
+        None,
+        "stop",
+    ]
+    usage = chunks(wire)[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 7, 14)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_keep_alive_is_a_chunk_with_an_empty_delta() -> None:
+    assert payloads(chat().keep_alive()) == [chunk({})]
+
+
+@pytest.mark.parametrize(
+    "error", [EngineDead("Gone."), Overloaded("Full.", retry_after_s=2), InvalidParameter("No.", param="n")]
+)
+def test_a_failure_ends_the_stream_with_an_error_and_without_done(error: Any) -> None:
+    [last] = payloads(chat().fail(error))
+    body = json.loads(last)["error"]
+    assert set(body) == {"message", "type", "param", "code"} and body["message"] == error.message
+
+
+def test_hidden_reasoning_is_not_sent() -> None:
+    events: list[GenerationEvent] = [ReasoningDelta("hmm"), TextDelta("a"), END]
+    wire = stream(chat(reasoning="hidden"), ((0, event) for event in events))
+    assert b"hmm" not in wire and b"reasoning" not in wire
+
+
+def test_inline_reasoning_comes_between_tags() -> None:
+    events: list[GenerationEvent] = [ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("a"), TextDelta("b"), END]
+    wire = stream(chat(reasoning="inline"), ((0, event) for event in events))
+    text = "".join(part["delta"].get("content", "") for part in choices(wire, 0))
+    assert text == "<think>\nhm\n</think>\n\nab" and b'"reasoning' not in wire
+
+
+def completion(**fields: Any) -> CompletionStream:
+    return CompletionStream(spec(reply_id="cmpl-1", stream=True, **fields), FakeTokens())
+
+
+def test_completion_chunks_are_written_as_the_documented_type_would_be() -> None:
+    def described(**choice: Any) -> str:
+        whole = {"index": 1, "text": "", "logprobs": None, "finish_reason": None, **choice}
+        return replies.Completion(
+            id="cmpl-1", object="text_completion", created=5, model="tiny", choices=[replies.CompletionChoice(**whole)]
+        ).to_json()
+
+    encoder = completion(num_prompts=2, logprobs=True)
+    first = replies.CompletionLogprobs(
+        tokens=["H", "\ufffd"],
+        token_logprobs=[-0.5, -9999.0],
+        top_logprobs=[{"H": -0.5, "A": -1.25}, {}],
+        text_offset=[0, 1],
+    )
+    later = replies.CompletionLogprobs(tokens=["i"], token_logprobs=[-1.0], top_logprobs=[{}], text_offset=[2])
+    assert encoder.open() == b""
+    assert payloads(encoder.feed(1, TextDelta(NASTY))) == [described(text=NASTY)]
+    assert payloads(encoder.feed(1, TextDelta("H", LOGPROBS))) == [described(text="H", logprobs=first)]
+    assert payloads(encoder.feed(1, TextDelta("i", (TokenLogprob(105, -1.0),)))) == [
+        described(text="i", logprobs=later)
+    ]
+    assert payloads(encoder.feed(1, ReasoningDelta("r"))) == [described(text="r")]
+    assert payloads(encoder.feed(1, END)) == [described(finish_reason="stop", stop_reason=None)]
+    assert payloads(encoder.keep_alive()) == [described(index=0)]
+    assert encoder.close() == b"data: [DONE]\n\n"
+
+
+def test_prompts_of_one_completion_are_counted_each() -> None:
+    events = [(index, Finished(FinishReason.STOP, USAGE)) for index in range(4)]
+    wire = stream(completion(num_prompts=2, choices_per_prompt=2, include_usage=True), events)
+    usage = chunks(wire)[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 12)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 4

@@ -1,0 +1,83 @@
+"""Every field of OpenAI's is honoured, knowingly ignored, or refused by name."""
+
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_create_params
+
+from vllm_mlx.api.openai.fields import ANY, BODY_FIELDS, STREAM_OPTION_FIELDS, Ignored, Refused
+from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, StreamOptions
+
+from .bodies import decode, decode_text, refusal
+
+IGNORED = {name: rule for name, rule in BODY_FIELDS.items() if isinstance(rule, Ignored)}
+PARTLY_IGNORED = [name for name, rule in IGNORED.items() if ANY not in rule.values]
+REFUSED = [name for name, rule in BODY_FIELDS.items() if isinstance(rule, Refused)]
+
+
+@pytest.mark.parametrize(
+    ("params", "body"),
+    [
+        (chat_create_params.CompletionCreateParamsNonStreaming, ChatCompletionBody),
+        (completion_create_params.CompletionCreateParamsNonStreaming, CompletionBody),
+    ],
+)
+def test_no_field_of_openai_is_unknown(params: Any, body: Any) -> None:
+    assert set(get_type_hints(params)) <= {*body.model_fields, *BODY_FIELDS}
+    assert set(get_type_hints(ChatCompletionStreamOptionsParam)) <= {*StreamOptions.model_fields, *STREAM_OPTION_FIELDS}
+
+
+def test_a_field_is_either_honoured_or_in_the_table() -> None:
+    assert not set(ChatCompletionBody.model_fields) & set(BODY_FIELDS)
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_a_harmless_value_changes_nothing(name: str) -> None:
+    for value in IGNORED[name].values:
+        value = {"any": "thing"} if value is ANY else value
+        assert decode(**{name: value}) == decode()
+        assert decode_text(**{name: value}) == decode_text()
+
+
+@pytest.mark.parametrize("name", [*PARTLY_IGNORED, *REFUSED])
+@pytest.mark.parametrize("decoder", [decode, decode_text])
+def test_any_other_value_is_refused_with_advice(name: str, decoder: Any) -> None:
+    error = refusal(decoder, **{name: "something else"})
+    rule = BODY_FIELDS[name]
+    advice = rule.otherwise if isinstance(rule, Ignored) else rule.advice
+    assert (error.param, error.code, error.type) == (name, "unsupported_parameter", "invalid_request_error")
+    assert f"`{name}`" in error.message and error.message.endswith(advice) and advice.endswith(".")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("value", [True, {"type": "x"}, ["x"], 0, ""])
+def test_a_refused_field_is_refused_with_every_value(name: str, value: Any) -> None:
+    assert refusal(decode, **{name: value}).param == name
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("store", True),
+        ("store", 0),
+        ("modalities", ["text", "audio"]),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("service_tier", "priority"),
+        ("verbosity", "low"),
+    ],
+)
+def test_what_would_change_the_reply_is_refused(field: str, value: Any) -> None:
+    assert refusal(decode, **{field: value}).code == "unsupported_parameter"
+
+
+def test_an_unknown_field_is_refused_as_unknown() -> None:
+    error = refusal(decode, enable_mind_reading=True)
+    assert (error.param, error.code) == ("enable_mind_reading", "unknown_parameter")
+
+
+def test_an_unknown_stream_option_is_refused() -> None:
+    error = refusal(decode, stream=True, stream_options={"continuous_usage_stats": True})
+    assert error.param == "stream_options.continuous_usage_stats"
