@@ -1,0 +1,149 @@
+"""Text ↔ ids of one checkpoint, around the tokenizer that transformers loads. Safe to share between threads."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ..core.errors import ModelLoadError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_MAX_ID = 2**32 - 1
+
+
+class Tokenizer:
+    """`text in tokenizer` tells whether the text is one token of the vocabulary."""
+
+    def __init__(self, hf_tokenizer: Any, *, eos_token_ids: Iterable[int] = (), chat_template: str | None = None):
+        self._hf = hf_tokenizer
+        self.backend: tokenizers.Tokenizer = hf_tokenizer.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        own_eos = hf_tokenizer.eos_token_id
+        self.eos_token_ids = frozenset(eos_token_ids) | (frozenset() if own_eos is None else {own_eos})
+        self._template_override = chat_template
+        self._added: dict[int, tuple[str, bool]] = {
+            token_id: (token.content, token.special)
+            for token_id, token in self.backend.get_added_tokens_decoder().items()
+            if token.content.replace("▁", " ").strip()  # added runs of white space are plain text
+        }
+        self.marker_tokens: frozenset[str] = frozenset(text for text, _ in self._added.values())
+        self.vocab_size: int = max(
+            self.backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1
+        )
+        self._decoders = _decoder_types(self.backend)
+
+    @classmethod
+    def load(cls, path: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> "Tokenizer":
+        """From a checkpoint's folder. Raises ModelLoadError; `chat_template` is a text that replaces its own."""
+        from transformers import AutoTokenizer
+
+        if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+            raise ModelLoadError(f"{path} has no tokenizer: put the checkpoint's tokenizer.json beside its weights.")
+        try:
+            hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except Exception as error:  # tokenizers raises bare Exceptions for files it cannot read
+            raise ModelLoadError(f"The tokenizer in {path} cannot be loaded: {_first_line(error)}") from error
+        if not getattr(hf_tokenizer, "is_fast", False):
+            raise ModelLoadError(f"The tokenizer in {path} has no fast form: convert it to a tokenizer.json.")
+        eos = [*_eos_ids(path / "generation_config.json"), *_eos_ids(path / "config.json")]
+        if chat_template is None and hf_tokenizer.chat_template is None:
+            chat_template = read_json(path / "chat_template.json").get("chat_template")  # where processors keep it
+        return cls(hf_tokenizer, eos_token_ids=eos, chat_template=chat_template)
+
+    def __contains__(self, text: object) -> bool:
+        return isinstance(text, str) and self.backend.token_to_id(text) is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        if self._template_override is not None:
+            return self._template_override
+        template: str | dict[str, str] | None = self._hf.chat_template
+        if isinstance(template, dict):
+            return template.get("default") or next(iter(template.values()), None)
+        return template
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        """The conversation as text. Raises whatever the template raises."""
+        text: str = self._hf.apply_chat_template(
+            messages, chat_template=self._template_override, tokenize=False, **kwargs
+        )
+        return text
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Ids that are no tokens are left out."""
+        known = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
+        return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, text: str) -> int | None:
+        return self.backend.token_to_id(text)
+
+    def added_token(self, token_id: int) -> tuple[str, bool] | None:
+        """Return (text, special) of a token that was added beside the learnt vocabulary, else None.
+
+        `special` is the tokenizer's own word for "not part of any text": such a token is left out of replies.
+        """
+        return self._added.get(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+        if (added := self._added.get(token_id)) is not None:
+            return added[0].encode()
+        token = self.backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+        if token is None:
+            return b""
+        if "ByteFallback" in self._decoders and (match := _BYTE_TOKEN.match(token)):
+            return bytes.fromhex(match.group(1))
+        if "ByteLevel" in self._decoders and all(char in _BYTE_OF_CHAR for char in token):
+            return bytes(_BYTE_OF_CHAR[char] for char in token)
+        return token.replace("▁", " ").encode() if {"Metaspace", "Replace"} & self._decoders else token.encode()
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A checkpoint's JSON object; empty where the file is missing. Raises ModelLoadError for a broken one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {_first_line(error)}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _eos_ids(path: Path) -> list[int]:
+    config = read_json(path)
+    text_config = config.get("text_config")
+    values = [config.get("eos_token_id"), text_config.get("eos_token_id") if isinstance(text_config, dict) else None]
+    ids = [token_id for value in values for token_id in (value if isinstance(value, list) else [value])]
+    return [token_id for token_id in ids if isinstance(token_id, int)]
+
+
+def _decoder_types(backend: tokenizers.Tokenizer) -> frozenset[str]:
+    if backend.decoder is None:
+        return frozenset()
+    decoder = json.loads(backend.decoder.__getstate__())
+    return frozenset(part["type"] for part in [decoder, *decoder.get("decoders", [])])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The printable characters that byte-level vocabularies write for bytes, as GPT-2 chose them."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
