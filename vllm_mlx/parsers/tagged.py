@@ -180,7 +180,9 @@ class TaggedParser:
             self._end_thought()
         elif tools is not None and marker == tools.close:
             text = self._take(len(marker))
-            if self._is_thinking or not self._content.follows_call:
+            if self._content.follows_call and not self._is_thinking:
+                self._content.after_call()
+            else:
                 self._append(text, out)
         else:
             self._open_call(marker)
@@ -211,6 +213,8 @@ class TaggedParser:
                 return False
             case BodyStatus.DONE:
                 self._end_call(call, out)
+            case BodyStatus.FAILED:
+                self._give_back(call, out)
             case BodyStatus.STUCK:
                 end, marker = self._in_call.cut(self._pending, final=final)
                 if end == 0 and marker is None:

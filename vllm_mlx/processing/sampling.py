@@ -47,7 +47,6 @@ def resolve_sampling(
     eos_token_ids: Iterable[int] = (),
     defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
     checkpoint: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
-    choice: int = 0,  # of n: each draws with a seed of its own
 ) -> ResolvedSampling:
     """Raises InvalidParameter for a `logit_bias` outside the vocabulary. The prompt must fit the context window."""
     for token_id in params.logit_bias:
@@ -61,7 +60,7 @@ def resolve_sampling(
     asked = params.max_tokens if params.max_tokens is not None else defaults.max_tokens
     max_tokens = room if asked is None else min(asked, room)
     is_clamped = params.max_tokens is not None and params.max_tokens > room
-    seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed + choice
+    seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
     return ResolvedSampling(
         tokens=TokenSampling(
             **_filled_in(params, defaults, checkpoint, _LAST_RESORT),

@@ -10,7 +10,8 @@ Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its par
 class BodyStatus(Enum):
     OPEN = auto()
     DONE = auto()  # the call is complete; what follows is not part of it
-    STUCK = auto()  # the next character cannot stand here
+    STUCK = auto()  # the next character cannot stand here, unless it begins a tag around the body
+    FAILED = auto()  # this is no call
 
 
 class ToolBody(Protocol):

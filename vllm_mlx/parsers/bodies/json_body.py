@@ -54,8 +54,12 @@ class JsonBody:
         return True
 
     def cut(self, rest: str) -> None:
-        if self._streams and self._scanner is not None:
+        if self._scanner is None or self._state is not _State.VALUE or self._key not in _ARGUMENT_KEYS:
+            return
+        if self._streams:
             self._arguments += self._scanner.take_partial()
+        elif (text := self._scanner.take()).startswith('"'):
+            self._arguments += json.loads(text + '"')
 
     def _read_structure(self, char: str) -> int:
         """Returns the number of characters read: the first one of a value is left to its scanner."""
@@ -85,7 +89,7 @@ class JsonBody:
         if self._streams:
             self._arguments += scanner.take()
         if scanner.failed:
-            self.status = BodyStatus.STUCK
+            self.status = BodyStatus.FAILED
         elif scanner.done:
             self._scanner = None
             if self._state is _State.VALUE:
@@ -107,11 +111,11 @@ class JsonBody:
             if name:
                 self.name = name
             else:
-                self.status = BodyStatus.STUCK
+                self.status = BodyStatus.FAILED
         elif self._key in _ARGUMENT_KEYS and not self._has_arguments:
             arguments = _object_in(value)
             if arguments is None:
-                self.status = BodyStatus.STUCK
+                self.status = BodyStatus.FAILED
             else:
                 self._set_arguments(arguments)
 

@@ -1,0 +1,237 @@
+"""What each way of writing thoughts and calls means, at every cut."""
+
+import json
+
+import pytest
+
+from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+
+from .support import MARKERS, TOOLS, as_special, cuts, run
+
+Text, Thought = TextDelta, ReasoningDelta
+
+
+def call(name: str, arguments: str, index: int = 0) -> list:
+    return [ToolCallStart(index, f"c{index}", name), ToolCallDelta(index, arguments), ToolCallEnd(index)]
+
+
+def open_call(name: str, arguments: str = "") -> list:
+    return [ToolCallStart(0, "c0", name), *([ToolCallDelta(0, arguments)] if arguments else [])]
+
+
+WEATHER_JSON = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+WEATHER_XML = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+)
+WEATHER = '{"city": "Rome", "days": 2}'
+
+# Both modes agree on these: markers as text, and markers as special pieces.
+WELL_FORMED = {
+    "plain": ("Hi  there\n", [Text("Hi  there\n")]),
+    "white space around a text is kept": ("  \n a \n", [Text("  \n a \n")]),
+    "white space alone is content": (" \n", [Text(" \n")]),
+    "thought then text": ("<think>\nhm\n</think>\n\nHi", [Thought("hm"), Text("Hi")]),
+    "thought without line breaks": ("<think>hm</think>Hi", [Thought("hm"), Text("Hi")]),
+    "white space inside a thought is kept": (
+        "<think>\n\n  a\n\nb \n\n</think>c",
+        [Thought("\n  a\n\nb \n"), Text("c")],
+    ),
+    "empty thought": ("<think>\n\n</think>\n\nHi", [Text("Hi")]),
+    "empty thought before a call": (f"<think>\n\n</think>\n\n{WEATHER_JSON}", call("get_weather", WEATHER)),
+    "indented text after a thought": ("<think>a</think>\n\n  code", [Thought("a"), Text("  code")]),
+    "two closing tags": ("<think>a</think>\n</think>\n\nb", [Thought("a"), Text("b")]),
+    "closing tag without a thought": ("</think>\n\nb", [Text("b")]),
+    "opening tag twice": ("<think><think>\na</think>b", [Thought("a"), Text("b")]),
+    "two thoughts": ("<think>a</think>b<think>c</think>\nd", [Thought("a"), Text("b"), Thought("c"), Text("d")]),
+    "unfinished thought": ("<think>\na\n", [Thought("a\n")]),
+    "json call": (WEATHER_JSON, call("get_weather", WEATHER)),
+    "xml call": (WEATHER_XML, call("get_weather", WEATHER)),
+    "text before and after": (
+        f"One.\n{WEATHER_JSON}\nTwo.",
+        [Text("One.\n"), *call("get_weather", WEATHER), Text("\nTwo.")],
+    ),
+    "thought, text, two calls": (
+        f"<think>\na\n</think>\n\nb\n\n{WEATHER_XML}\n{WEATHER_JSON}\n",
+        [Thought("a"), Text("b\n\n"), *call("get_weather", WEATHER), *call("get_weather", WEATHER, 1)],
+    ),
+    "calls without space between": (
+        WEATHER_JSON + WEATHER_XML,
+        [*call("get_weather", WEATHER), *call("get_weather", WEATHER, 1)],
+    ),
+    "call inside an unfinished thought": (
+        f"<think>\nlet me\n\n{WEATHER_XML}",
+        [Thought("let me\n"), *call("get_weather", WEATHER)],
+    ),
+    "thought closed behind a call": (
+        f"<think>a{WEATHER_JSON}</think>b",
+        [Thought("a"), *call("get_weather", WEATHER), Text("b")],
+    ),
+    "arguments before the name": (
+        '<tool_call>{"arguments": {"city": "Rome"}, "name": "get_weather"}</tool_call>',
+        call("get_weather", '{"city": "Rome"}'),
+    ),
+    "parameters instead of arguments": (
+        '<tool_call>{"name":"get_weather","parameters":{"city":"Rome"}}</tool_call>',
+        call("get_weather", '{"city":"Rome"}'),
+    ),
+    "arguments as a string": (
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Ro\\\\nme\\"}"}</tool_call>',
+        call("get_weather", '{"city": "Ro\\nme"}'),
+    ),
+    "no arguments": ('<tool_call>{"name": "now"}</tool_call>', call("now", "{}")),
+    "null arguments": ('<tool_call>{"name": "now", "arguments": null}</tool_call>', call("now", "{}")),
+    "no xml arguments": ("<tool_call><function=now></function></tool_call>", call("now", "{}")),
+    "nested arguments": (
+        '<tool_call>{"name": "write", "arguments": {"tags": [{"a": [1, {}]}, null, -1.5e3], "x": {"y": true}}}</tool_call>',
+        call("write", '{"tags": [{"a": [1, {}]}, null, -1.5e3], "x": {"y": true}}'),
+    ),
+    "other keys of a call": (
+        '<tool_call>{"id": [1, "x"], "name": "now", "arguments": {}, "type": "function"}</tool_call>',
+        call("now", "{}"),
+    ),
+    "unicode": (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "東京 🙂 \\u00e9 \\"q\\" \\\\"}}</tool_call>',
+        call("get_weather", '{"city": "東京 🙂 \\u00e9 \\"q\\" \\\\"}'),
+    ),
+    "missing closing brace": (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}\n</tool_call>',
+        call("get_weather", '{"city": "Rome"}'),
+    ),
+    "missing closing tag between calls": (
+        '<tool_call>{"name": "now", "arguments": {}}\n<tool_call>{"name": "now"}\n</tool_call>',
+        [*call("now", "{}"), *call("now", "{}", 1)],
+    ),
+    "missing closing tag at the end": ('<tool_call>{"name": "now", "arguments": {}}', call("now", "{}")),
+    "missing function close": (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</tool_call>ok",
+        [*call("get_weather", '{"city": "Rome"}'), Text("ok")],
+    ),
+    "missing parameter close": (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n<parameter=days>\n2\n</function>\n</tool_call>",
+        call("get_weather", WEATHER),
+    ),
+    "missing everything but the end": (
+        "<tool_call>\n<function=write>\n<parameter=text>\nRome\n</tool_call>",
+        call("write", '{"text": "Rome"}'),
+    ),
+    "missing opening tag": (
+        WEATHER_XML.removeprefix("<tool_call>\n") + "\n",
+        call("get_weather", WEATHER),
+    ),
+    "xml value keeps its own lines and tags": (
+        "<tool_call><function=write><parameter=text>\n\n<b>1 < 2</b> </parameter> | <parameter=text> </function>\n\n\n"
+        "</parameter></function></tool_call>",
+        call("write", '{"text": "\\n<b>1 < 2</b> </parameter> | <parameter=text> </function>\\n\\n"}'),
+    ),
+    "empty xml values": (
+        "<tool_call><function=write><parameter=path></parameter><parameter=text>\n</parameter></function></tool_call>",
+        call("write", '{"path": "", "text": ""}'),
+    ),
+    "string values are never decoded": (
+        "<tool_call><function=write><parameter=path>42</parameter><parameter=text>\n"
+        '{"a": null}\n</parameter></function></tool_call>',
+        call("write", '{"path": "42", "text": "{\\"a\\": null}"}'),
+    ),
+    "undeclared tool": (
+        f'a<tool_call>{{"name": "rm", "arguments": {{"x": "</b>"}}}}\n</tool_call> b {WEATHER_JSON}',
+        [
+            Text('a<tool_call>{"name": "rm", "arguments": {"x": "</b>"}}\n</tool_call> b '),
+            *call("get_weather", WEATHER),
+        ],
+    ),
+    "undeclared xml tool": (
+        WEATHER_XML.replace("get_weather", "rm"),
+        [Text(WEATHER_XML.replace("get_weather", "rm"))],
+    ),
+    "undeclared tool in a thought": (
+        '<think>a <tool_call>{"name": "rm"}</tool_call> b</think>c',
+        [Thought('a <tool_call>{"name": "rm"}</tool_call> b'), Text("c")],
+    ),
+    "no call at all": ("<tool_call>\nnot a call</tool_call>.", [Text("<tool_call>\nnot a call</tool_call>.")]),
+    "no call in a thought": ("<think>a <tool_call> tag</think>b", [Thought("a <tool_call> tag"), Text("b")]),
+    "no call, then one": (
+        f"<tool_call> <tool_call>{WEATHER_JSON.removeprefix('<tool_call>')}",
+        [Text("<tool_call> "), *call("get_weather", WEATHER)],
+    ),
+    "name is no string": ('<tool_call>{"name": 3}</tool_call>', [Text('<tool_call>{"name": 3}</tool_call>')]),
+    "no name": ('<tool_call>{"arguments": {}}</tool_call>', [Text('<tool_call>{"arguments": {}}</tool_call>')]),
+    "arguments are no object": (
+        '<tool_call>{"arguments": [1], "name": "now"}</tool_call>',
+        [Text('<tool_call>{"arguments": [1], "name": "now"}</tool_call>')],
+    ),
+    "broken behind the name": (
+        '<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.',
+        [*open_call("now", '{"a": '), Text('<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.')],
+    ),
+    "cut in the name": ('<tool_call>{"name": "get_wea', [Text('<tool_call>{"name": "get_wea')]),
+    "cut behind the name": ('<tool_call>{"name": "now", "argu', open_call("now")),
+    "cut in a json string": (
+        '<tool_call>{"name": "write", "arguments": {"path": "/a", "text": "x\\ny',
+        open_call("write", '{"path": "/a", "text": "x\\ny'),
+    ),
+    "cut in a json number": ('<tool_call>{"name": "now", "arguments": {"a": 12', open_call("now", '{"a": 12')),
+    "cut in arguments as a string": (
+        '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1',
+        open_call("now", '{"a": 1'),
+    ),
+    "cut in an xml string": (
+        "<tool_call><function=write><parameter=path>\n/a\n</parameter><parameter=text>\nx\ny\n",
+        open_call("write", '{"path": "/a", "text": "x\\ny\\n'),
+    ),
+    "cut in an xml number": (
+        "<tool_call><function=get_weather><parameter=days>\n12",
+        open_call("get_weather", '{"days": 12'),
+    ),
+    "cut behind an xml value": (
+        "<tool_call><function=get_weather><parameter=city>\nRome\n</parameter>\n",
+        open_call("get_weather", '{"city": "Rome"'),
+    ),
+}
+
+# Markers as text only: here a tag inside a string is data because of where it stands.
+TEXTUAL = {
+    "marker in a json string": (
+        '<tool_call>{"name": "write", "arguments": {"text": "</tool_call> <think>"}}</tool_call>',
+        call("write", '{"text": "</tool_call> <think>"}'),
+    ),
+    "marker in an xml value": (
+        "<tool_call><function=write><parameter=text>\na </tool_call> <tool_call> b\n</parameter></function></tool_call>",
+        call("write", '{"text": "a </tool_call> <tool_call> b"}'),
+    ),
+    "tail that may become a marker": ("a <tool_cal", [Text("a <tool_cal")]),
+    "tail in a thought": ("<think>a </thin", [Thought("a </thin")]),
+    "half marker before a marker": ("<think>a</thi</think>b", [Thought("a</thi"), Text("b")]),
+    "less-than signs": ("1 < 2 <<think>a</think>", [Text("1 < 2 <"), Thought("a")]),
+}
+
+
+@pytest.mark.parametrize("name", [*WELL_FORMED, *TEXTUAL])
+def test_events_at_every_cut(name: str) -> None:
+    text, expected = {**WELL_FORMED, **TEXTUAL}[name]
+    for pieces in cuts(text):
+        assert run(pieces, tool_specs=TOOLS) == expected, pieces
+
+
+@pytest.mark.parametrize("name", WELL_FORMED)
+def test_special_pieces_mean_the_same(name: str) -> None:
+    text, expected = WELL_FORMED[name]
+    pieces = as_special(text)
+    by_character = [part for piece, special in pieces for part in ([(piece, True)] if special else list(piece))]
+    for marked in (pieces, by_character):
+        assert run(marked, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS)) == expected
+
+
+@pytest.mark.parametrize("tools", ["hermes", "qwen3_json", "qwen3_xml", "qwen3_coder"])
+@pytest.mark.parametrize("text", [WEATHER_JSON, WEATHER_XML])
+def test_every_name_takes_both_bodies(tools: str, text: str) -> None:
+    assert run([text], tools=tools, tool_specs=TOOLS) == call("get_weather", WEATHER)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, events) in WELL_FORMED.items() if any(isinstance(e, ToolCallEnd) for e in events)]
+)
+def test_arguments_of_a_complete_call_are_json(name: str) -> None:
+    for event in WELL_FORMED[name][1]:
+        if isinstance(event, ToolCallDelta):
+            assert isinstance(json.loads(event.arguments), dict)
