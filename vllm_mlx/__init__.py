@@ -7,13 +7,13 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from .core.request import SamplingParams
-    from .engine.llm import LLM
+    from .llm import LLM
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: `vllm-mlx --help` and the pure packages must not pay for importing mlx.
     if name == "LLM":
-        from .engine.llm import LLM
+        from .llm import LLM
 
         return LLM
     if name == "SamplingParams":

@@ -1,6 +1,7 @@
 """Drives an engine on the test's own thread, ids in and ids out, and a plain loop to compare it with."""
 
-from collections.abc import Iterable, Sequence as Ids
+from collections.abc import Iterable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Greedy replies of the engine equal a plain loop over the model, however rows arrive, share batches and are chunked."""
+"""Greedy replies of the engine equal a plain loop over the model, however rows arrive, share batches or are cut."""
 
 import random
 

@@ -51,14 +51,14 @@ def test_greedy_takes_the_most_likely():
 
 def test_a_row_is_sampled_alike_alone_and_in_a_crowd():
     settings = [
-        dict(temperature=0),
-        dict(temperature=1.0, seed=1),
-        dict(temperature=0.7, seed=2, top_p=0.8),
-        dict(temperature=1.3, seed=3, top_k=5),
-        dict(temperature=1.0, seed=4, min_p=0.1),
-        dict(temperature=0, presence_penalty=1.5, frequency_penalty=0.5),
-        dict(temperature=1.0, seed=5, repetition_penalty=1.3),
-        dict(temperature=0, logit_bias={9: 100.0}),
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 1},
+        {"temperature": 0.7, "seed": 2, "top_p": 0.8},
+        {"temperature": 1.3, "seed": 3, "top_k": 5},
+        {"temperature": 1.0, "seed": 4, "min_p": 0.1},
+        {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3},
+        {"temperature": 0, "logit_bias": {9: 100.0}},
     ]
     crowd = sample([sequence(output=[7, 7, 9], **setting) for setting in settings])
     alone = [

@@ -1,6 +1,6 @@
 """The messages between scheduler and runner, and from the engine to whoever waits for a sequence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .errors import VLLMMLXError
 from .events import FinishReason, TokenLogprob
@@ -62,3 +62,7 @@ class SequenceUpdate:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: VLLMMLXError | None = None
+
+    def followed_by(self, later: "SequenceUpdate") -> "SequenceUpdate":
+        """Both as one."""
+        return replace(later, tokens=(*self.tokens, *later.tokens))

@@ -47,8 +47,9 @@ class Engine:
         total = config.memory_budget_bytes or device_memory().default_budget_bytes
         if checkpoint.file_bytes > total:
             raise ConfigError(
-                f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, the budget "
-                f"is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise --memory-budget."
+                f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, "
+                f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
+                "--memory-budget."
             )
         apply_limits(total)
         model = TextModel(load_weights(checkpoint, trust_remote_code=config.trust_remote_code))
@@ -72,9 +73,7 @@ class Engine:
             tokens_per_s=calibration.tokens_per_s,
             overhead_s=calibration.overhead_s,
         )
-        scheduler = Scheduler(
-            config, memory=memory, footprint=model.footprint, pacer=pacer, can_batch=model.can_batch
-        )
+        scheduler = Scheduler(config, memory=memory, footprint=model.footprint, pacer=pacer, can_batch=model.can_batch)
         facts = EngineFacts(info=info, memory=memory, footprint=model.footprint, calibration=calibration)
         return cls(scheduler, Runner(model), facts)
 

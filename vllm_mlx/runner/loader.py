@@ -9,8 +9,8 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HFValidationError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -66,7 +66,9 @@ def find_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     if "model_type" not in config:
         raise ModelLoadError(f"{config_file} names no model_type, so its architecture is unknown.")
     if not any(path.glob("model*.safetensors")):
-        raise ModelLoadError(f"{path} holds no model*.safetensors. Download the weights, or convert them to safetensors.")
+        raise ModelLoadError(
+            f"{path} holds no model*.safetensors. Download the weights, or convert them to safetensors."
+        )
     return Checkpoint(path, config)
 
 
@@ -83,7 +85,8 @@ def _download(model: str, revision: str | None) -> Path:
         raise ModelLoadError(f"{model} has no revision {revision}.") from error
     except RepositoryNotFoundError as error:
         raise ModelLoadError(
-            f"No folder {model} here and no such model on Hugging Face. Check the spelling; private ones need `hf auth login`."
+            f"No folder {model} here and no such model on Hugging Face. Check the spelling; "
+            "private ones need `hf auth login`."
         ) from error
     except HFValidationError as error:
         raise ModelLoadError(f"{model} is neither a folder nor a valid Hugging Face id.") from error

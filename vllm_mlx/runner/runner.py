@@ -83,9 +83,7 @@ class Runner:
             timings.append(ChunkTiming(chunk.end - chunk.start, time.perf_counter() - start))
             prefilled.append((chunk.seq.seq_id, chunk.end))
         mx.clear_cache()
-        return StepOutput(
-            prefilled=tuple(prefilled), failed=tuple(fence.failed), chunk_timings=tuple(timings)
-        )
+        return StepOutput(prefilled=tuple(prefilled), failed=tuple(fence.failed), chunk_timings=tuple(timings))
 
     def reset(self) -> None:
         """Forget all rows, after a step that failed as a whole."""
@@ -134,9 +132,7 @@ class Runner:
                 free.remove(best)
         return bases
 
-    def _form(
-        self, group: Rows[Sequence], seq_ids: set[int], base: Batch | None, singles: dict[int, Batch]
-    ) -> Batch:
+    def _form(self, group: Rows[Sequence], seq_ids: set[int], base: Batch | None, singles: dict[int, Batch]) -> Batch:
         if base is not None:
             base.keep([index for index, seq_id in enumerate(base.seq_ids) if seq_id in seq_ids])
         present = set(base.seq_ids) if base is not None else set()

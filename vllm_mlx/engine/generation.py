@@ -1,0 +1,126 @@
+"""The replies to one request, on the event loop: news of sequences in, generation events out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Items
+from types import TracebackType
+
+from ..core.errors import VLLMMLXError
+from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
+from ..core.step import SequenceUpdate
+from ..processing.output import OutputProcessor
+
+IndexedEvent = tuple[int, GenerationEvent]
+
+
+class Choice:
+    """One of the n replies."""
+
+    def __init__(self, index: int, num_prompt_tokens: int, output: OutputProcessor):
+        self.index = index
+        self._num_prompt_tokens = num_prompt_tokens
+        self._output = output
+        self._num_cached_tokens: int | None = None  # known once it has been scheduled
+        self.is_open = True
+
+    def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
+        """Events of one update. A reply that a stop string or its last tool call ended is closed here."""
+        if not self.is_open:
+            return []
+        if update.error is not None:
+            return self.fail(update.error)
+        events: list[GenerationEvent] = []
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = update.num_cached_tokens
+            events.append(Started(self._num_prompt_tokens, update.num_cached_tokens))
+        if update.tokens:
+            events += self._output.feed(update.tokens)
+        elif update.num_computed_tokens < self._num_prompt_tokens:
+            events.append(PromptProgress(update.num_computed_tokens, self._num_prompt_tokens))
+        if self._output.stopped:
+            self.is_open = False
+            events += self._output.finish(FinishReason.STOP, cached_tokens=self._num_cached_tokens)
+        elif update.finish_reason is not None:
+            self.is_open = False
+            events += self._output.finish(
+                update.finish_reason, update.stop_token_id, cached_tokens=self._num_cached_tokens
+            )
+        return events
+
+    def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
+        self.is_open = False
+        return [Failed(error)]
+
+
+class Generation:
+    """All choices of one request. Leaving the `async with` block aborts what still runs."""
+
+    def __init__(
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        choices: Mapping[int, Choice],
+        *,
+        abort: Callable[[Items[int]], None],
+        closed: Callable[["Generation"], None],
+    ):
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.seq_ids = tuple(choices)
+        self._choices = choices
+        self._abort = abort
+        self._closed = closed
+        self._news: list[SequenceUpdate | VLLMMLXError] = []
+        self._wake = asyncio.Event()
+
+    async def __aenter__(self) -> "Generation":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abort([seq_id for seq_id, choice in self._choices.items() if choice.is_open])
+        for choice in self._choices.values():
+            choice.is_open = False
+        self._closed(self)
+
+    async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
+        """(choice index, event) until every choice has sent Finished or Failed.
+
+        News that gathered while the consumer was busy is folded together: a slow reader gets fewer, longer deltas.
+        """
+        while any(choice.is_open for choice in self._choices.values()):
+            await self._wake.wait()
+            self._wake.clear()
+            news, self._news = self._news, []
+            for item in news if len(news) == 1 else _join(news):
+                for event in self._events(item):
+                    yield event
+
+    def put(self, item: SequenceUpdate | VLLMMLXError) -> None:
+        """News of one sequence, or the end of all of them. Called on the event loop."""
+        self._news.append(item)
+        self._wake.set()
+
+    def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
+        if isinstance(item, VLLMMLXError):
+            open_choices = [choice for choice in self._choices.values() if choice.is_open]
+            return [(choice.index, event) for choice in open_choices for event in choice.fail(item)]
+        choice = self._choices[item.seq_id]
+        events = choice.take(item)
+        if events and isinstance(events[-1], Finished) and item.finish_reason is None:
+            self._abort([item.seq_id])  # ended by its text, which the engine does not know
+        return [(choice.index, event) for event in events]
+
+
+def _join(news: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate | VLLMMLXError]:
+    """One update for each sequence, in order of its first; an error stays last."""
+    joined: dict[int, SequenceUpdate] = {}
+    errors: list[VLLMMLXError] = []
+    for item in news:
+        if isinstance(item, VLLMMLXError):
+            errors.append(item)
+            continue
+        earlier = joined.get(item.seq_id)
+        joined[item.seq_id] = item if earlier is None else earlier.followed_by(item)
+    return [*joined.values(), *errors]

@@ -1,0 +1,184 @@
+"""The Python API: prompts in, replies out, without a server."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from .api.openai.decode import decode_chat
+from .api.openai.errors import encode_validation
+from .api.openai.schema import ChatCompletionBody
+from .core.config import EngineConfig
+from .core.errors import InvalidParameter
+from .core.events import (
+    Failed,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from .core.request import Request, SamplingParams
+from .engine.async_engine import AsyncEngine
+
+T = TypeVar("T")
+Prompt = str | Items[int]
+Conversation = Items[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class ToolCall:
+    call_id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(slots=True)
+class Completion:
+    """One reply."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] | None = None
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The n replies to one prompt. `text` is the first one's."""
+
+    request_id: str
+    num_prompt_tokens: int
+    outputs: list[Completion]
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+
+class LLM:
+    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use as a context manager, or `close`.
+
+    Raises ConfigError where the model cannot be loaded, RequestError for a request that cannot be served.
+    """
+
+    def __init__(self, model: str, **config: Any):
+        unknown = config.keys() - {field.name for field in fields(EngineConfig)}
+        if unknown:
+            raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}")
+        self._engine = AsyncEngine.start(EngineConfig(model=str(model), **config))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+
+    def generate(
+        self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Continue texts, or lists of token ids, all at once. Results are in the order of the prompts."""
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]  # type: ignore[list-item]
+        sampling = sampling_params or SamplingParams()
+        return self._run_all(
+            [
+                Request(
+                    request_id=f"generate-{number}",
+                    prompt=prompt if isinstance(prompt, str) else tuple(prompt),  # type: ignore[arg-type]
+                    sampling=sampling,
+                )
+                for number, prompt in enumerate(prompts)
+            ]
+        )
+
+    def chat(
+        self,
+        messages: Conversation | Items[Conversation],
+        sampling_params: SamplingParams | None = None,
+        **fields: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several at once: `[{"role": "user", "content": "…"}, …]`.
+
+        Messages and further keywords are those of a chat completion (`tools=[…]`, `reasoning_effort="none"`).
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        sampling = sampling_params or SamplingParams()
+        requests = []
+        for number, conversation in enumerate(conversations):
+            body = _chat_body({"messages": list(conversation), **fields})
+            decoded = decode_chat(body, reply_id=f"chat-{number}", model="", created=0)
+            requests.append(replace(decoded.requests[0], sampling=sampling))
+        return self._run_all(requests)
+
+    def close(self) -> None:
+        """End the engine and free the model."""
+        self._call(self._engine.shutdown(0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run_all(self, requests: list[Request]) -> list[RequestOutput]:
+        async def run() -> list[RequestOutput]:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run(request)) for request in requests]
+            return [task.result() for task in tasks]
+
+        try:
+            return self._call(run())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _run(self, request: Request) -> RequestOutput:
+        outputs = [Completion(index) for index in range(request.sampling.n)]
+        async with await self._engine.submit(request) as generation:
+            async for index, event in generation:
+                match event:
+                    case Failed(error):
+                        raise error
+                    case _:
+                        _fold(outputs[index], event)
+        return RequestOutput(request.request_id, generation.num_prompt_tokens, outputs)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:
+    try:
+        return ChatCompletionBody.model_validate(wire)
+    except ValidationError as error:
+        detail = encode_validation(error.errors(), wire).error
+        raise InvalidParameter(detail.message, param=detail.param, code=detail.code) from error
+
+
+def _fold(completion: Completion, event: object) -> None:
+    match event:
+        case TextDelta(text, logprobs):
+            completion.text += text
+            if logprobs:
+                completion.logprobs = [*(completion.logprobs or []), *logprobs]
+        case ReasoningDelta(text):
+            completion.reasoning += text
+        case ToolCallStart(_, call_id, name):
+            completion.tool_calls = [*(completion.tool_calls or []), ToolCall(call_id, name, "")]
+        case ToolCallDelta(index, arguments):
+            assert completion.tool_calls is not None, "a call's arguments follow its start"
+            completion.tool_calls[index] = replace(
+                completion.tool_calls[index], arguments=completion.tool_calls[index].arguments + arguments
+            )
+        case Finished(reason, usage, _):
+            completion.finish_reason, completion.usage = reason, usage
