@@ -50,6 +50,12 @@ def serving(engine: FakeEngine, *, drain_s: float = 0, **settings: object) -> It
         assert not thread.is_alive()
 
 
+def post_bytes(path: str, body: str) -> bytes:
+    """A request for a bare socket."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n{body}".encode()
+
+
 def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
     """Fails if `holds` does not come true: for what another thread does soon, no measure of how soon."""
     deadline = time.monotonic() + timeout_s

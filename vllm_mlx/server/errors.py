@@ -19,6 +19,11 @@ class ClientGone(Exception):
     """The client closed its connection; nobody reads the answer."""
 
 
+def error_code(error: VLLMMLXError) -> str | None:
+    """The stable word for this error, as clients and the log get it."""
+    return encode_error(error).body.error.code
+
+
 def respond(error: HTTPError) -> Response:
     headers = {}
     if error.retry_after_s is not None:

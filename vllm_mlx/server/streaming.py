@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ..api.encoder import ReplyFold, StreamEncoder
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
-from .errors import CLIENT_GONE, ClientGone
+from .errors import CLIENT_GONE, ClientGone, error_code
 from .log import RequestRecord
 from .ports import Generation
 
@@ -59,7 +59,7 @@ class EventStream(Response):
                     await writer.write(encoder.feed(index, event))
             await writer.write(encoder.close())
         except VLLMMLXError as error:
-            record.error_code = "stream_failed"
+            record.error_code = error_code(error)
             await writer.write(encoder.fail(error))
         except Exception:
             logger.exception("Request %s failed by an error of the server", record.request_id)

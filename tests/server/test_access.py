@@ -1,0 +1,172 @@
+"""Keys, origins, sizes, ids and unknown paths."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.server.config import ServerConfig
+
+from .fakes import FakeEngine
+from .running import Running, serving
+
+CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[httpx.Client]:
+    with server.http() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Running]:
+    settings: Any = {"api_keys": ("first", "sécond"), "cors_origins": ("http://page",), "max_body_bytes": 1000}
+    with serving(FakeEngine(), **settings) as running:
+        yield running
+
+
+def error(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    detail: dict[str, Any] = body["error"]
+    return detail
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer first"},
+        {"authorization": "bearer  first"},
+        {"x-api-key": "first"},
+        {"x-api-key": "sécond".encode()},
+        {"authorization": "Bearer sécond".encode()},
+    ],
+)
+def test_a_right_key_opens(guarded: Running, headers: Any) -> None:
+    with guarded.http(headers=headers) as client:
+        assert client.get("/v1/models").status_code == 200
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": "first"}, {"x-api-key": ""}, {"x-api-key": "firs"}],
+)
+def test_without_one_everything_but_health_is_closed(guarded: Running, headers: Any) -> None:
+    with guarded.http(headers=headers) as client:
+        for path in ("/v1/models", "/v1/unknown"):
+            assert error(client.get(path), 401)["code"] == "invalid_api_key"
+        assert error(client.post("/v1/chat/completions", json=CHAT), 401)["type"] == "invalid_request_error"
+        assert client.get("/health").status_code == 200
+
+
+def test_an_allowed_page_may_ask(guarded: Running) -> None:
+    with guarded.http() as client:
+        asked = {"origin": "http://page", "access-control-request-method": "POST"}
+        wanted = {"access-control-request-headers": "authorization,content-type"}
+        preflight = client.options("/v1/chat/completions", headers={**asked, **wanted})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "http://page"
+        refused = client.get("/v1/models", headers={"origin": "http://page"})
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "http://page"
+        other = client.get("/health", headers={"origin": "http://other"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_without_origins_there_are_no_cors_headers(client: httpx.Client) -> None:
+    answer = client.get("/health", headers={"origin": "http://page"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_body_beyond_the_limit_is_refused(guarded: Running) -> None:
+    large = json.dumps({**CHAT, "user": "x" * 2000}).encode()
+    headers = {"x-api-key": "first", "content-type": "application/json"}
+    with guarded.http(headers=headers) as client:
+        assert error(client.post("/v1/chat/completions", content=large), 413)["code"] == "request_too_large"
+        undeclared = client.post("/v1/chat/completions", content=iter([large[:900], large[900:]]))
+        assert error(undeclared, 413)["code"] == "request_too_large"
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_unknown_paths_and_methods_and_bodies(client: httpx.Client) -> None:
+    assert error(client.get("/v2/chat"), 404)["code"] == "not_found"
+    wrong = client.get("/v1/chat/completions")
+    assert error(wrong, 405)["code"] == "method_not_allowed" and wrong.headers["allow"] == "POST"
+    as_json = {"content-type": "application/json"}
+    for content in (b"", b"{bad", b'"text"', b"[]", b"null", b"\xff", b"[" * 200_000, b'{"n":' + b"1" * 5000 + b"}"):
+        error(client.post("/v1/chat/completions", content=content, headers=as_json), 400)
+    text = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": "text/plain"})
+    assert "Content-Type: application/json" in error(text, 400)["message"]
+
+
+def test_a_refused_field_is_named(client: httpx.Client) -> None:
+    refused = error(client.post("/v1/chat/completions", json={**CHAT, "audio": {}}), 400)
+    assert (refused["param"], refused["code"]) == ("audio", "unsupported_parameter")
+    assert error(client.post("/v1/chat/completions", json={**CHAT, "n": 1.0}), 400)["param"] == "n"
+
+
+def test_the_request_id_comes_back(client: httpx.Client) -> None:
+    assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = [client.get("/health").headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1] and all(each.startswith("req_") for each in made)
+    assert client.get("/health", headers={"x-request-id": 'x" y'}).headers["x-request-id"].startswith("req_")
+
+
+def test_the_stream_s_headers(client: httpx.Client) -> None:
+    headers = client.post("/v1/chat/completions", json={**CHAT, "stream": True}).headers
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert "content-length" not in headers
+
+
+def test_a_dead_engine_is_said(server: Running, client: httpx.Client) -> None:
+    server.engine.dead = "Out of memory."
+    try:
+        assert client.get("/health").status_code == 503
+        assert client.get("/health").json() == {"status": "error", "error": "Out of memory."}
+        assert error(client.post("/v1/chat/completions", json=CHAT), 503)["code"] == "engine_dead"
+    finally:
+        server.engine.dead = None
+
+
+def test_the_front_page_points_on(client: httpx.Client) -> None:
+    assert client.get(client.get("/").json()["api"]).status_code == 200
+    assert client.head("/").status_code == 200
+
+
+def test_the_openapi_document_describes_bodies_and_replies(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    for path, body, reply in (
+        ("/v1/chat/completions", "ChatCompletionBody", "ChatCompletion"),
+        ("/v1/completions", "CompletionBody", "Completion"),
+    ):
+        post = document["paths"][path]["post"]
+        assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{body}")
+        contents = post["responses"]["200"]["content"]
+        assert contents["application/json"]["schema"]["$ref"].endswith(f"/{reply}")
+        assert "text/event-stream" in contents and "422" not in post["responses"]
+        assert body in schemas and reply in schemas
+    references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert references <= set(schemas)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"served_model_names": ()}, {"served_model_names": ("",)}, {"served_model_names": ("a",), "api_keys": ("",)}],
+)
+def test_settings_that_cannot_serve(settings: Any) -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(**settings)

@@ -1,0 +1,118 @@
+"""A client that goes away frees what it held; one that stays until the end aborts nothing."""
+
+import contextlib
+import json
+import logging
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.events import Started, TextDelta
+
+from .fakes import FakeEngine, Pause, Script, finished, hello
+from .running import Running, eventually, post_bytes, serving
+
+
+def endless(request: object, index: int) -> Script:
+    return (Started(7, 0), *(step for _ in range(2000) for step in (TextDelta("word "), Pause(0.002))))
+
+
+def silent(request: object, index: int) -> Script:
+    return (Pause(),)
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    with serving(FakeEngine()) as running:
+        yield running
+
+
+def post(server: Running, **fields: object) -> socket.socket:
+    """A connection with a chat request on it, sent and not read."""
+    connection = server.connect()
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields})
+    connection.sendall(post_bytes("/v1/chat/completions", body))
+    return connection
+
+
+@pytest.mark.parametrize("play", [endless, silent])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_goes_aborts(server: Running, play: object, stream: bool, n: int) -> None:
+    server.engine.play = play  # type: ignore[assignment]
+    connection = post(server, stream=stream, n=n)
+    eventually(lambda: bool(server.engine.running))
+    connection.close()
+    eventually(lambda: not server.engine.running)
+    assert len(server.engine.aborted) == 1 and not server.engine.finished
+
+
+def test_a_client_that_goes_aborts_every_prompt(server: Running) -> None:
+    server.engine.play = silent
+    connection = server.connect()
+    connection.sendall(post_bytes("/v1/completions", json.dumps({"prompt": ["a", "b", "c"]})))
+    eventually(lambda: len(server.engine.running) == 3)
+    connection.close()
+    eventually(lambda: not server.engine.running)
+    assert len(server.engine.aborted) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_read_to_its_end_aborts_nothing(server: Running, stream: bool) -> None:
+    with server.http() as client:
+        for _ in range(20):
+            body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.engine.aborted == [] and len(server.engine.finished) == 20
+
+
+def test_one_prompt_refused_leaves_no_other_running(server: Running) -> None:
+    server.engine.play = silent
+    submit = server.engine.submit
+
+    async def refuse_the_third(request: object) -> object:
+        if len(server.engine.requests) == 2:
+            raise InvalidParameter("No.", param="prompt")
+        return await submit(request)  # type: ignore[arg-type]
+
+    server.engine.submit = refuse_the_third  # type: ignore[method-assign, assignment]
+    with server.http() as client:
+        assert client.post("/v1/completions", json={"prompt": ["a", "b", "c"]}).status_code == 400
+    assert len(server.engine.aborted) == 2 and not server.engine.running
+
+
+def test_two_hundred_that_vanish_leave_nothing(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    dice = random.Random(4)
+    server.engine.play = endless
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10):
+            connections = [post(server, stream=dice.random() < 0.7) for _ in range(20)]
+            for connection in connections:
+                if dice.random() < 0.5:
+                    connection.settimeout(0.05)
+                    with contextlib.suppress(TimeoutError):
+                        connection.recv(dice.randint(1, 2000))
+                if dice.random() < 0.3:  # a reset instead of a polite end
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                connection.close()
+    eventually(lambda: not server.engine.running and not server.server.server_state.tasks)
+    assert len(server.engine.requests) == len(server.engine.aborted) + len(server.engine.finished)
+    assert not server.server.server_state.connections
+    server.engine.play = hello
+    with server.http() as client:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == "Hello"
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_reader_that_stalls_and_goes_is_noticed(server: Running) -> None:
+    server.engine.play = lambda request, index: (*(TextDelta("x" * 60_000) for _ in range(2000)), finished())
+    connection = post(server, stream=True)
+    eventually(lambda: bool(server.engine.running))
+    connection.recv(10)
+    connection.close()
+    eventually(lambda: not server.engine.running)
+    assert len(server.engine.aborted) == 1

@@ -1,0 +1,111 @@
+"""One line a request, with figures and without a word of the conversation."""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.errors import GenerationError
+from vllm_mlx.core.events import Failed, Started, TextDelta
+
+from .fakes import FakeEngine, Pause, finished
+from .running import Running, eventually, serving
+from .test_disconnects import post
+
+SECRET = "xyzzy-secret"
+CHAT: Any = {"messages": [{"role": "user", "content": SECRET}]}
+
+
+@pytest.fixture
+def server(caplog: pytest.LogCaptureFixture) -> Iterator[Running]:
+    caplog.set_level(logging.DEBUG)
+    with serving(FakeEngine(play=lambda request, index: (Started(7, 2), TextDelta(SECRET), finished()))) as running:
+        yield running
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    logged = [record.getMessage() for record in caplog.records if record.name == "vllm_mlx.requests"]
+    return [dict(re.findall(r"(\S+?)=('[^']*'|\S+)", line)) for line in logged]
+
+
+def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    eventually(lambda: bool(lines(caplog)))
+    [line] = lines(caplog)
+    return line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply(server: Running, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    with server.http(headers={"x-request-id": "mine"}) as client:
+        client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+    line = only_line(caplog)
+    assert {name: line[name] for name in ("id", "status", "model", "finish", "path")} == {
+        "id": "mine",
+        "status": "200",
+        "model": "tiny",
+        "finish": "stop",
+        "path": "/v1/chat/completions",
+    }
+    assert [line[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion", "reasoning")] == ["7", "2", "3", "0"]
+    assert 0 <= float(line["ttft_s"]) <= float(line["duration_s"])
+    assert line["reply"].startswith("chatcmpl-") and float(line["tokens_per_s"]) > 0
+    assert SECRET not in caplog.text
+
+
+def test_a_refused_request(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with server.http() as client:
+        client.post("/v1/chat/completions", json={**CHAT, "audio": SECRET})
+    line = only_line(caplog)
+    assert (line["status"], line["error"]) == ("400", "unsupported_parameter")
+    assert SECRET not in caplog.text
+
+
+def test_a_failed_stream(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    server.engine.play = lambda request, index: (TextDelta("a"), Failed(GenerationError("Broke.")))
+    with server.http() as client:
+        client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert only_line(caplog)["error"] == "generation_failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_went(server: Running, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    server.engine.play = lambda request, index: (Started(7, 2), TextDelta("a"), Pause())
+    connection = post(server, stream=stream)
+    eventually(lambda: bool(server.engine.running))
+    connection.close()
+    line = only_line(caplog)
+    assert line["status"] == "499" and line["prompt_tokens"] == "7"
+
+
+def test_a_probe_is_not_worth_a_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with server.http() as client:
+        client.get("/health")
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_of_ours_is_logged_with_its_trace_and_told_without(
+    server: Running, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    def broken(request: object, index: int) -> Any:
+        return (TextDelta("a"), TextDelta(5), finished())  # type: ignore[arg-type]
+
+    server.engine.play = broken
+    with server.http(headers={"x-request-id": "mine"}) as client:
+        answer = client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+    assert "Traceback" not in answer.text and "TypeError" not in answer.text
+    assert "server_error" in answer.text and "[DONE]" not in answer.text
+    assert only_line(caplog)["error"] == "internal_error"
+    assert [record.exc_info is not None for record in caplog.records if record.levelno == logging.ERROR] == [True]
+    if not stream:
+        assert answer.status_code == 500 and "mine" in answer.json()["error"]["message"]
+
+
+def test_a_hostile_path_stays_one_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with server.http() as client:
+        client.get("/a%0Aid=fake%20x")
+    eventually(lambda: bool(lines(caplog)))
+    [record] = [record for record in caplog.records if record.name == "vllm_mlx.requests"]
+    assert "\n" not in record.getMessage()

@@ -1,0 +1,140 @@
+"""From the socket to Ctrl-C."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.events import TextDelta
+from vllm_mlx.server.run import listen
+
+from .fakes import FakeEngine, Pause, Script, finished
+from .running import Running, eventually, post_bytes, serving
+
+CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_taken_port_is_said() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"Port {port} on 127.0.0.1 is taken. Choose another with --port"):
+            listen("127.0.0.1", port)
+
+
+def test_a_port_is_free_again_at_once() -> None:
+    with serving(FakeEngine()) as server, server.http() as client:
+        client.get("/health")
+        port = server.port
+    listen("127.0.0.1", port).close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_a_host_that_is_not_ours_is_said(host: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address of this machine"):
+        listen(host, 0)
+
+
+def test_localhost_and_ipv6() -> None:
+    listen("localhost", 0).close()
+    if socket.has_ipv6 and Path("/proc/net/if_inet6").exists():
+        listen("::1", 0).close()
+
+
+def _ask(server: Running, answers: list[Any], **fields: Any) -> threading.Thread:
+    def ask() -> None:
+        with server.http() as client:
+            answers.append(client.post("/v1/chat/completions", json={**CHAT, **fields}))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: bool(server.engine.running))
+    return thread
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_running_reply_may_finish_while_draining(stream: bool) -> None:
+    engine = FakeEngine(play=lambda request, index: (TextDelta("a"), Pause(0.5), TextDelta("b"), finished()))
+    answers: list[Any] = []
+    with serving(engine, drain_s=30) as server:
+        asking = _ask(server, answers, stream=stream)
+        server.server.should_exit = True
+        asking.join(30)
+    [answer] = answers
+    assert answer.status_code == 200 and "finish_reason" in answer.text
+    assert engine.shutdowns == [30] and engine.aborted == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
+    engine = FakeEngine(play=lambda request, index: (TextDelta("a"), Pause()))
+    answers: list[Any] = []
+    with serving(engine, drain_s=0.1) as server:
+        asking = _ask(server, answers, stream=stream)
+        server.server.should_exit = True
+        asking.join(30)
+    [answer] = answers
+    body = answer.text.split("data: ")[-1] if stream else answer.text
+    assert json.loads(body)["error"]["code"] == "engine_dead"
+    assert answer.status_code == (200 if stream else 503)
+
+
+SERVE = """
+from tests.server.test_run import endless
+from tests.server.fakes import FakeEngine
+from vllm_mlx.server.app import create_app
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.run import listen, run
+
+sock = listen("127.0.0.1", 0)
+engine = FakeEngine(play=endless)
+app = create_app(engine, ServerConfig(served_model_names=("tiny",)))
+run(app, engine, sock, drain_s=3600, started=lambda: print(sock.getsockname()[1], flush=True))
+print(engine.shutdowns)
+"""
+
+
+def endless(request: object, index: int) -> Script:
+    return (TextDelta("a"), Pause())
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        body = json.dumps({**CHAT, "stream": True})
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(post_bytes("/v1/chat/completions", body))
+            reader = connection.makefile()
+            while "content" not in reader.readline():
+                pass
+            process.send_signal(signal.SIGINT)
+            eventually(lambda: _is_draining(port))
+            process.send_signal(signal.SIGINT)
+            rest = reader.read()
+        assert '"code":"engine_dead"' in rest and "[DONE]" not in rest
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out.strip(), err) == (0, "[3600, 0]", "")
+    finally:
+        process.kill()
+
+
+def _is_draining(port: int) -> bool:
+    return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 503
