@@ -1,0 +1,92 @@
+"""`vllm-mlx serve` as a process: from the command line to a reply and back to the prompt."""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from vllm_mlx.cli.main import main; main()", "serve"]
+
+
+@contextmanager
+def served(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and what it printed up to the moment it was ready."""
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", *arguments], stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if "Ctrl-C" in line:
+                break
+        yield process, "".join(lines)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def refusal(*arguments: str) -> str:
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+def paste(printed: str, **replaced: str) -> dict[str, object]:
+    """Send the request that the server printed, as curl would."""
+    words = shlex.split(printed[printed.index("curl ") : printed.index("\n\nCtrl-C")].replace("\\\n", " "))
+    headers = dict(word.split(": ", 1) for flag, word in itertools.pairwise(words) if flag == "-H")
+    body = json.loads(words[words.index("-d") + 1]) | {"max_tokens": 5}
+    headers |= replaced
+    with urllib.request.urlopen(urllib.request.Request(words[1], json.dumps(body).encode(), headers)) as reply:
+        parsed: dict[str, object] = json.load(reply)
+        return parsed
+
+
+def test_the_printed_request_is_answered_and_ctrl_c_ends_the_server(checkpoint: Callable[..., Path]) -> None:
+    with served(str(checkpoint("qwen3")), "--served-model-name", "tiny one") as (process, printed):
+        assert re.search(r"qwen3, 1\.\d MB of weights", printed)
+        reply = paste(printed)
+        assert reply["model"] == "tiny one"
+        assert reply["usage"]["completion_tokens"] <= 5  # type: ignore[index]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_key_from_the_environment_is_asked_for_and_not_printed(checkpoint: Callable[..., Path]) -> None:
+    with served(str(checkpoint("qwen3")), VLLM_MLX_API_KEY="s3cret") as (process, printed):
+        assert "s3cret" not in printed
+        assert paste(printed, Authorization="Bearer s3cret")["object"] == "chat.completion"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            paste(printed)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(checkpoint: Callable[..., Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert refusal(str(checkpoint("qwen3")), "--port", port).startswith(
+            f"vllm-mlx: Port {port} on 127.0.0.1 is taken."
+        )
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
+    assert refusal(str(tmp_path / "nothing"), "--port", "0").startswith("vllm-mlx: ")
+    too_long = refusal(str(checkpoint("qwen3")), "--port", "0", "--max-model-len", "999999999")
+    assert too_long.startswith("vllm-mlx: --max-model-len 999999999 exceeds")
