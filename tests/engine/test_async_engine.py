@@ -1,0 +1,180 @@
+"""The engine behind its asynchronous front: streams, stop strings, clients that leave, shutdown, death."""
+
+import asyncio
+import random
+
+import pytest
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
+from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
+    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=4096)
+    engine = AsyncEngine.start(config)
+    yield engine
+    asyncio.run(engine.shutdown(0))
+
+
+def request(prompt="Hello world", **sampling) -> Request:
+    settings = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, **sampling}
+    return Request(request_id="r", prompt=prompt, sampling=SamplingParams(**settings))
+
+
+async def collect(engine: AsyncEngine, asked: Request) -> list:
+    async with await engine.submit(asked) as generation:
+        return [event async for event in generation]
+
+
+def text_of(events: list, index: int = 0) -> str:
+    return "".join(event.text for at, event in events if at == index and isinstance(event, TextDelta))
+
+
+def last(events: list) -> Finished:
+    return events[-1][1]
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    for _ in range(500):
+        if await engine.num_rows() == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("rows are left on the device")
+
+
+def test_events_come_in_order_and_end_once(engine):
+    events = [event for _, event in asyncio.run(collect(engine, request()))]
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is FinishReason.LENGTH
+    assert events[-1].usage.completion_tokens == 12
+    assert sum(isinstance(event, Finished) for event in events) == 1
+
+
+def test_every_stop_string_cuts_the_reply_at_its_first_occurrence(engine):
+    whole = text_of(asyncio.run(collect(engine, request())))
+    for start in range(len(whole) - 2):
+        stop = whole[start : start + 3]
+        events = asyncio.run(collect(engine, request(stop=(stop,))))
+        assert text_of(events) == whole[: whole.index(stop)]
+        assert last(events).reason is FinishReason.STOP
+        assert last(events).stop == stop
+        assert last(events).usage.completion_tokens <= 12
+    asyncio.run(until_idle(engine))
+
+
+def test_n_choices_draw_differently_and_repeatably(engine):
+    asked = request(n=3, temperature=1.0, seed=5)
+    first, second = asyncio.run(collect(engine, asked)), asyncio.run(collect(engine, asked))
+    texts = [text_of(first, index) for index in range(3)]
+    assert len(set(texts)) == 3
+    assert texts == [text_of(second, index) for index in range(3)]
+
+
+def test_a_request_that_does_not_fit_is_refused_and_one_that_barely_fits_is_clamped(engine):
+    with pytest.raises(ContextLengthExceeded):
+        asyncio.run(collect(engine, request(prompt=tuple([5] * 4096))))
+    usage = last(asyncio.run(collect(engine, request(prompt=tuple([5] * 4090), max_tokens=32000)))).usage
+    assert usage.completion_tokens == 6
+    assert usage.clamped_max_tokens == 6
+    with pytest.raises(InvalidParameter):
+        asyncio.run(collect(engine, request(prompt=(5, 99999))))
+
+
+def test_a_slow_reader_gets_the_same_text_in_fewer_deltas(engine):
+    async def slow() -> list:
+        events = []
+        async with await engine.submit(request(max_tokens=60)) as generation:
+            async for event in generation:
+                events.append(event)
+                await asyncio.sleep(0.03)
+        return events
+
+    events = asyncio.run(slow())
+    assert text_of(events) == text_of(asyncio.run(collect(engine, request(max_tokens=60))))
+    assert len(events) < 30
+
+
+def test_long_prompts_report_progress(engine):
+    events = asyncio.run(collect(engine, request(prompt=tuple([7] * 4000))))
+    progress = [event.num_computed_tokens for _, event in events if isinstance(event, PromptProgress)]
+    assert progress == sorted(progress)
+    assert all(0 < done < 4000 for done in progress)
+
+
+def test_two_hundred_clients_that_vanish_leave_no_row(engine):
+    chance = random.Random(3)
+
+    async def vanish(number: int) -> None:
+        prompt = tuple(chance.randrange(500) for _ in range(chance.randrange(1, 600)))
+        num_events = chance.randrange(0, 8)
+        await asyncio.sleep(chance.random() * 2)
+        async with await engine.submit(request(prompt=prompt, max_tokens=200, n=1 + number % 2)) as generation:
+            async for _ in generation:
+                num_events -= 1
+                if num_events < 0:
+                    break
+
+    async def run() -> None:
+        await asyncio.gather(*(vanish(number) for number in range(200)))
+        await until_idle(engine)
+
+    expected = text_of(asyncio.run(collect(engine, request())))
+    asyncio.run(run())
+    assert text_of(asyncio.run(collect(engine, request()))) == expected
+    assert not engine._generations
+
+
+def test_a_cancelled_task_aborts_its_rows(engine):
+    async def run() -> None:
+        task = asyncio.create_task(collect(engine, request(max_tokens=3000)))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_idle(engine)
+
+    asyncio.run(run())
+
+
+def test_shutdown_drains_then_fails_what_is_left(checkpoint):
+    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
+
+    async def run() -> None:
+        short = asyncio.create_task(collect(engine, request(max_tokens=20)))
+        long = asyncio.create_task(collect(engine, request(max_tokens=60_000)))
+        await asyncio.sleep(0.05)
+        await engine.shutdown(drain_s=1)
+        assert isinstance(last(await short), Finished)
+        assert isinstance((await long)[-1][1], Failed)
+        with pytest.raises(Overloaded):
+            await engine.submit(request())
+
+    asyncio.run(run())
+
+
+def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkeypatch):
+    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
+
+    def die(self, deliver):
+        raise KeyboardInterrupt
+
+    async def run() -> None:
+        async with await engine.submit(request(max_tokens=60_000)) as generation:
+            events = aiter(generation)
+            await anext(events)
+            monkeypatch.setattr(Engine, "step", die)
+            rest = [event async for _, event in events]
+        assert isinstance(rest[-1], Failed)
+        assert isinstance(rest[-1].error, EngineDead)
+        assert not engine.is_healthy
+        assert "Restart" in engine.error()
+        with pytest.raises(EngineDead):
+            await engine.submit(request())
+
+    asyncio.run(run())
