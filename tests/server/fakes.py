@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_mlx.core.config import ModelInfo
-from vllm_mlx.core.errors import EngineDead, VLLMMLXError
+from vllm_mlx.core.errors import EngineDead, GenerationError, Overloaded, VLLMMLXError
 from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
 from vllm_mlx.core.request import Request
 
@@ -76,6 +76,8 @@ class FakeEngine:
     async def submit(self, request: Request) -> "FakeGeneration":
         if self.dead is not None:
             raise EngineDead(self.dead)
+        if self.shutdowns:
+            raise Overloaded("The server is shutting down.", retry_after_s=5)
         if self.refuse is not None:
             raise self.refuse
         self.requests.append(request)
@@ -86,12 +88,11 @@ class FakeEngine:
 
     async def shutdown(self, drain_s: float) -> None:
         self.shutdowns.append(drain_s)
-        self.dead = "The server is shutting down."
         waits = [generation.ended.wait() for generation in self.generations]
         if waits:
             await asyncio.wait([asyncio.create_task(wait) for wait in waits], timeout=drain_s)
         for generation in self.generations:
-            generation.fail(EngineDead(self.dead))
+            generation.fail(GenerationError("The server is shutting down."))
 
 
 class FakeGeneration:

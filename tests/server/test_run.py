@@ -1,6 +1,7 @@
 """From the socket to Ctrl-C."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -15,9 +16,10 @@ import pytest
 
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import TextDelta
+from vllm_mlx.server import run
 from vllm_mlx.server.run import listen
 
-from .fakes import FakeEngine, Pause, Script, finished
+from .fakes import FakeEngine, Pause, finished
 from .running import Running, eventually, post_bytes, serving
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
@@ -83,27 +85,24 @@ def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
         asking.join(30)
     [answer] = answers
     body = answer.text.split("data: ")[-1] if stream else answer.text
-    assert json.loads(body)["error"]["code"] == "engine_dead"
-    assert answer.status_code == (200 if stream else 503)
+    assert json.loads(body)["error"]["message"] == "The server is shutting down."
+    assert answer.status_code == (200 if stream else 500)
 
 
 SERVE = """
-from tests.server.test_run import endless
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import FakeEngine, Pause, hello
+from vllm_mlx.core.events import TextDelta
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import listen, run
 
 sock = listen("127.0.0.1", 0)
-engine = FakeEngine(play=endless)
+engine = FakeEngine(play=lambda request, index: hello(request, index) if engine.requests[1:] else endless)
 app = create_app(engine, ServerConfig(served_model_names=("tiny",)))
+endless = (TextDelta("a"), Pause())
 run(app, engine, sock, drain_s=3600, started=lambda: print(sock.getsockname()[1], flush=True))
 print(engine.shutdowns)
 """
-
-
-def endless(request: object, index: int) -> Script:
-    return (TextDelta("a"), Pause())
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
@@ -129,7 +128,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
             eventually(lambda: _is_draining(port))
             process.send_signal(signal.SIGINT)
             rest = reader.read()
-        assert '"code":"engine_dead"' in rest and "[DONE]" not in rest
+        assert "shutting down" in rest and "[DONE]" not in rest
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out.strip(), err) == (0, "[3600, 0]", "")
     finally:
@@ -137,4 +136,17 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
 
 
 def _is_draining(port: int) -> bool:
-    return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 503
+    """Whether new requests are refused."""
+    return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT, trust_env=False).status_code == 503
+
+
+def test_a_client_that_does_not_read_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run, "LAST_EVENTS_S", 1)
+    engine = FakeEngine(play=lambda request, index: (*(TextDelta("x" * 60_000) for _ in range(500)), Pause()))
+    with caplog.at_level(logging.WARNING), serving(engine) as server, server.connect() as connection:
+        connection.sendall(post_bytes("/v1/chat/completions", json.dumps({**CHAT, "stream": True})))
+        eventually(lambda: bool(engine.running))
+    assert len(engine.aborted) == 1
+    assert not [record for record in caplog.records if record.exc_info]

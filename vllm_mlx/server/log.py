@@ -1,5 +1,6 @@
 """One log line for each request, at its end. Never a word of a prompt or a reply."""
 
+import asyncio
 import logging
 import re
 import time
@@ -125,6 +126,9 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_start)
+        except asyncio.CancelledError:
+            # Only the end of the server cancels a request, and its task ends here: passing it on is a stack trace.
+            record.error_code = "server_stopped"
         except Exception:
             logger.exception("Request %s failed by an error of the server", record.request_id)
             record.error_code = "internal_error"

@@ -21,9 +21,9 @@ def listen(host: str, port: int) -> socket.socket:
     Raises ConfigError.
     """
     try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # "localhost" is two addresses; clients that know one know this one.
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(_why_not(error, host, port)) from error
