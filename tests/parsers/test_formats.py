@@ -83,7 +83,8 @@ WELL_FORMED = {
     "null arguments": ('<tool_call>{"name": "now", "arguments": null}</tool_call>', call("now", "{}")),
     "no xml arguments": ("<tool_call><function=now></function></tool_call>", call("now", "{}")),
     "nested arguments": (
-        '<tool_call>{"name": "write", "arguments": {"tags": [{"a": [1, {}]}, null, -1.5e3], "x": {"y": true}}}</tool_call>',
+        '<tool_call>{"name": "write", "arguments": {"tags": [{"a": [1, {}]}, null, -1.5e3], "x": {"y": true}}}\n'
+        "</tool_call>",
         call("write", '{"tags": [{"a": [1, {}]}, null, -1.5e3], "x": {"y": true}}'),
     ),
     "other keys of a call": (
@@ -196,7 +197,8 @@ TEXTUAL = {
         call("write", '{"text": "</tool_call> <think>"}'),
     ),
     "marker in an xml value": (
-        "<tool_call><function=write><parameter=text>\na </tool_call> <tool_call> b\n</parameter></function></tool_call>",
+        "<tool_call><function=write><parameter=text>\na </tool_call> <tool_call> b\n"
+        "</parameter></function></tool_call>",
         call("write", '{"text": "a </tool_call> <tool_call> b"}'),
     ),
     "tail that may become a marker": ("a <tool_cal", [Text("a <tool_cal")]),
