@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -13,12 +14,10 @@ from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import EngineServer, listen
 
-from .fakes import FakeEngine
-
 
 @dataclass
 class Running:
-    engine: FakeEngine
+    engine: Any
     server: EngineServer
     port: int
 
@@ -34,7 +33,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(engine: FakeEngine, *, drain_s: float = 0, **settings: object) -> Iterator[Running]:
+def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[Running]:
     config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
     sock = listen("127.0.0.1", 0)
     started = threading.Event()

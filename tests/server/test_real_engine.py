@@ -1,0 +1,104 @@
+"""The whole server over a tiny random checkpoint: from the socket to the tokens and back."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+from .running import Running, eventually, serving
+from .test_disconnects import post
+
+HI: Any = [{"role": "user", "content": "hi"}]
+GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
+    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    with serving(engine) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def test_a_streamed_chat_is_the_whole_one(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=HI, **GREEDY)
+    message: Any = whole.choices[0].message
+    *chunks, last = client.chat.completions.create(
+        messages=HI, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    deltas: list[Any] = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == (message.content or "")
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert reasoning == (message.reasoning_content or "")
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.usage is not None and whole.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens > 0
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens > 0
+
+
+def test_completions_echo_and_logprobs(client: openai.OpenAI) -> None:
+    plain = client.completions.create(prompt="Once", **GREEDY).choices[0]
+    echoed = client.completions.create(prompt="Once", echo=True, **GREEDY).choices[0]
+    assert echoed.text == f"Once{plain.text}"
+    logprobs = client.completions.create(prompt="Once", logprobs=2, **GREEDY).choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens and logprobs.top_logprobs is not None
+    assert "".join(logprobs.tokens) == plain.text
+    assert all(0 < len(top) <= 2 for top in logprobs.top_logprobs)
+
+
+def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
+    alone = [client.completions.create(prompt=prompt, **GREEDY).choices[0].text for prompt in ("a", "b")]
+    together = client.completions.create(prompt=["a", "b"], n=2, **GREEDY).choices
+    assert [choice.text for choice in together] == [alone[0], alone[0], alone[1], alone[1]]
+
+
+def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.OpenAI) -> None:
+    long: Any = [{"role": "user", "content": "word " * 2000}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(messages=long, stream=True, **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is 256 tokens. However" in caught.value.message
+
+
+def test_a_limit_beyond_the_context_is_cut_and_said(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=32000, seed=1)
+    usage: Any = reply.usage
+    assert usage.max_completion_tokens == 256 - usage.prompt_tokens
+
+
+def test_tools_reach_the_prompt(client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "list_files", "parameters": {"type": "object"}}}]
+    without = client.chat.completions.create(messages=HI, **GREEDY).usage
+    with_tools = client.chat.completions.create(messages=HI, tools=tools, **GREEDY).usage
+    assert without is not None and with_tools is not None and with_tools.prompt_tokens > without.prompt_tokens
+
+
+def test_clients_that_vanish_leave_no_row(server: Running, client: openai.OpenAI) -> None:
+    dice = random.Random(5)
+    for _ in range(10):
+        streamed = [dice.random() < 0.7 for _ in range(20)]
+        connections = [post(server, stream=stream, ignore_eos=True) for stream in streamed]
+        for connection, stream in zip(connections, streamed, strict=True):
+            if stream and dice.random() < 0.5:
+                connection.recv(dice.randint(1, 2000))
+            connection.close()
+    eventually(lambda: not server.server.server_state.tasks)
+    eventually(lambda: _num_rows(server) == 0)
+    assert client.chat.completions.create(messages=HI, **GREEDY).usage is not None
+
+
+def _num_rows(server: Running) -> int:
+    engine: Any = server.engine
+    return asyncio.run(engine.num_rows())
