@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import (
-    ConfigError,
     EngineDead,
-    GenerationError,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -65,7 +63,7 @@ def encode_error(error: VLLMMLXError) -> HTTPError:
             return HTTPError(400, envelope(message, INVALID_REQUEST, param=error.param, code=error.code))
         case EngineDead():
             return HTTPError(503, envelope(message, SERVER_ERROR, code="engine_dead"))
-        case GenerationError() | ConfigError() | VLLMMLXError():
+        case _:
             return HTTPError(500, envelope(message, SERVER_ERROR, code="generation_failed"))
 
 
