@@ -67,8 +67,13 @@ def qwen(qwen_folder: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(save(tmp_path_factory.mktemp("llama"), sentencepiece_backend(), eos="</s>"))
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("llama"), sentencepiece_backend(), eos="</s>")
+
+
+@pytest.fixture(scope="session")
+def llama(llama_folder: Path) -> Tokenizer:
+    return Tokenizer.load(llama_folder)
 
 
 @pytest.fixture(params=["qwen", "llama"])
