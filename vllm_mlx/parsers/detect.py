@@ -1,7 +1,7 @@
 """Which formats a checkpoint speaks, from its chat template and its vocabulary."""
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from ..core.errors import ConfigError
@@ -59,12 +59,11 @@ def resolve_formats(
     )
 
 
-def _choose(flag: str, choice: str, detected: str | None, known: Container[str]) -> str | None:
+def _choose(flag: str, choice: str, detected: str | None, known: Mapping[str, object]) -> str | None:
     if choice == "auto":
         return detected
     if choice == "none":
         return None
     if choice not in known:
-        names = ", ".join(sorted(known)) if isinstance(known, dict) else ""
-        raise ConfigError(f"{flag} {choice} is not known. Choose auto, none or one of: {names}.")
+        raise ConfigError(f"{flag} {choice} is not known. Choose auto, none or one of: {', '.join(sorted(known))}.")
     return choice

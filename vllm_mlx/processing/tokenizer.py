@@ -60,11 +60,12 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
+        """The template's text; of a checkpoint with several, all of them."""
         if self._template_override is not None:
             return self._template_override
         template: str | dict[str, str] | None = self._hf.chat_template
         if isinstance(template, dict):
-            return template.get("default") or next(iter(template.values()), None)
+            return "\n".join(template.values())
         return template
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
