@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import TypeVar
 
 import mlx.core as mx
@@ -77,7 +78,7 @@ class Runner:
         prefilled, timings = [], []
         for chunk in chunks:
             start = time.perf_counter()
-            if fence.run([chunk.seq], lambda chunk=chunk: self._prefill_chunk(chunk)) is None:
+            if fence.run([chunk.seq], partial(self._prefill_chunk, chunk)) is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
             timings.append(ChunkTiming(chunk.end - chunk.start, time.perf_counter() - start))
