@@ -90,7 +90,7 @@ class NodeStore:
         leaf.segment = leaf.segment.split(end - leaf.start)[0]
         leaf.segment_bytes = leaf.segment.nbytes
         leaf.key, leaf.end, leaf.is_stored_end = key, end, True
-        leaf.window_start = min(leaf.window_start, end)
+        leaf.window_start, leaf.held_from = min(leaf.window_start, end), min(leaf.held_from, end)
         leaf.state, leaf.state_bytes = None, 0
         self.used_bytes += leaf.size_bytes
 

@@ -230,6 +230,21 @@ class PrefixTree:
             self._retreat(leaf, keep)
         return before - self.used_bytes
 
+    def drop_state(self, space: Space, key: bytes) -> int:
+        """Frees the state at exactly the key's end, for a point that was provisional, and what only it made useful.
+
+        Unless it is pinned, or other requests have resumed from it. Returns the bytes freed.
+        """
+        leaf, common = self._store.nearest(space, key)
+        before = self.used_bytes
+        if leaf is None or common < num_tokens(key):
+            return 0
+        node = leaf.at(common)
+        if node.end == common and node.state is not None and not node.pins and not node.state_hits:
+            self._store.set_state(node, None, now=self._now)
+            self._retreat(node, node.end)
+        return before - self.used_bytes
+
     def drop(self, space: Space, key: bytes, *, start: int = 0) -> int:
         """Removes every node on the key's path that reaches beyond `start`, and all that follows on them.
 
