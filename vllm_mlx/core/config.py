@@ -1,8 +1,11 @@
 """Settings of one engine, resolved and immutable. Reads no file, no environment, no machine."""
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from .errors import ConfigError
+
+CacheReasoning = Literal["auto", "keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,9 @@ class EngineConfig:
     max_stall_ms: float = 200.0  # longest gap that a prefill may put between two tokens of a running reply
     max_prefill_chunk: int = 2048  # tokens of one chunk while nothing decodes
     memory_budget_bytes: int | None = None  # None: from the machine
+    cache_reasoning: CacheReasoning = (
+        "auto"  # what stays of a reply that reasoned: what a next turn contains, all, nothing
+    )
     enable_thinking: bool | None = None  # None: on
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
@@ -37,6 +43,8 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_stall_ms", "max_prefill_chunk"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+        if self.cache_reasoning not in get_args(CacheReasoning):
+            raise ConfigError(f"--cache-reasoning must be one of {', '.join(get_args(CacheReasoning))}.")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError("--max-model-len must be at least 2: one prompt token and one of reply.")
 

@@ -9,6 +9,7 @@ from ..core.sequence import PromptInputs
 from ..parsers import resolve_formats
 from .output import OutputProcessor
 from .prompt import PromptProcessor
+from .reply import Reply
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
@@ -71,3 +72,10 @@ class Processor:
             stop_token_ids=prepared.sampling.stop_token_ids,
             clamped_max_tokens=prepared.sampling.clamped_max_tokens,
         )
+
+    def remember(self, prepared: Prepared, reply: Reply) -> None:
+        """For prompts that will contain this reply. For replies that ended by themselves, not for aborted ones."""
+
+    def kept_tokens(self, prepared: Prepared, reply: Reply) -> int:
+        """How many tokens of prompt + reply a next turn can contain. May be less than the prompt."""
+        return len(prepared.prompt.token_ids) + len(reply.token_ids)
