@@ -155,7 +155,7 @@ class FlatCache:
             return False
         before = copy.deepcopy(self.tables)
         state = state if table.rule.needs_state else None
-        made = self._add(table, ids, common, window_start, state)
+        made = self._add(table, ids, common, start, window_start, state)
         if made is None or self._fit(space, made):
             for end in table.ends_on(ids):
                 table.runs[end].last_used = now
@@ -163,24 +163,37 @@ class FlatCache:
         self._restore(before)
         return False
 
-    def _add(self, table: Table, ids: Ids, common: int, window_start: int, state: int | None) -> Ids | None:
+    def _add(self, table: Table, ids: Ids, common: int, start: int, window_start: int, state: int | None) -> Ids | None:
         """Puts in what is new. Returns the end of the run that needs room."""
+        changed = common < len(ids)
+        if changed and common:
+            self._split(table, ids[:common])
+        elif not changed and ids in table.runs:
+            table.runs[ids].is_stored_end = True
+        if not changed and state is not None and (ids not in table.runs or table.runs[ids].state_bytes is None):
+            self._split(table, ids)
+            run, changed = table.runs[ids], True
+            run.state_bytes, run.state_used, run.state_hits, run.is_stored_end = state, self._now, 0, True
+        if table.rule.window is not None:
+            changed |= self._fill_windows(table, ids[:common], start, window_start)
+        for n in range(common + 1, len(ids) + 1):
+            table.window_held[ids[:n]] = n > window_start
         if common < len(ids):
-            if common:
-                self._split(table, ids[:common])
-            for n in range(common + 1, len(ids) + 1):
-                table.window_held[ids[:n]] = n > window_start
             table.runs[ids] = self._new_run(state)
-            return ids
-        run = table.runs.get(ids)
-        if run is not None:
-            run.is_stored_end = True
-        if state is None or (run is not None and run.state_bytes is not None):
-            return None
-        self._split(table, ids)
-        run = table.runs[ids]
-        run.state_bytes, run.state_used, run.state_hits, run.is_stored_end = state, self._now, 0, True
-        return ids
+        elif ids in table.runs:
+            table.runs[ids].is_stored_end = True
+        return ids if changed else None
+
+    def _fill_windows(self, table: Table, position: Ids, start: int, window_start: int) -> bool:
+        """Recomputed positions bring their window KV to the runs that they cover from the beginning."""
+        changed = False
+        for n in range(len(position), window_start, -1):
+            end = table.run_end(position[:n])
+            if not table.window_held[position[:n]] and table.run_start(end) >= start:
+                if end == table.run_end(position):
+                    self._split(table, position)
+                table.window_held[position[:n]] = changed = True
+        return changed
 
     def _new_run(self, state: int | None = None) -> Run:
         self._num_made += 1

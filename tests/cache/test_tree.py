@@ -82,6 +82,18 @@ def test_a_window_resumes_where_all_of_it_is_held() -> None:
     assert resumed(tree, range(106)) == ("supersequence", 105)
 
 
+def test_recomputed_tokens_bring_the_window_that_was_not_held() -> None:
+    tree = tree_of(ResumeRule(window=10))
+    put(tree, range(100), window_start=90)
+    edited = [*range(50), *(7 for _ in range(5))]
+    put(tree, edited, window_start=45)
+    assert resumed(tree, [*edited, 1]) == ("prefix", 55)
+    assert resumed(tree, range(101)) == ("prefix", 100)
+    assert resumed(tree, range(96)) == ("miss", 0)
+    put(tree, range(95), window_start=80)
+    assert resumed(tree, range(96)) == ("supersequence", 95)
+
+
 def test_nothing_is_shared_across_salts_and_models() -> None:
     tree = tree_of()
     tree.add_model("other", ResumeRule())
