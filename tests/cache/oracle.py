@@ -46,6 +46,10 @@ class Table:
     def run_start(self, end: Ids) -> int:
         return max((len(other) for other in self.runs if other != end and end[: len(other)] == other), default=0)
 
+    def window_start(self, end: Ids) -> int:
+        lacking = [n for n in range(self.run_start(end) + 1, len(end) + 1) if not self.window_held[end[:n]]]
+        return max(lacking, default=self.run_start(end))
+
     def num_children(self, end: Ids) -> int:
         return sum(len(p) == len(end) + 1 and p[: len(end)] == end for p in self.window_held)
 
@@ -259,7 +263,7 @@ class FlatCache:
 
     def _evict(self, table: Table, end: Ids, excess: int) -> None:
         if table.num_children(end):
-            table.runs[end].state_bytes = None
+            table.runs[end].state_bytes, table.runs[end].state_hits = None, 0
             return
         start = table.run_start(end)
         if table.rule.needs_state:
@@ -285,6 +289,13 @@ class FlatCache:
         stored = ids[: table.common(ids)]
         if stored in table.runs:
             table.retreat(stored, keep)
+
+    def drop_state(self, space: Space, ids: Ids) -> None:
+        table = self.table(space)
+        run = table.runs.get(ids)
+        if run is not None and run.state_bytes is not None and not run.pins and not run.state_hits:
+            run.state_bytes, run.state_hits = None, 0
+            table.retreat(ids, len(ids))
 
     def drop(self, space: Space, ids: Ids, start: int) -> None:
         table = self.table(space)

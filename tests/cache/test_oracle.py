@@ -45,7 +45,7 @@ class Session:
     def run(self, num_operations: int) -> None:
         weighted = (
             [self.insert] * 24 + [self.match] * 20 + [self.release] * 5 + [self.trim] * 3 + [self.make_room] * 4
-            + [self.shrink] * 2 + [self.drop, self.set_limit, self.clear]
+            + [self.shrink] * 2 + [self.drop, self.drop_state, self.set_limit, self.clear]
         )  # fmt: skip
         for _ in range(num_operations):
             self.now += self.random.choice((0.0, 0.0, 1.0, 5.0))
@@ -68,7 +68,7 @@ class Session:
         ids = self.ids(space)
         common = self.flat.table(space).common(ids)
         start = self.random.choice((*[common] * 4, self.random.randint(0, common), self.random.randint(0, len(ids))))
-        window_start = self.random.choice((start, start, start, self.random.randint(start, len(ids))))
+        window_start = self.random.choice((start, start, len(ids), self.random.randint(start, len(ids))))
         size = self.random.choice((None, 150, 150, 700, 700))
         state = FakeState(len(ids), size, self.ledger) if size is not None else None
         segment = FakeSegment(ids[start:], start, window_start, self.ledger)
@@ -109,6 +109,13 @@ class Session:
         freed = self.tree.trim(space, pack(ids), keep)
         self.flat.trim(space, ids, keep)
         assert freed == before - self.tree.used_bytes
+
+    def drop_state(self) -> None:
+        space = self.random.choice(self.spaces)
+        ids = self.random.choice(self.known[space][-4:])
+        before = self.tree.used_bytes
+        assert self.tree.drop_state(space, pack(ids)) == before - self.tree.used_bytes
+        self.flat.drop_state(space, ids)
 
     def drop(self) -> None:
         space = self.random.choice(self.spaces)
@@ -176,13 +183,13 @@ def check_contents(match: Match, ids: Ids, rule: ResumeRule) -> None:
 def contents_of_tree(tree: PrefixTree) -> dict[Any, Any]:
     return {
         (space, key[: 8 * node.end]): (
-            node.start,
+            (node.start, node.window_start),
             node.segment_bytes,
             node.state_bytes,
             node.num_children,
             node.pins,
             node.last_used,
-            node.hits,
+            (node.hits, node.state_hits if node.state is not None else 0),
         )
         for space, paths in tree._store.spaces.items()
         for key, leaf in paths
@@ -193,13 +200,13 @@ def contents_of_tree(tree: PrefixTree) -> dict[Any, Any]:
 def contents_of_oracle(flat: FlatCache) -> dict[Any, Any]:
     return {
         (space, pack(end)): (
-            table.run_start(end),
+            (table.run_start(end), table.window_start(end)),
             table.run_bytes(end),
             run.state_bytes or 0,
             table.num_children(end),
             run.pins,
             run.last_used,
-            run.hits,
+            (run.hits, run.state_hits if run.state_bytes is not None else 0),
         )
         for space, table in flat.tables.items()
         for end, run in table.runs.items()
