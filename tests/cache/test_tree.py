@@ -94,6 +94,16 @@ def test_recomputed_tokens_bring_the_window_that_was_not_held() -> None:
     assert resumed(tree, range(96)) == ("supersequence", 95)
 
 
+def test_a_window_that_does_not_fit_changes_nothing() -> None:
+    tree = tree_of(ResumeRule(window=10))
+    put(tree, range(100), window_start=90)
+    tree.set_limit(tree.used_bytes + 100)
+    match = tree.match(SPACE, pack(range(101)), now=0.0)
+    entries = list(tree.entries())
+    assert match.length == 100 and not put(tree, [*range(50), 7], window_start=41)
+    assert list(tree.entries()) == entries
+
+
 def test_nothing_is_shared_across_salts_and_models() -> None:
     tree = tree_of()
     tree.add_model("other", ResumeRule())
