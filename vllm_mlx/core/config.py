@@ -29,7 +29,7 @@ class EngineConfig:
     max_prefill_chunk: int = 2048  # tokens of one chunk while nothing decodes
     memory_budget_bytes: int | None = None  # None: from the machine
     cache_reasoning: CacheReasoning = (
-        "auto"  # what stays of a reply that reasoned: what a next turn contains, all, nothing
+        "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
     )
     enable_thinking: bool | None = None  # None: on
     reasoning_parser: str = "auto"
