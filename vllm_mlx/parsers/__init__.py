@@ -1,13 +1,16 @@
 """Text in, events out: what a model wrote, as content, thoughts and tool calls."""
 
+import secrets
+import string
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..core.errors import ConfigError
 from .base import OutputParser
 from .detect import detect_formats, resolve_formats
-from .formats import REASONING_FORMATS, TOOL_FORMATS
+from .generic import GENERIC, TOOL_FORMATS
 from .plain import PlainParser
+from .reasoning_formats import REASONING_FORMATS
 from .tagged import TaggedParser, new_call_id
 
 __all__ = ["OutputParser", "detect_formats", "make_parser", "reasoning_markers", "resolve_formats"]
@@ -20,33 +23,48 @@ def make_parser(
     tool_specs: Iterable[Mapping[str, Any]] = (),
     starts_in_reasoning: bool = False,
     marker_tokens: frozenset[str] | None = None,
-    call_ids: Callable[[], str] = new_call_id,
+    call_ids: Callable[[], str] | None = None,
 ) -> OutputParser:
     """A parser of one reply. Raises ConfigError for a name that is not known.
 
     `tool_specs`: the declared tools as OpenAI dicts; without any, calls to all names are calls.
     `marker_tokens`: the texts that are single tokens of the tokenizer. A marker among them counts only as a special
     piece; None: markers count as text, until one of their format comes as a special piece.
+    `call_ids`: makes the ids of calls to which the model gave none; None: as the format's templates take them.
     """
     for name, known in ((reasoning, REASONING_FORMATS), (tools, TOOL_FORMATS)):
         if name is not None and name not in known:
             raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
     if reasoning is None and tools is None:
         return PlainParser()
+    schemas = _schemas(tool_specs) or None
+    tool_format = TOOL_FORMATS[tools] if tools is not None else None
+    reasoning_format = REASONING_FORMATS[reasoning] if reasoning is not None else None
+    formats = () if tool_format is None else (tool_format,)
+    if tool_format is not None and not tool_format.is_fallback and schemas:
+        formats = (*formats, GENERIC)
+    if tool_format is not None and reasoning_format is None:
+        reasoning_format = tool_format.reasoning
     return TaggedParser(
-        REASONING_FORMATS[reasoning] if reasoning is not None else None,
-        TOOL_FORMATS[tools] if tools is not None else None,
-        schemas=_schemas(tool_specs) or None,
+        reasoning_format,
+        formats,
+        schemas=schemas,
         token_markers=marker_tokens,
         starts_in_reasoning=starts_in_reasoning,
-        call_ids=call_ids,
+        call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
     )
 
 
 def reasoning_markers(reasoning: str) -> tuple[str, str]:
     """The tags that open and close a thought in the format of this name."""
     format = REASONING_FORMATS[reasoning]
-    return format.open, format.close
+    return format.opens[0] if format.opens else format.headers[0].marker, format.closes[0]
+
+
+def _new_ids(length: int | None) -> Callable[[], str]:
+    if length is None:
+        return new_call_id
+    return lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
 
 def _schemas(tool_specs: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

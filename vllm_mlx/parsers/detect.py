@@ -5,7 +5,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from ..core.errors import ConfigError
-from .formats import REASONING_FORMATS, TOOL_FORMATS
+from .generic import TOOL_FORMATS
+from .reasoning_formats import REASONING_FORMATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,36 +1,59 @@
-"""How model families write thoughts and tool calls, by the names that users choose them with."""
+"""What a reasoning format and a tool format are made of. The tables of them are elsewhere."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from .bodies import JsonOrXmlBody, Schemas, ToolBody
+from .bodies import NewBody
+
+
+class Place(Enum):
+    """Where a tag counts."""
+
+    ANYWHERE = auto()
+    OUTSIDE_THOUGHTS = auto()
+    AT_START = auto()  # of the content, of what follows a thought or a call
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A tag that begins something with a body: a call, mostly."""
+
+    marker: str
+    new_body: NewBody
+    place: Place = Place.ANYWHERE
+    keeps_marker: bool = False  # the body reads it again
+    needs_tools: bool = False  # counts only where tools are declared: too common a text
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    open: str
-    close: str
-    is_implied: bool = False  # the reply is a thought until `close`, whether or not `open` was written
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]  # dropped wherever they stand
+    is_implied: bool = False  # the reply is a thought until a closing tag, whether or not one was opened
+    is_shown: bool = False  # thoughts are content, their tags included
+    wrap: tuple[str, str] | None = None  # tags around the answer
+    headers: tuple[Opening, ...] = ()  # of messages, where a header says what its message is
+    header_tags: tuple[str, ...] = ()  # that stand inside of `headers`
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        headers = tuple(header.marker for header in self.headers)
+        return (*self.opens, *self.closes, *(self.wrap or ()), *headers, *self.header_tags)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    open: str
-    close: str
-    new_body: Callable[[Schemas, tuple[str, ...]], ToolBody]  # of (schemas, enclosing tags that are text)
-    bare_open: str | None = None  # begins a body whose opening tag was left out
+    openings: tuple[Opening, ...]
+    closes: tuple[str, ...] = ()  # of a call, or of what holds calls; dropped behind a call
+    inner_tags: tuple[str, ...] = ()  # that stand inside of bodies
+    id_length: int | None = None  # of the call ids that the family's template takes; None: any
+    reasoning: ReasoningFormat | None = None  # that reads the headers of messages, where none was chosen
+    is_fallback: bool = False  # finds calls of many families, of declared tools only
 
+    @property
+    def opens(self) -> tuple[str, ...]:
+        return tuple(opening.marker for opening in self.openings)
 
-_THINK = ReasoningFormat("<think>", "</think>")
-_TOOL_CALL = ToolFormat("<tool_call>", "</tool_call>", JsonOrXmlBody, bare_open="<function=")
-
-REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    "qwen3": _THINK,
-    "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
-}
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": _TOOL_CALL,
-    "qwen3_json": _TOOL_CALL,
-    "qwen3_xml": _TOOL_CALL,
-    "qwen3_coder": _TOOL_CALL,
-}
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (*self.opens, *self.closes, *self.inner_tags)

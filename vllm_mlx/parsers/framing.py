@@ -13,27 +13,42 @@ class _After(Enum):
 class ContentFraming:
     """Holds white space back until it is known to be content.
 
-    Before a tag, white space alone is layout. After a thought, leading line breaks are; elsewhere none is dropped.
-    What `feed` returns always ends where the text fed so far ends.
+    Before a tag, white space alone is layout. After a thought, leading line breaks are; elsewhere none is dropped,
+    but the one before a tag that ends a wrapped answer. What `feed` returns ends where the text fed so far ends, or
+    `num_held` characters before.
     """
 
     def __init__(self) -> None:
         self._after = _After.START
         self._held = ""
+        self.is_wrapped = False
 
     @property
     def follows_call(self) -> bool:
         return self._after is _After.CALL
 
+    @property
+    def is_at_start(self) -> bool:
+        return self._after is not _After.TEXT
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
     def feed(self, text: str) -> str:
-        if self._after is _After.TEXT:
+        if self._after is _After.TEXT and not self.is_wrapped:
             return text
-        self._held += text
-        if not text or text.isspace():
-            return ""
-        text = self._held.lstrip("\n") if self._after is _After.REASONING else self._held
+        text = self._held + text
         self._held = ""
-        self._after = _After.TEXT
+        if self._after is not _After.TEXT:
+            if not text or text.isspace():
+                self._held = text
+                return ""
+            text = text.lstrip("\n") if self._after is _After.REASONING else text
+            self._after = _After.TEXT
+        if self.is_wrapped and text.endswith("\n"):
+            self._held = "\n"
+            return text[:-1]
         return text
 
     def after_reasoning(self) -> None:
@@ -44,13 +59,22 @@ class ContentFraming:
         self._held = ""
         self._after = _After.CALL
 
+    def open_wrap(self) -> None:
+        self.after_reasoning()
+        self.is_wrapped = True
+
+    def close_wrap(self) -> None:
+        self.after_reasoning()
+        self.is_wrapped = False
+
     def absorb_close(self) -> None:
         """A closing tag of a thought where none is open: gone, with the white space that leads up to it."""
         if self._after is not _After.TEXT:
             self.after_reasoning()
 
     def finish(self) -> str:
-        return self._held if self._after is _After.START else ""
+        held, self._held = self._held, ""
+        return held if self._after in (_After.START, _After.TEXT) else ""
 
 
 class ReasoningFraming:

@@ -4,10 +4,11 @@ import secrets
 from collections.abc import Callable
 
 from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from .bodies import BodyStatus, Schemas, ToolBody
-from .formats import ReasoningFormat, ToolFormat
+from .bodies import Body, BodyContext, BodyStatus, Schemas
+from .formats import Opening, ReasoningFormat, ToolFormat
 from .framing import ContentFraming, ReasoningFraming
 from .splitter import MarkerSplitter
+from .vocabulary import TagVocabulary
 
 
 def new_call_id() -> str:
@@ -17,9 +18,11 @@ def new_call_id() -> str:
 class _Call:
     """A tool call that is being read."""
 
-    def __init__(self, body: ToolBody):
+    def __init__(self, body: Body, opening: Opening):
         self.body = body
+        self.opening = opening
         self.raw: list[str] = []  # its text so far, tags included
+        self.is_at_own_marker = opening.keeps_marker  # nothing was read of the tag that began it
         self.is_started = False
         self.is_refused = False  # the tool is not declared: the call is text, read on only to find its end
 
@@ -34,7 +37,7 @@ class TaggedParser:
     def __init__(
         self,
         reasoning: ReasoningFormat | None,
-        tools: ToolFormat | None,
+        tools: tuple[ToolFormat, ...],
         *,
         schemas: Schemas | None = None,  # of the declared tools; None: any tool will do
         token_markers: frozenset[str] | None = None,  # None: none, until one comes as a special piece
@@ -42,26 +45,26 @@ class TaggedParser:
         call_ids: Callable[[], str] = new_call_id,
     ):
         self.text_starts: list[int] = []
-        self._reasoning = reasoning
-        self._tools = tools
+        self._tags = TagVocabulary(reasoning, tools, token_markers, has_schemas=schemas is not None)
+        self._codec = self._tags.codec
         self._schemas = schemas
+        self._may_call = bool(tools)
         self._call_ids = call_ids
-        self._learns_tokens = token_markers is None
-        self._tokens = self.markers & (token_markers or frozenset())
+        self._used_ids: set[str] = set()
         self._pending = ""  # fed, and may still become a marker
         self._position = 0  # of `_pending`, in characters fed
         self._content = ContentFraming()
         self._thought = ReasoningFraming()
         self._call: _Call | None = None
         self._num_calls = 0
+        self._shows_thoughts = reasoning is not None and reasoning.is_shown
         self._is_thinking = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
+        self._unshown_tag = reasoning.opens[0] if reasoning and self._shows_thoughts and self._is_thinking else ""
         self._depth = int(self._is_thinking)
-        self._set_splitters()
 
     @property
     def markers(self) -> frozenset[str]:
-        formats = (self._reasoning, self._tools)
-        return frozenset(tag for format in formats if format is not None for tag in (format.open, format.close))
+        return self._tags.markers
 
     @property
     def in_reasoning(self) -> bool:
@@ -71,11 +74,8 @@ class TaggedParser:
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
         self.text_starts = []
-        if special and self._is_token(text):
-            self._feed_marker(text, out)
-        else:
-            self._pending += text
-            self._advance(out)
+        self._pending += self._tags.piece(text) if special else text
+        self._advance(out)
         return out
 
     def finish(self) -> list[ContentEvent]:
@@ -90,7 +90,7 @@ class TaggedParser:
             self._book(call, len(self._pending), out)
             self._give_back(call, out)
         self._advance(out, final=True)
-        if self._is_thinking:
+        if self._is_thinking and not self._shows_thoughts:
             self._append_reasoning(self._thought.finish(), out)
         else:
             self._append_text(self._content.finish(), out)
@@ -98,135 +98,165 @@ class TaggedParser:
 
     # Text and markers
 
-    def _set_splitters(self) -> None:
-        reasoning, tools = self._reasoning, self._tools
-        thoughts = [reasoning.open, reasoning.close] if reasoning else []
-        calls = [tools.open] if tools else []
-        ends = [tools.close] if tools else []
-        bare = [tools.bare_open] if tools and tools.bare_open and self._schemas else []
-        self._in_thought = MarkerSplitter(self._as_text(thoughts + calls))
-        self._in_text = MarkerSplitter(self._as_text(thoughts + calls + ends + bare))
-        self._in_call = MarkerSplitter(self._as_text(calls + ends))
-
-    def _as_text(self, markers: list[str]) -> list[str]:
-        return [marker for marker in markers if marker not in self._tokens]
-
-    def _is_token(self, text: str) -> bool:
-        if self._learns_tokens and text in self.markers - self._tokens:
-            for format in (self._reasoning, self._tools):
-                if format is not None and text in (format.open, format.close):
-                    self._tokens |= {format.open, format.close}
-            self._set_splitters()
-        return text in self._tokens
-
-    def _feed_marker(self, marker: str, out: list[ContentEvent]) -> None:
-        self._advance(out, final=True)
-        call = self._call
-        if call is not None and self._tools is not None and marker not in (self._tools.open, self._tools.close):
-            if call.is_started or call.is_refused:  # a tag of thoughts inside arguments is data
-                self._pending += marker
-                self._advance(out)
-                return
-            self._give_back(call, out)
-        self._pending += marker
-        self._on_marker(marker, out)
-
     def _advance(self, out: list[ContentEvent], *, final: bool = False) -> None:
         while self._pending:
             if self._call is not None:
                 if not self._advance_call(self._call, out, final):
                     return
                 continue
-            splitter = self._in_thought if self._is_thinking else self._in_text
-            end, marker = splitter.cut(self._pending, final=final)
+            end, marker = self._cut(final)
             self._append(self._take(end), out)
-            if marker is None:
+            if marker is not None:
+                self._on_marker(marker, out)
+            elif not self._pending or end == 0:
                 return
-            self._on_marker(marker, out)
+
+    def _cut(self, final: bool) -> tuple[int, str | None]:
+        tags, content, pending = self._tags, self._content, self._pending
+        if self._is_thinking:
+            return tags.in_thought.cut(pending, final=final)
+        in_text = tags.in_wrap if content.is_wrapped else tags.in_text
+        if not content.is_at_start:
+            return in_text.cut(pending, final=final)
+        end, marker = (in_text if content.is_wrapped else tags.at_start).cut(pending, final=final)
+        behind = len(pending) - len(pending.lstrip()) + 1
+        if behind > end:
+            return end, marker
+        # Behind the first visible character, what counts at the start alone is text.
+        end, marker = in_text.cut(pending[behind:], final=final)
+        return behind + end, marker
 
     def _take(self, num_chars: int) -> str:
         text, self._pending = self._pending[:num_chars], self._pending[num_chars:]
-        self._position += num_chars
+        self._position += self._codec.num_chars(text)
         return text
 
     def _append(self, text: str, out: list[ContentEvent]) -> None:
-        if self._is_thinking:
-            self._append_reasoning(self._thought.feed(text), out)
-        else:
+        if not self._is_thinking:
             self._append_text(self._content.feed(text), out)
+        elif self._shows_thoughts:
+            self._append_shown(text, out)
+        else:
+            self._append_reasoning(self._thought.feed(text), out)
 
     def _append_text(self, text: str, out: list[ContentEvent]) -> None:
+        text = self._codec.decode(text)
         if text:
-            self.text_starts.append(self._position - len(text))
+            self.text_starts.append(self._position - self._content.num_held - len(text))
             out.append(TextDelta(text))
 
     def _append_reasoning(self, text: str, out: list[ContentEvent]) -> None:
         if text:
-            out.append(ReasoningDelta(text))
+            out.append(ReasoningDelta(self._codec.decode(text)))
+
+    def _append_shown(self, text: str, out: list[ContentEvent]) -> None:
+        if text and self._unshown_tag:
+            self.text_starts.append(self._position)
+            out.append(TextDelta(self._unshown_tag))
+        if text:
+            self._unshown_tag = ""
+            self._append_text(text, out)
 
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """`marker` stands at the start of what is pending."""
-        reasoning, tools = self._reasoning, self._tools
-        if self._call is not None:
-            self._end_call_at(self._call, marker, out)
-        elif reasoning is not None and marker == reasoning.open:
-            self._take(len(marker))
+        tags = self._tags
+        if marker in tags.thought_opens:
+            text = self._take(len(marker))
+            self._show_tag(text, out)
             if not (self._is_thinking and self._thought.is_blank):
                 self._depth += 1
             self._is_thinking = True
-        elif reasoning is not None and marker == reasoning.close:
-            self._take(len(marker))
+        elif marker in tags.thought_closes:
+            text = self._take(len(marker))
+            if self._is_thinking:
+                self._show_tag(text, out)
             self._depth = max(0, self._depth - 1)
             self._end_thought()
-        elif tools is not None and marker == tools.close:
+        elif tags.wrap is not None and marker in tags.wrap:
+            self._take(len(marker))
+            if marker == tags.wrap[0]:
+                self._content.open_wrap()
+            else:
+                self._content.close_wrap()
+        elif marker in tags.openings:
+            self._open_call(tags.openings[marker], marker)
+        else:
             text = self._take(len(marker))
-            if self._content.follows_call and not self._is_thinking:
+            if self._content.follows_call:
                 self._content.after_call()
             else:
                 self._append(text, out)
-        else:
-            self._open_call(marker)
+
+    def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
+        if self._shows_thoughts:
+            self._unshown_tag = ""
+            self._append_text(tag, out)
 
     def _end_thought(self) -> None:
         if self._is_thinking:
             self._is_thinking = False
             self._thought.close()
-            self._content.after_reasoning()
+            if not self._shows_thoughts:
+                self._content.after_reasoning()
         else:
             self._content.absorb_close()
 
     # Calls
 
-    def _open_call(self, marker: str) -> None:
-        assert self._tools is not None
-        enclosing = self._as_text([self._tools.close, self._tools.open])
-        self._call = _Call(self._tools.new_body(self._schemas or {}, tuple(enclosing)))
-        if marker == self._tools.open:
+    def _open_call(self, opening: Opening, marker: str) -> None:
+        context = BodyContext(self._schemas or {}, self._tags.enclosing, self._may_call, self._codec.encode)
+        self._call = _Call(opening.new_body(context), opening)
+        if not opening.keeps_marker:
             self._call.raw.append(self._take(len(marker)))
 
     def _advance_call(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
         """Returns whether there may be more to do with what is pending."""
-        self._book(call, call.body.consume(self._pending, final=final), out)
+        end, marker = self._end_of(call, final)
+        text = self._pending if end == len(self._pending) else self._pending[:end]
+        is_end = final or marker is not None
+        self._book(call, call.body.consume(text, final=is_end), out)
         self._sync(call, out)
         match call.body.status:
-            case BodyStatus.OPEN:
-                return False
             case BodyStatus.DONE:
                 self._end_call(call, out)
+                self._continue_call(call)
             case BodyStatus.FAILED:
                 self._give_back(call, out)
             case BodyStatus.STUCK:
-                end, marker = self._in_call.cut(self._pending, final=final)
-                if end == 0 and marker is None:
+                return self._end_at_tag(call, out, final)
+            case BodyStatus.ENDED:
+                self._end_list(call, out)
+            case BodyStatus.THOUGHT | BodyStatus.TEXT as kind:
+                self._begin_message(is_thought=kind is BodyStatus.THOUGHT)
+            case _:
+                if marker is None:
                     return False
-                if end == 0 and marker is not None:
-                    self._end_call_at(call, marker, out)
-                else:
-                    self._give_back(call, out)
+                self._close_call(call, out)
+        return True
+
+    def _end_of(self, call: _Call, final: bool) -> tuple[int, str | None]:
+        """Where a token ends the call, whatever its body is in."""
+        is_named = call.is_started or call.is_refused
+        splitter: MarkerSplitter | None = self._tags.ends_call if is_named else self._tags.ends_unnamed_call
+        if splitter is None or call.body.reads_tags or call.is_at_own_marker:
+            return len(self._pending), None
+        return splitter.cut(self._pending, final=final)
+
+    def _end_at_tag(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
+        """The body cannot read on: a tag around it may stand here."""
+        end, marker = self._tags.in_call.cut(self._pending, final=final)
+        if end == 0 and marker is None and self._pending:
+            return False
+        if end == 0 and marker is not None:
+            self._close_call(call, out)
+        else:
+            self._give_back(call, out)
         return True
 
     def _book(self, call: _Call, num_chars: int, out: list[ContentEvent]) -> None:
         text = self._take(num_chars)
+        if text:
+            call.is_at_own_marker = False
         if call.is_refused:
             self._append(text, out)
         else:
@@ -236,45 +266,69 @@ class TaggedParser:
         """Pass on what the body has read."""
         name = call.body.name
         if name is not None and not (call.is_started or call.is_refused):
+            name = self._codec.decode(name)
             if self._schemas is None or name in self._schemas:
                 self._start_call(call, name, out)
             else:
                 call.is_refused = True
                 self._append("".join(call.raw), out)
         if call.is_started and (arguments := call.body.take_arguments()):
-            out.append(ToolCallDelta(self._num_calls - 1, arguments))
+            out.append(ToolCallDelta(self._num_calls - 1, self._codec.decode_json(arguments)))
 
     def _start_call(self, call: _Call, name: str, out: list[ContentEvent]) -> None:
+        if self._tags.is_native(call.opening):
+            self._tags.drop_fallback()
         call.is_started = True
         self._is_thinking = False
         self._depth = 0
         self._thought.close()
         self._content.after_call()
-        out.append(ToolCallStart(self._num_calls, self._call_ids(), name))
+        out.append(ToolCallStart(self._num_calls, self._call_id(call.body.call_id), name))
         self._num_calls += 1
+
+    def _call_id(self, native: str | None) -> str:
+        call_id = native if native is not None and native not in self._used_ids else self._call_ids()
+        self._used_ids.add(call_id)
+        return self._codec.decode(call_id)
 
     def _end_call(self, call: _Call, out: list[ContentEvent]) -> None:
         self._call = None
         if call.is_started:
             out.append(ToolCallEnd(self._num_calls - 1))
 
-    def _end_call_at(self, call: _Call, marker: str, out: list[ContentEvent]) -> None:
-        assert self._tools is not None
+    def _continue_call(self, call: _Call) -> None:
+        body = call.body.follow()
+        if body is not None:
+            self._call = _Call(body, call.opening)
+            self._call.is_at_own_marker = False
+
+    def _end_list(self, call: _Call, out: list[ContentEvent]) -> None:
+        self._call = None
+        if not self._content.follows_call:
+            self._append("".join(call.raw), out)
+
+    def _begin_message(self, *, is_thought: bool) -> None:
+        self._call = None
+        if is_thought:
+            self._is_thinking = True
+            self._depth = 1
+        else:
+            self._depth = 0
+            self._end_thought()
+
+    def _close_call(self, call: _Call, out: list[ContentEvent]) -> None:
+        """A tag stands here that ends the call."""
         is_complete = call.body.close()
         self._sync(call, out)
         if is_complete and call.is_started:
             self._end_call(call, out)
         else:
             self._give_back(call, out)
-        if marker == self._tools.open:
-            self._open_call(marker)
-        else:
-            text = self._take(len(marker))
-            if not (is_complete and call.is_started):
-                self._append(text, out)
 
     def _give_back(self, call: _Call, out: list[ContentEvent]) -> None:
         """It is no call: its text goes where it was written."""
         self._call = None
         if not call.is_refused:
+            if call.is_at_own_marker:
+                call.raw.append(self._take(1))
             self._append("".join(call.raw), out)

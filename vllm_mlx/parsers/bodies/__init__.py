@@ -1,8 +1,5 @@
 """Bodies of tool calls. Tags around them are not theirs."""
 
-from .base import BodyStatus, Schemas, ToolBody
-from .json_body import JsonBody
-from .json_or_xml import JsonOrXmlBody
-from .xml_body import XmlBody
+from .base import Body, BodyContext, BodyStatus, NewBody, Schemas
 
-__all__ = ["BodyStatus", "JsonBody", "JsonOrXmlBody", "Schemas", "ToolBody", "XmlBody"]
+__all__ = ["Body", "BodyContext", "BodyStatus", "NewBody", "Schemas"]

@@ -15,7 +15,8 @@ class ArgumentsWriter:
         self._seen: set[str] = set()
         self._out: list[str] = []
         self._types: Types = STRING
-        self._held: str | None = None  # of a value whose type is not known yet; None: it is a string
+        self._held: list[str] | None = None  # of a value whose type is not known yet; None: it is a string
+        self._is_compound = False  # what is held begins an object or a list
 
     def take(self) -> str:
         text = "".join(self._out)
@@ -27,40 +28,60 @@ class ArgumentsWriter:
         properties = self._parameters.get("properties")
         return name in properties and name not in self._seen if isinstance(properties, Mapping) else None
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, *, is_string: bool | None = None) -> None:
+        """`is_string`: what the model says of the value, which counts before the schema."""
+        self._begin(name)
+        types = argument_types(self._parameters, name)
+        if is_string is False and types is not None and "string" in types:
+            types = None
+        self._types = STRING if is_string else types
+        self._held = []
+        self._is_compound = False
+        self._release()
+
+    def add(self, name: str, value: str) -> None:
+        """An argument as JSON."""
+        self._begin(name)
+        self._out.append(value)
+
+    def _begin(self, name: str) -> None:
         self._out.append(f"{', ' if self._seen else '{'}{_quoted(name)}: ")
         self._seen.add(name)
-        self._types = argument_types(self._parameters, name)
-        self._held = ""
-        self._release()
 
     def feed(self, text: str) -> None:
         if self._held is None:
             self._out.append(_quoted(text)[1:-1])
         else:
-            self._held += text
-            self._release()
+            self._held.append(text)
+            if not self._is_compound:
+                self._release()
 
     def end(self) -> None:
         if self._held is not None:
-            value = decode(self._held, self._types)
-            self._out.append(_quoted(self._held) if value is None else value)
+            held = "".join(self._held)
+            value = decode(held, self._types)
+            self._out.append(_quoted(held) if value is None else value)
         else:
             self._out.append('"')
 
     def cut(self) -> None:
         """The reply ends inside a value: give what there is of it, unclosed."""
         if self._held:
+            held = "".join(self._held)
             is_string = self._types is not None and "string" in self._types
-            self._out.append(_quoted(self._held)[:-1] if is_string else self._held.lstrip())
+            self._out.append(_quoted(held)[:-1] if is_string else held.lstrip())
 
     def close(self) -> None:
         self._out.append("}" if self._seen else "{}")
 
     def _release(self) -> None:
-        if self._held is not None and not may_be_value(self._held, self._types):
-            self._out.append(_quoted(self._held)[:-1])
+        assert self._held is not None
+        held = "".join(self._held)
+        if not may_be_value(held, self._types):
+            self._out.append(_quoted(held)[:-1])
             self._held = None
+        else:
+            self._is_compound = held.lstrip()[:1] in ("{", "[")
 
 
 def _quoted(text: str) -> str:

@@ -3,11 +3,13 @@
 import json
 from enum import Enum, auto
 
-from .base import BodyStatus
+from .base import Body, BodyContext, BodyStatus
 from .json_scanner import JsonScanner, json_value
 
 _WHITE = " \t\r\n"
-_ARGUMENT_KEYS = ("arguments", "parameters")
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args")
+_CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"})
 
 
 class _State(Enum):
@@ -19,16 +21,26 @@ class _State(Enum):
     COMMA_OR_END = auto()
 
 
-class JsonBody:
-    def __init__(self) -> None:
+class JsonBody(Body):
+    """`is_bare`: no tag says that this is a call, so it must begin as one and have arguments."""
+
+    status = BodyStatus.OPEN
+
+    def __init__(self, context: BodyContext | None = None, *, is_bare: bool = False):
         self.status = BodyStatus.OPEN
-        self.name: str | None = None
+        self._name: str | None = None
+        self._is_bare = is_bare
         self._state = _State.START
         self._scanner: JsonScanner | None = None  # of the key or value being read
         self._key = ""
         self._arguments = ""
         self._streams = False  # the value being read is the arguments object
         self._has_arguments = False
+
+    @property
+    def name(self) -> str | None:  # type: ignore[override]
+        is_known = not self._is_bare or self._has_arguments or self._streams
+        return self._name if is_known else None
 
     def consume(self, text: str, *, final: bool = False) -> int:
         self.status = BodyStatus.OPEN
@@ -47,9 +59,11 @@ class JsonBody:
         return arguments
 
     def close(self) -> bool:
-        if self._scanner is not None or self.name is None:
+        if self._scanner is not None or self._name is None:
             return False
         if not self._has_arguments:
+            if self._is_bare:
+                return False
             self._set_arguments("{}")
         return True
 
@@ -97,6 +111,8 @@ class JsonBody:
             else:
                 self._key = json.loads(scanner.take())
                 self._state = _State.COLON
+                if self._is_bare and self._key not in _CALL_KEYS and self.name is None:
+                    self.status = BodyStatus.FAILED
         return position
 
     def _end_value(self, scanner: JsonScanner) -> None:
@@ -106,10 +122,10 @@ class JsonBody:
             self._has_arguments = True
             return
         value = scanner.take()
-        if self._key == "name" and self.name is None:
+        if self._key in _NAME_KEYS and self._name is None:
             name = json.loads(value) if value.startswith('"') else ""
             if name:
-                self.name = name
+                self._name = name.removeprefix("functions.")
             else:
                 self.status = BodyStatus.FAILED
         elif self._key in _ARGUMENT_KEYS and not self._has_arguments:

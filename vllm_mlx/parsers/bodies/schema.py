@@ -27,6 +27,14 @@ def argument_types(parameters: Mapping[str, Any], name: str) -> Types:
     return _types(schema, parameters, _MAX_REFS)
 
 
+def child_schema(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The schema of a property, or of the items of a list; empty where it does not say."""
+    properties = schema.get("properties")
+    child = properties.get(name) if isinstance(properties, Mapping) else None
+    child = schema.get("items") if child is None and name == "item" else child
+    return child if isinstance(child, Mapping) else {}
+
+
 def _types(schema: Any, root: Mapping[str, Any], refs_left: int) -> Types:
     if not isinstance(schema, Mapping) or refs_left == 0:
         return None

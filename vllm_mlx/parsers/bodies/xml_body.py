@@ -1,18 +1,16 @@
-"""`<function=name><parameter=key>value</parameter></function>`, values typed by the tool's schema."""
+"""Calls with a tag for each argument, as `<function=name><parameter=key>value</parameter></function>`."""
 
 import re
 from collections.abc import Iterable
 from enum import Enum, auto
 
 from .arguments import ArgumentsWriter
-from .base import BodyStatus, Schemas
+from .base import Body, BodyContext, BodyStatus
+from .xml_tags import MAX_HEAD, Head, XmlTags
 
-_FUNCTION, _END_FUNCTION = "<function=", "</function>"
-_PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
-_MAX_NAME = 256
 _MAX_MARGIN = 64  # white space that may follow a closing tag before we believe it anyway
-_NAME = re.compile(rf"[^<>\n]{{0,{_MAX_NAME}}}")
 _WHITE = re.compile(r"\s*")
+_CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
 
 class _State(Enum):
@@ -20,26 +18,37 @@ class _State(Enum):
     NAME = auto()
     BETWEEN = auto()
     KEY = auto()
+    TYPE = auto()  # between the name of an argument and its value
     VALUE = auto()
+    CDATA = auto()
+    AFTER_CDATA = auto()
 
 
-class XmlBody:
+class XmlBody(Body):
     """A tag inside a value ends it only where the format goes on behind it; otherwise it is part of the value.
 
-    `enclosing` are the tags around the body that end it as text: behind a line break they end a value, too.
+    The tags around the body end a value, too, behind a line break. `name`: of a call whose name was read before.
     """
 
-    def __init__(self, schemas: Schemas, enclosing: Iterable[str] = ()):
+    status = BodyStatus.OPEN
+
+    def __init__(self, context: BodyContext, tags: XmlTags, name: str | None = None):
         self.status = BodyStatus.OPEN
-        self.name: str | None = None
-        self._schemas = schemas
-        self._enclosing = tuple(enclosing)
+        self._schemas = context.schemas
+        self._enclosing = context.enclosing
+        self._tags = tags = tags.encoded(context.encode)
+        ends = (tags.end_parameter, tags.end_function, tags.parameter, *self._enclosing)
+        self._first_chars = re.compile("[" + re.escape("".join({tag[0] for tag in ends if tag})) + "]")
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
+        self._head = Head("")  # of the argument being read
         self._is_waiting = False  # for more text, to tell what the text in hand is
         self._is_fresh = False  # no character of the value was looked at
         self._is_empty = False  # no character of the value was kept
+        self._ends_line = False  # the value so far does
         self._final_break = ""  # the line break that ends a value, unless the reply was cut behind it
+        if name is not None:
+            self._set_name(name)
 
     def consume(self, text: str, *, final: bool = False) -> int:
         self.status = BodyStatus.OPEN
@@ -47,19 +56,27 @@ class XmlBody:
         position = 0
         while position < len(text) and self.status is BodyStatus.OPEN and not self._is_waiting:
             match self._state:
+                case _State.VALUE if self._is_fresh:
+                    position = self._begin_value(text, position, final)
                 case _State.VALUE:
                     position = self._read_value(text, position, final)
+                case _State.CDATA:
+                    position = self._read_cdata(text, position, final)
                 case _State.NAME | _State.KEY:
-                    position = self._read_name(text, position, final)
+                    position = self._read_head(text, position, final)
                 case _:
                     position = self._read_tag(text, _skip_white(text, position), final)
         return position
+
+    @property
+    def reads_tags(self) -> bool:
+        return self._state is _State.START
 
     def take_arguments(self) -> str:
         return self._writer.take()
 
     def close(self) -> bool:
-        if self._state is _State.VALUE:
+        if self._state in (_State.VALUE, _State.AFTER_CDATA):
             self._end_value()
         if self._state is not _State.BETWEEN:
             return False
@@ -67,56 +84,133 @@ class XmlBody:
         return True
 
     def cut(self, rest: str) -> None:
-        if self._state is _State.VALUE:
+        if self._state in (_State.VALUE, _State.CDATA):
             self.consume(rest, final=True)
-        if self._state is _State.VALUE:
+        if self._state in (_State.VALUE, _State.CDATA):
             self._writer.feed(self._final_break)
             self._writer.cut()
 
+    def _set_name(self, name: str) -> None:
+        self.name = name
+        self._writer = ArgumentsWriter(self._schemas.get(name))
+        self._state = _State.BETWEEN
+
+    # Tags between values
+
     def _read_tag(self, text: str, position: int, final: bool) -> int:
-        tags = (_FUNCTION,) if self._state is _State.START else (_PARAMETER, _END_FUNCTION)
+        tags = tuple(tag for tag in self._next_tags() if tag)
         for tag in tags:
             if text.startswith(tag, position):
-                self._enter(tag)
-                return position + len(tag)
+                return self._enter(tag, text, position, final)
         if not final and _may_become(text, position, tags):
             self._is_waiting = True
         else:
             self.status = BodyStatus.STUCK
         return position
 
-    def _enter(self, tag: str) -> None:
-        if tag == _END_FUNCTION:
-            self._writer.close()
-            self.status = BodyStatus.DONE
-        else:
-            self._state = _State.NAME if tag == _FUNCTION else _State.KEY
+    def _next_tags(self) -> tuple[str, ...]:
+        tags = self._tags
+        match self._state:
+            case _State.START:
+                return (tags.function,)
+            case _State.TYPE:
+                return (tags.value, tags.type)
+            case _State.AFTER_CDATA:
+                return (tags.end_parameter, _CDATA)
+        return (tags.parameter, tags.end_function)
 
-    def _read_name(self, text: str, position: int, final: bool) -> int:
-        end, name = _name_at(text, position)
-        if name is None:
-            self._is_waiting = not final and end == len(text)
+    def _enter(self, tag: str, text: str, position: int, final: bool) -> int:
+        tags = self._tags
+        end = position + len(tag)
+        match self._state:
+            case _State.START:
+                self._state = _State.NAME
+            case _State.TYPE if tag == tags.value:
+                self._open_value()
+            case _State.TYPE:
+                return self._read_type(text, position, final)
+            case _State.AFTER_CDATA if tag == _CDATA:
+                self._state = _State.CDATA
+            case _State.AFTER_CDATA:
+                self._end_value()
+            case _ if tag == tags.end_function:
+                self._writer.close()
+                self.status = BodyStatus.DONE
+            case _:
+                self._state = _State.KEY
+        return end
+
+    def _read_head(self, text: str, position: int, final: bool) -> int:
+        head_end = self._tags.head_end
+        end, head = self._tags.head_at(text, position, head_end)
+        if head is None:
+            self._is_waiting = not final and head_end.startswith(text[end:])
             if not self._is_waiting:
                 self.status = BodyStatus.STUCK
             return position
         if self._state is _State.NAME:
-            self.name = name
-            self._writer = ArgumentsWriter(self._schemas.get(name))
-            self._state = _State.BETWEEN
+            self._set_name(head.name)
         else:
-            self._writer.begin(name)
-            self._state = _State.VALUE
-            self._is_fresh = self._is_empty = True
-        return end + 1
+            self._head = head
+            self._state = _State.TYPE
+            if not self._tags.value:
+                self._open_value()
+        return end + len(head_end)
+
+    def _read_type(self, text: str, position: int, final: bool) -> int:
+        tags = self._tags
+        start = position + len(tags.type)
+        end = text.find(tags.end_type, start, start + MAX_HEAD)
+        if end >= 0:
+            self._head = Head(self._head.name, text[start:end].strip() == "string")
+            return end + len(tags.end_type)
+        self._is_waiting = not final and len(text) - start < MAX_HEAD
+        if not self._is_waiting:
+            self.status = BodyStatus.STUCK
+        return position
+
+    # Values
+
+    def _open_value(self) -> None:
+        self._writer.begin(self._head.name, is_string=self._head.is_string)
+        self._state = _State.VALUE
+        self._is_fresh = self._is_empty = True
+        self._ends_line = False
+        self._final_break = ""
+
+    def _begin_value(self, text: str, position: int, final: bool) -> int:
+        if self._tags.has_cdata:
+            start = _skip_white(text, position)
+            if text.startswith(_CDATA, start):
+                self._is_fresh = False
+                self._state = _State.CDATA
+                return start + len(_CDATA)
+            if not final and len(text) - position <= MAX_HEAD and _may_become(text, start, (_CDATA,)):
+                self._is_waiting = True
+                return position
+        self._is_fresh = False
+        return position + (self._tags.trims_breaks and text[position] == "\n")
+
+    def _read_cdata(self, text: str, position: int, final: bool) -> int:
+        end = text.find(_END_CDATA, position)
+        if end >= 0:
+            self._keep(text[position:end])
+            self._state = _State.AFTER_CDATA
+            return end + len(_END_CDATA)
+        end = len(text)
+        while not final and end > position and len(text) - end < len(_END_CDATA) - 1 and text[end - 1] == "]":
+            end -= 1
+        self._keep(text[position:end])
+        self._is_waiting = end < len(text)
+        return end
 
     def _read_value(self, text: str, position: int, final: bool) -> int:
-        if self._is_fresh:
-            self._is_fresh = False
-            position += text[position] == "\n"
-        less = text.find("<", position)
-        while less >= 0:
-            end = less - (less > position and text[less - 1] == "\n")
-            starts_line = end < less or (less == position and self._is_empty)
+        hit = self._first_chars.search(text, position)
+        while hit is not None:
+            less = hit.start()
+            follows_break = text[less - 1] == "\n" if less > position else self._ends_line
+            end = less - (less > position and follows_break and self._tags.trims_breaks)
+            starts_line = follows_break or (less == position and self._is_empty)
             next_position = self._tag_at(text, less, starts_line, final)
             if self._is_waiting:
                 self._keep(text[position:end])
@@ -125,8 +219,8 @@ class XmlBody:
                 self._keep(text[position:end])
                 self._end_value()
                 return next_position
-            less = text.find("<", less + 1)
-        end = len(text) - (len(text) > position and text[-1] == "\n")
+            hit = self._first_chars.search(text, less + 1)
+        end = len(text) - (self._tags.trims_breaks and len(text) > position and text[-1] == "\n")
         self._keep(text[position:end])
         if final:
             self._final_break = text[end:]
@@ -137,6 +231,7 @@ class XmlBody:
     def _keep(self, text: str) -> None:
         if text:
             self._is_empty = False
+            self._ends_line = text[-1] == "\n"
             self._writer.feed(text)
 
     def _end_value(self) -> None:
@@ -145,20 +240,21 @@ class XmlBody:
 
     def _tag_at(self, text: str, start: int, starts_line: bool, final: bool) -> int | None:
         """Where to read on if a tag at `start` ends the value. Sets `_is_waiting` where only more text can tell."""
-        if text.startswith(_END_PARAMETER, start):
-            end = start + len(_END_PARAMETER)
-            followers = (_PARAMETER, _END_FUNCTION, *self._enclosing)
+        tags = self._tags
+        if text.startswith(tags.end_parameter, start):
+            end = start + len(tags.end_parameter)
+            followers = tuple(tag for tag in (tags.parameter, tags.end_function, *self._enclosing) if tag)
             return end if self._is_followed(text, end, followers, final) else None
-        if text.startswith(_END_FUNCTION, start):
-            followers = (_FUNCTION, *self._enclosing)
-            return start if self._is_followed(text, start + len(_END_FUNCTION), followers, final) else None
-        if text.startswith(_PARAMETER, start):
-            return start if self._is_next_parameter(text, start + len(_PARAMETER), starts_line, final) else None
+        if tags.end_function and text.startswith(tags.end_function, start):
+            followers = tuple(tag for tag in (tags.function, *self._enclosing) if tag)
+            return start if self._is_followed(text, start + len(tags.end_function), followers, final) else None
+        if text.startswith(tags.parameter, start):
+            return start if self._is_next_parameter(text, start + len(tags.parameter), starts_line, final) else None
         enclosing = self._enclosing if starts_line else ()
         if any(text.startswith(tag, start) for tag in enclosing):
             return start
-        tags = (_END_PARAMETER, _END_FUNCTION, _PARAMETER, *enclosing)
-        self._is_waiting = not final and _may_become(text, start, tags)
+        candidates = (tags.end_parameter, tags.end_function, tags.parameter, *enclosing)
+        self._is_waiting = not final and _may_become(text, start, candidates)
         return None
 
     def _is_followed(self, text: str, position: int, followers: tuple[str, ...], final: bool) -> bool:
@@ -171,12 +267,12 @@ class XmlBody:
         return False
 
     def _is_next_parameter(self, text: str, position: int, starts_line: bool, final: bool) -> bool:
-        """Whether `<parameter=` inside a value begins the next one, the closing tag of this one being left out."""
-        end, name = _name_at(text, position)
-        if name is None:
-            self._is_waiting = not final and end == len(text)
+        """Whether the tag of an argument inside a value begins the next one, the closing tag being left out."""
+        end, head = self._tags.head_at(text, position, self._tags.head_end)
+        if head is None:
+            self._is_waiting = not final and self._tags.head_end.startswith(text[end:])
             return False
-        is_expected = self._writer.expects(name)
+        is_expected = self._writer.expects(head.name)
         return starts_line if is_expected is None else is_expected
 
 
@@ -186,13 +282,5 @@ def _skip_white(text: str, position: int) -> int:
 
 
 def _may_become(text: str, start: int, tags: Iterable[str]) -> bool:
-    rest = text[start : start + _MAX_NAME]
+    rest = text[start : start + MAX_HEAD]
     return any(tag.startswith(rest) for tag in tags)
-
-
-def _name_at(text: str, start: int) -> tuple[int, str | None]:
-    """Return (end, name) of a name that `>` ends at `end`; without a name, `end` is where reading stopped."""
-    match = _NAME.match(text, start)
-    end = match.end() if match else start
-    name = text[start:end].strip()
-    return end, name if text.startswith(">", end) and name else None

@@ -1,0 +1,171 @@
+"""Bodies made of bodies: behind tags, chosen by their first character, one after the other."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from .base import Body, BodyContext, BodyStatus, NewBody, Wrapper
+
+_WHITE = re.compile(r"\s*")
+_NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One of the texts stands here; `optional`: or none."""
+
+    texts: tuple[str, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name stands here; `after`: only where this text stands before it."""
+
+    after: str | None = None
+
+
+Step = Tag | Name
+Finish = Callable[[BodyContext, list[str]], Body]  # of the names that were read, in their order
+
+
+class StepsBody(Wrapper):
+    """Tags and names in a fixed order, white space between them allowed, then another body."""
+
+    def __init__(self, context: BodyContext, steps: tuple[Step, ...], finish: Finish):
+        super().__init__()
+        self._context = context
+        self._steps = list(steps)
+        self._finish = finish
+        self._names: list[str] = []
+
+    def _choose(self, text: str, final: bool) -> int:
+        position = 0
+        while self._steps and self._status is BodyStatus.OPEN:
+            start = _skip(text, position)
+            end = self._read(self._steps[0], text, start, final)
+            if end is None:
+                return position if self._status is BodyStatus.OPEN else start
+            self._steps.pop(0)
+            position = end
+        if not self._steps:
+            self._inner = self._finish(self._context, self._names)
+        return position
+
+    def _read(self, step: Step, text: str, start: int, final: bool) -> int | None:
+        """Where the step ends; None: more text is needed, or the status says that it cannot stand here."""
+        tags = step.texts if isinstance(step, Tag) else (step.after,) if step.after else ()
+        encoded = [self._context.encode(tag) for tag in tags]
+        end = next((start + len(tag) for tag in encoded if text.startswith(tag, start)), None)
+        if end is None and tags:
+            if not final and any(tag.startswith(text[start:]) for tag in encoded):
+                return None
+            if isinstance(step, Name) or step.optional:
+                return start
+            self._status = BodyStatus.STUCK
+            return None
+        if isinstance(step, Tag):
+            return end
+        start = _skip(text, start if end is None else end)
+        name = _NAME.match(text, start)
+        if name is not None and (final or name.end() < len(text)):
+            self._names.append(name.group())
+            return name.end()
+        if name is None and (final or start < len(text)):
+            self._status = BodyStatus.STUCK
+        return None
+
+
+class ChoiceBody(Wrapper):
+    """A body by the first character that is no white space."""
+
+    def __init__(self, context: BodyContext, bodies: Mapping[str, NewBody], default: NewBody | None = None):
+        super().__init__()
+        self._context = context
+        self._bodies = bodies
+        self._default = default
+
+    def _choose(self, text: str, final: bool) -> int:
+        position = _skip(text, 0)
+        if position < len(text):
+            body = self._bodies.get(text[position], self._default)
+            if body is None:
+                self._status = BodyStatus.STUCK
+            else:
+                self._inner = body(self._context)
+        return position
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """How calls follow one another: `opener` before the first (may be left out), `closer` behind the last."""
+
+    separators: str = ""
+    opener: str = ""
+    closer: str = ""
+    needs_opener: bool = False
+
+
+class ListBody(Wrapper):
+    """One call of several; `follow` reads the next."""
+
+    def __init__(self, context: BodyContext, inner: NewBody, listing: Listing, *, is_first: bool = True):
+        super().__init__()
+        self._context = context
+        self._new_inner = inner
+        self._listing = listing
+        self._is_first = is_first
+        self._is_at_element = False
+
+    def _choose(self, text: str, final: bool) -> int:
+        position = _skip(text, 0)
+        if position < len(text) and not self._is_at_element:
+            position = self._read_punctuation(text, position)
+            if self._status is not BodyStatus.OPEN:
+                return position
+            self._is_at_element = True
+            position = _skip(text, position)
+        if position < len(text):
+            self._inner = self._new_inner(self._context)
+        return position
+
+    def _read_punctuation(self, text: str, position: int) -> int:
+        listing = self._listing
+        char = text[position]
+        if self._is_first:
+            if listing.opener and char == listing.opener:
+                return position + 1
+            if listing.needs_opener:
+                self._status = BodyStatus.STUCK
+            else:
+                self._listing = Listing(listing.separators)
+        elif listing.closer and char == listing.closer:
+            self._status = BodyStatus.ENDED
+            return position + 1
+        elif char in listing.separators:
+            return position + 1
+        elif listing.closer:
+            self._status = BodyStatus.STUCK
+        return position
+
+    def follow(self) -> Body | None:
+        return ListBody(self._context, self._new_inner, self._listing, is_first=False)
+
+
+def after(*texts: str, then: NewBody, optional: bool = False) -> NewBody:
+    """`then` behind one of the texts."""
+    return partial(StepsBody, steps=(Tag(texts, optional),), finish=lambda context, _: then(context))
+
+
+def choice(bodies: Mapping[str, NewBody], default: NewBody | None = None) -> NewBody:
+    return partial(ChoiceBody, bodies=bodies, default=default)
+
+
+def several(inner: NewBody, listing: Listing) -> NewBody:
+    return partial(ListBody, inner=inner, listing=listing)
+
+
+def _skip(text: str, position: int) -> int:
+    white = _WHITE.match(text, position)
+    return white.end() if white else position

@@ -1,0 +1,160 @@
+"""`<invoke name="f"><key>value</key></invoke>`: arguments are elements and may hold some. All tags have a prefix."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .arguments import ArgumentsWriter
+from .base import Body, BodyContext, BodyStatus
+from .schema import argument_types, child_schema, decode
+
+_INVOKE = re.compile(r"<invoke\s+name\s*=\s*[\"']?([^\"'<>]{1,256}?)[\"']?\s*>")
+_TAG = re.compile(r"<(/?)([^<>\s\"'=]{1,256})>")
+_MAX_TAG = 600
+_MAX_DEPTH = 100
+_ITEM = "item"
+
+
+class _Element:
+    """An argument, or a part of one, that is being read."""
+
+    def __init__(self, name: str, schema: Mapping[str, Any]):
+        self.name = name
+        self.schema = schema
+        self.chunks: list[str] = []
+        self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements in it
+
+    def to_json(self) -> str:
+        if not self.parts:
+            text = "".join(self.chunks)
+            value = decode(text, argument_types({"properties": {"": self.schema}}, ""))
+            return json.dumps(text, ensure_ascii=False) if value is None else value
+        if all(name == _ITEM for name, _ in self.parts):
+            return f"[{', '.join(value for _, value in self.parts)}]"
+        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in self.parts) + "}"
+
+
+class NestedXmlBody(Body):
+    """Text streams as a string where the schema says so; what may hold elements leaves when it is complete."""
+
+    status = BodyStatus.OPEN
+
+    def __init__(self, context: BodyContext, prefix: str):
+        self.status = BodyStatus.OPEN
+        self._prefix = context.encode(prefix)
+        self._encode = context.encode
+        self._schemas = context.schemas
+        self._writer = ArgumentsWriter(None)
+        self._parameters: Mapping[str, Any] = {}
+        self._elements: list[_Element] = []
+        self._streams = False
+
+    def consume(self, text: str, *, final: bool = False) -> int:
+        self.status = BodyStatus.OPEN
+        position = 0
+        while position < len(text) and self.status is BodyStatus.OPEN:
+            start = position if self._elements else position + len(text[position:]) - len(text[position:].lstrip())
+            tag = text.find(self._prefix, start) if self._elements else start
+            if self._elements and tag != start:
+                end = tag if tag >= 0 else len(text) if final else _safe_end(text, start, self._prefix)
+                self._add_text(text[start:end])
+                if end == start:
+                    return start
+                position = end
+                continue
+            after = self._read_tag(text, start, final)
+            if after is None:
+                return start
+            position = after
+        return position
+
+    def _read_tag(self, text: str, start: int, final: bool) -> int | None:
+        """Where the tag ends; None: more text is needed, or the status says that it cannot stand here."""
+        begin = start + len(self._prefix)
+        is_prefixed = text.startswith(self._prefix, start)
+        if is_prefixed and self.name is None and (invoke := _INVOKE.match(text, begin)):
+            self.name = invoke.group(1)
+            self._parameters = self._schemas.get(self.name) or {}
+            self._writer = ArgumentsWriter(self._parameters)
+            return invoke.end()
+        if is_prefixed and self.name is not None and (tag := _TAG.match(text, begin)):
+            if self._take_tag(tag.group(2), is_end=bool(tag.group(1))):
+                return tag.end()
+        elif not final and len(text) - start < _MAX_TAG:
+            may_grow = self._prefix.startswith(text[start:]) or (is_prefixed and ">" not in text[begin:])
+            if may_grow and (begin >= len(text) or text[begin] == "<"):
+                return None
+        if self._elements:
+            self._add_text(text[start : start + 1])
+            return start + 1
+        self.status = BodyStatus.STUCK
+        return None
+
+    def _take_tag(self, name: str, *, is_end: bool) -> bool:
+        """Returns whether the tag can stand here."""
+        open_name = self._elements[-1].name if self._elements else "invoke"
+        if is_end and name == open_name:
+            self._end_element()
+            return True
+        if is_end or self._streams or len(self._elements) >= _MAX_DEPTH or (self._elements and name == "tool_call"):
+            return False
+        if self._elements and any(chunk.strip() for chunk in self._elements[-1].chunks):
+            return False
+        schema = child_schema(self._elements[-1].schema, name) if self._elements else self._schema_of(name)
+        self._elements.append(_Element(name, schema))
+        if len(self._elements) == 1 and argument_types(self._parameters, name) == frozenset({"string"}):
+            self._streams = True
+            self._writer.begin(name)
+        return True
+
+    def _schema_of(self, name: str) -> Mapping[str, Any]:
+        return child_schema(self._parameters, name)
+
+    def _end_element(self) -> None:
+        if not self._elements:
+            self._writer.close()
+            self.status = BodyStatus.DONE
+            return
+        element = self._elements.pop()
+        if self._streams:
+            self._writer.end()
+            self._streams = False
+        elif self._elements:
+            self._elements[-1].parts.append((element.name, element.to_json()))
+        else:
+            self._writer.add(element.name, element.to_json())
+
+    def _add_text(self, text: str) -> None:
+        if self._streams:
+            self._writer.feed(text)
+        else:
+            self._elements[-1].chunks.append(text)
+
+    @property
+    def reads_tags(self) -> bool:
+        return self.name is None
+
+    def take_arguments(self) -> str:
+        return self._writer.take()
+
+    def close(self) -> bool:
+        if self.name is None:
+            return False
+        while self._elements:
+            self._end_element()
+        self._writer.close()
+        return True
+
+    def cut(self, rest: str) -> None:
+        if self._streams:
+            self._writer.feed(rest)
+            self._writer.cut()
+
+
+def _safe_end(text: str, start: int, prefix: str) -> int:
+    """Up to where no prefix begins."""
+    for length in range(min(len(prefix) - 1, len(text) - start), 0, -1):
+        if prefix.startswith(text[len(text) - length :]):
+            return len(text) - length
+    return len(text)
