@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is installed
 
+from vllm_mlx.api import extras  # noqa: E402
 from vllm_mlx.api.openai import fields  # noqa: E402
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar, takes_several  # noqa: E402
@@ -68,16 +69,16 @@ def honoured_fields() -> str:
 def taken_fields() -> str:
     rows = []
     for name, rule in fields.BODY_FIELDS.items():
-        if isinstance(rule, fields.Ignored):
+        if isinstance(rule, extras.Ignored):
             values = (
-                "any" if fields.ANY in rule.values else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
+                "any" if extras.ANY in rule.values else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
             )
             rows.append([f"`{name}`", values, rule.reason, rule.otherwise])
     return table(["field", "values taken", "why nothing is done", "other values are refused"], rows)
 
 
 def refused_fields() -> str:
-    refused = {name: rule for name, rule in fields.BODY_FIELDS.items() if isinstance(rule, fields.Refused)}
+    refused = {name: rule for name, rule in fields.BODY_FIELDS.items() if isinstance(rule, extras.Refused)}
     return table(["field", "what to do instead"], [[f"`{name}`", rule.advice] for name, rule in refused.items()])
 
 

@@ -16,6 +16,7 @@ from .routes.anthropic import anthropic_routes
 from .routes.health import health_routes
 from .routes.models import models_routes
 from .routes.openai import openai_routes
+from .routes.responses import responses_routes
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
@@ -24,6 +25,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
     app.include_router(anthropic_routes(engine, config, models))
+    app.include_router(responses_routes(engine, config, models))
     app.include_router(models_routes(engine, models))
     app.include_router(health_routes(engine))
     add_error_handlers(app)

@@ -1,6 +1,7 @@
 """Errors → responses. The one place that knows which envelope answers which request."""
 
 import math
+from http import HTTPStatus
 from typing import cast
 
 from fastapi import FastAPI
@@ -15,6 +16,7 @@ from ..api.openai.errors import OpenAIErrors
 from ..core.errors import VLLMMLXError
 
 CLIENT_GONE = 499
+NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # what the router says of a path that it does not know
 
 _OPENAI = OpenAIErrors()
 # By the first path that is the request's or lies above it.
@@ -86,7 +88,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     found = cast(HTTPException, error)
     path = request.url.path
     match found.status_code:
-        case 404:
+        case 404 if found.detail == NOT_FOUND:
             message = f"There is no {request.method} {path} here."
         case 405:
             message = f"{path} does not take {request.method}."

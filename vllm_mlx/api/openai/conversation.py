@@ -14,6 +14,7 @@ from ...core.messages import (
     ToolSpec,
 )
 from ..arguments import decode_arguments
+from ..extras import check_extras
 from ..text import well_formed, well_formed_json
 from .fields import (
     IMAGE_FIELDS,
@@ -22,7 +23,6 @@ from .fields import (
     PART_FIELDS,
     TOOL_CALL_FIELDS,
     TOOL_FIELDS,
-    check_extras,
 )
 from .schema import (
     AssistantMessage,

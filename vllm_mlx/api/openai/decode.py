@@ -3,29 +3,19 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported
 from ...core.messages import ToolChoice, ToolSpec
 from ...core.request import Request, SamplingParams
+from ...processing.quirks import without_client_marks
+from ..extras import check_extras
 from ..reasoning import ReasoningMode
-from ..text import well_formed, well_formed_json
+from ..text import well_formed
+from ..thinking import decode_thinking
 from .conversation import decode_messages, decode_tools
-from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS, check_extras
+from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS
 from .schema import ChatCompletionBody, CompletionBody, GenerationBody, WireNamedTool
-
-# The renderer owns these: a request that set them would change what the other fields mean.
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +51,7 @@ def decode_chat(
     """`separate_reasoning` is the server's default for requests that do not say."""
     check_extras(body, BODY_FIELDS)
     tools = _tools(body)
-    thinking, template_kwargs = _thinking(body)
+    thinking, template_kwargs = decode_thinking(body.reasoning_effort, body.chat_template_kwargs)
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidParameter(
             "Set either `continue_final_message` or `add_generation_prompt` to true, not both.",
@@ -71,7 +61,7 @@ def decode_chat(
         raise InvalidParameter("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
     request = Request(
         request_id=reply_id,
-        messages=decode_messages(body.messages),
+        messages=without_client_marks(decode_messages(body.messages)),
         tools=tools,
         tool_choice=_tool_choice(body, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
@@ -245,31 +235,6 @@ def _not_guided(choice: str) -> Unsupported:
         f"`tool_choice` {choice} needs guided decoding, which is not supported yet. Use 'auto' or 'none'.",
         param="tool_choice",
     )
-
-
-def _thinking(body: ChatCompletionBody) -> tuple[Literal["auto", "on", "off"], dict[str, Any]]:
-    """An `enable_thinking` inside `chat_template_kwargs` goes before `reasoning_effort`; the template sees both."""
-    kwargs: dict[str, Any] = dict(well_formed_json(body.chat_template_kwargs or {}))
-    for name in RESERVED_TEMPLATE_KWARGS & kwargs.keys():
-        raise Unsupported(
-            f"`chat_template_kwargs.{name}` is not supported: use the request field of that meaning.",
-            param=f"chat_template_kwargs.{name}",
-        )
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    enabled = kwargs.get("enable_thinking")
-    if enabled is None and body.reasoning_effort is not None:
-        enabled = body.reasoning_effort != "none"
-    match enabled:
-        case None:
-            return "auto", kwargs
-        case bool():
-            return "on" if enabled else "off", kwargs
-        case _:
-            raise InvalidParameter(
-                "`chat_template_kwargs.enable_thinking` must be true or false.",
-                param="chat_template_kwargs.enable_thinking",
-            )
 
 
 def _add_generation_prompt(body: ChatCompletionBody) -> bool:

@@ -1,0 +1,166 @@
+"""Request bodies → core Requests, and how the client wants the reply written. Every field is honoured or refused."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.errors import InvalidParameter, Unsupported
+from ...core.messages import Message, TextPart
+from ...core.request import Request, SamplingParams
+from ...processing.quirks import without_client_marks
+from ..extras import Refused, check_extras
+from ..text import well_formed
+from ..thinking import decode_thinking
+from .fields import BODY_FIELDS, INCLUDED
+from .items import decode_items
+from .schema import InputText, MessageItem, ResponsesBody, WireItem
+from .tools import Namespaces, decode_tool_choice, decode_tools
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseSpec:
+    """How one reply is written. `created_at` is in unix seconds; `echo` are the request's fields that it repeats."""
+
+    reply_id: str
+    model: str
+    created_at: int
+    stream: bool = False
+    store: bool = True
+    background: bool = False
+    shows_summary: bool = False
+    seals_reasoning: bool = False
+    namespaces: Namespaces = field(default_factory=dict)
+    echo: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedResponse:
+    """`items`: the input of this request alone, as it is stored."""
+
+    request: Request
+    reply: ResponseSpec
+    items: tuple[WireItem, ...]
+
+
+def decode_response(
+    body: ResponsesBody, *, earlier: Sequence[WireItem] = (), reply_id: str, model: str, created_at: int
+) -> DecodedResponse:
+    """`earlier`: the conversation that `previous_response_id` stands for."""
+    check_extras(body, BODY_FIELDS)
+    _check_text(body)
+    _check_include(body)
+    _check_background(body)
+    tools, namespaces = decode_tools(body.tools or ())
+    reasoning = body.reasoning
+    thinking, template_kwargs = decode_thinking(
+        None if reasoning is None else reasoning.effort, body.chat_template_kwargs
+    )
+    items = _input_items(body)
+    request = Request(
+        request_id=reply_id,
+        messages=_messages(body, [*earlier, *items]),
+        tools=tools,
+        tool_choice=decode_tool_choice(body.tool_choice),
+        max_tool_calls=1 if body.parallel_tool_calls is False else None,
+        sampling=_sampling(body),
+        thinking=thinking,
+        template_kwargs=template_kwargs,
+        cache_salt=body.cache_salt or "",
+    )
+    spec = ResponseSpec(
+        reply_id=reply_id,
+        model=model,
+        created_at=created_at,
+        stream=bool(body.stream),
+        store=body.store is not False,
+        background=bool(body.background),
+        shows_summary=reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
+        seals_reasoning=ENCRYPTED_REASONING in (body.include or ()),
+        namespaces=namespaces,
+        echo=_echo(body),
+    )
+    return DecodedResponse(request=request, reply=spec, items=items)
+
+
+def _input_items(body: ResponsesBody) -> tuple[WireItem, ...]:
+    if isinstance(body.input, str):
+        text = InputText(type="input_text", text=body.input)
+        return (MessageItem(type="message", role="user", content=[text]),)
+    return tuple(body.input)
+
+
+def _messages(body: ResponsesBody, items: Sequence[WireItem]) -> tuple[Message, ...]:
+    """`instructions` are this request's own: those of earlier responses are not repeated."""
+    messages = decode_items(items)
+    if body.instructions:
+        messages.insert(0, Message("system", (TextPart(well_formed(body.instructions)),)))
+    if not messages:
+        raise InvalidParameter("`input` must not be empty.", param="input")
+    return without_client_marks(messages)
+
+
+def _sampling(body: ResponsesBody) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=0 if body.top_k == -1 else body.top_k,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty,
+        seed=body.seed,
+    )
+
+
+def _check_text(body: ResponsesBody) -> None:
+    format_ = None if body.text is None else body.text.format
+    if format_ is not None and format_.type != "text":
+        raise Unsupported(
+            f"`text.format` '{format_.type}' needs guided decoding, which is not supported yet. Use 'text'.",
+            param="text.format",
+        )
+
+
+def _check_include(body: ResponsesBody) -> None:
+    for name in body.include or ():
+        rule = INCLUDED.get(name)
+        if rule is None or isinstance(rule, Refused):
+            advice = "Leave it out." if rule is None else rule.advice
+            raise Unsupported(f"`include` '{name}' is not supported. {advice}", param="include")
+
+
+def _check_background(body: ResponsesBody) -> None:
+    if not body.background:
+        return
+    if body.stream:
+        raise Unsupported("`background` does not go with `stream`: poll the response.", param="background")
+    if body.store is False:
+        raise InvalidParameter("`background` needs `store`: the response is read later.", param="background")
+
+
+def _echo(body: ResponsesBody) -> dict[str, Any]:
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    choice = body.tool_choice
+    reasoning = body.reasoning
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "store": body.store is not False,
+        "background": bool(body.background),
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.type,
+        "tools": tools,
+        "top_p": body.top_p,
+        "truncation": "disabled",
+    }

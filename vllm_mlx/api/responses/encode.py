@@ -1,0 +1,155 @@
+"""Events → server-sent events, numbered and named. One text delta costs one escape and one join."""
+
+from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
+
+from ...core.errors import ContextLengthExceeded, Overloaded, VLLMMLXError
+from ...core.events import Finished, GenerationEvent
+from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
+from .decode import ResponseSpec
+from .replies import (
+    FunctionCall,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    ResponseError,
+    ResponseReply,
+    SummaryText,
+    final_status,
+    item,
+    item_id,
+    response,
+)
+
+
+class ResponseStream:
+    """`api.encoder.StreamEncoder` of Responses. `reply` is the response as it stands after the last event."""
+
+    def __init__(self, spec: ResponseSpec) -> None:
+        self._spec = spec
+        self._blocks = BlockSplitter()
+        self._num_events = 0
+        self._items: list[OutputItem] = []
+        self._place = ""  # fields that say which item and part a delta belongs to
+        self._summary_place = ""
+        self.reply = response(spec, "in_progress")
+
+    def open(self) -> bytes:
+        return self._response("created") + self._response("in_progress")
+
+    def keep_alive(self) -> bytes:
+        self.reply = response(self._spec, "in_progress", self._items)
+        return self._response("in_progress")
+
+    def feed(self, index: int, event: GenerationEvent) -> bytes:
+        status: ItemStatus = final_status(event) if isinstance(event, Finished) else "completed"
+        wire = b"".join([self._block(each, status) for each in self._blocks.feed(event)])
+        if isinstance(event, Finished):
+            self.reply = response(self._spec, final_status(event), self._items, usage=event.usage)
+        return wire
+
+    def close(self) -> bytes:
+        return self._response(self.reply.status)
+
+    def fail(self, error: VLLMMLXError) -> bytes:
+        """Items that were begun stay open: the event says that nothing more will come."""
+        self.reply = response(self._spec, "failed", self._items, error=response_error(error))
+        return self._response("failed")
+
+    def _response(self, name: str) -> bytes:
+        return self._event(f"response.{name}", f'"response":{self.reply.to_json()}')
+
+    def _event(self, name: str, fields: str) -> bytes:
+        data = f'{{"type":"{name}","sequence_number":{self._num_events},{fields}}}'
+        self._num_events += 1
+        return f"event: {name}\ndata: {data}\n\n".encode()
+
+    def _block(self, event: BlockEvent, status: ItemStatus) -> bytes:
+        match event:
+            case BlockDelta():
+                return self._delta(event)
+            case BlockStart():
+                return self._start(event)
+            case BlockEnd():
+                return self._end(event, status)
+
+    def _delta(self, event: BlockDelta) -> bytes:
+        delta = f'"delta":{escape(event.text)}'
+        match event.kind:
+            case "text":
+                return self._event("response.output_text.delta", f'{self._place},{delta},"logprobs":[]')
+            case "call":
+                return self._event("response.function_call_arguments.delta", f"{self._place},{delta}")
+            case "reasoning":
+                wire = self._event("response.reasoning_text.delta", f"{self._place},{delta}")
+                if self._spec.shows_summary:
+                    wire += self._event("response.reasoning_summary_text.delta", f"{self._summary_place},{delta}")
+                return wire
+
+    def _start(self, event: BlockStart) -> bytes:
+        started = item(self._spec, event, "in_progress")
+        wire = self._item("added", event.index, started)
+        place = f'"item_id":"{item_id(self._spec, event)}","output_index":{event.index}'
+        self._summary_place = f'{place},"summary_index":0'
+        self._place = place if isinstance(started, FunctionCall) else f'{place},"content_index":0'
+        match started:
+            case OutputMessage():
+                return wire + self._part("added", OutputText(type="output_text", text="", annotations=[], logprobs=[]))
+            case Reasoning():
+                if self._spec.shows_summary:
+                    wire += self._summary("added", "")
+                return wire + self._part("added", ReasoningText(type="reasoning_text", text=""))
+            case FunctionCall():
+                return wire
+
+    def _end(self, event: BlockEnd, status: ItemStatus) -> bytes:
+        ended = item(self._spec, event, status)
+        self._items.append(ended)
+        return self._end_of_part(ended) + self._item("done", event.index, ended)
+
+    def _end_of_part(self, ended: OutputItem) -> bytes:
+        match ended:
+            case OutputMessage(content=[part]):
+                fields = f'{self._place},"text":{escape(part.text)},"logprobs":[]'
+                return self._event("response.output_text.done", fields) + self._part("done", part)
+            case FunctionCall():
+                fields = f'{self._place},"name":{escape(ended.name)},"arguments":{escape(ended.arguments)}'
+                return self._event("response.function_call_arguments.done", fields)
+            case Reasoning(content=[thought]):
+                text = f'"text":{escape(thought.text)}'
+                wire = self._event("response.reasoning_text.done", f"{self._place},{text}")
+                wire += self._part("done", thought)
+                if not self._spec.shows_summary:
+                    return wire
+                wire += self._event("response.reasoning_summary_text.done", f"{self._summary_place},{text}")
+                return wire + self._summary("done", thought.text)
+            case _:
+                raise AssertionError("an item that ended has one part")
+
+    def _item(self, what: str, index: int, each: OutputItem) -> bytes:
+        return self._event(f"response.output_item.{what}", f'"output_index":{index},"item":{each.to_json()}')
+
+    def _part(self, what: str, part: OutputText | ReasoningText) -> bytes:
+        return self._event(f"response.content_part.{what}", f'{self._place},"part":{part.to_json()}')
+
+    def _summary(self, what: str, text: str) -> bytes:
+        part = SummaryText(type="summary_text", text=text).to_json()
+        return self._event(f"response.reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
+
+
+def response_error(error: VLLMMLXError) -> ResponseError:
+    """Codes that clients know: the first they retry, the second they do not, all others they take for the server's."""
+    match error:
+        case Overloaded():
+            code = "rate_limit_exceeded"
+        case ContextLengthExceeded():
+            code = "context_length_exceeded"
+        case _:
+            code = "server_error"
+    return ResponseError(code=code, message=error.message)
+
+
+def failed(spec: ResponseSpec, error: VLLMMLXError) -> ResponseReply:
+    return response(spec, "failed", error=response_error(error))

@@ -1,0 +1,119 @@
+"""Input items → core messages. Ids of items are never read: they are new in every session."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.errors import InvalidParameter, Unsupported
+from ...core.messages import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from ..arguments import decode_arguments
+from ..sealed import unseal
+from ..text import well_formed
+from .fields import SKIPPED_ITEMS
+from .schema import (
+    CallOutputItem,
+    CustomCallItem,
+    FunctionCallItem,
+    InputFile,
+    InputImage,
+    InputText,
+    ItemReference,
+    MessageItem,
+    OtherItem,
+    ReasoningItem,
+    RefusalPart,
+    WireItem,
+    WirePart,
+)
+from .tools import flat_name
+
+_ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system"}
+
+
+def decode_items(items: Sequence[WireItem], *, path: str = "input") -> list[Message]:
+    """Neighbouring items of the assistant are one message, as they were one reply. Everything stays where it is."""
+    builder = _Conversation()
+    for number, item in enumerate(items):
+        builder.add(item, f"{path}[{number}]")
+    return builder.finish()
+
+
+class _Conversation:
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._reply: list[Part] = []  # of the assistant, not yet a message
+        self._names: dict[str, str] = {}
+
+    def add(self, item: WireItem, path: str) -> None:
+        match item:
+            case MessageItem(role="assistant"):
+                self._reply += _parts(item.content, f"{path}.content")
+            case MessageItem():
+                self._append(Message(_ROLES[item.role], _parts(item.content, f"{path}.content")))
+            case ReasoningItem():
+                self._reply += _reasoning(item)
+            case FunctionCallItem():
+                self._call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
+            case CustomCallItem():
+                self._call(item.call_id, item.name, {"input": item.input})
+            case CallOutputItem():
+                result = ToolResultPart(
+                    item.call_id, _parts(item.output, f"{path}.output"), self._names.get(item.call_id)
+                )
+                self._append(Message("tool", (result,)))
+            case ItemReference(id=item_id):
+                raise InvalidParameter(f"`{path}`: no item `{item_id}` is stored. Send the item itself.", param=path)
+            case OtherItem(type=kind):
+                if kind not in SKIPPED_ITEMS:
+                    raise Unsupported(f"`{path}.type` '{kind}' is not supported.", param=f"{path}.type")
+
+    def finish(self) -> list[Message]:
+        self._flush()
+        return self._messages
+
+    def _call(self, call_id: str, name: str, arguments: str | dict[str, Any] | None) -> None:
+        self._names[call_id] = well_formed(name)
+        self._reply.append(ToolCallPart(call_id, well_formed(name), decode_arguments(arguments)))
+
+    def _append(self, message: Message) -> None:
+        self._flush()
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        if self._reply:
+            self._messages.append(Message("assistant", tuple(self._reply)))
+            self._reply = []
+
+
+def _reasoning(item: ReasoningItem) -> list[Part]:
+    """The text itself, else what we packed it into, else its summary, which from this server is the text too."""
+    text = "".join(part.text for part in item.content or ())
+    text = text or unseal(item.encrypted_content or "") or "\n".join(part.text for part in item.summary or ())
+    return [ReasoningPart(well_formed(text))] if text else []
+
+
+def _parts(content: str | Sequence[WirePart], path: str) -> tuple[TextPart | ImagePart, ...]:
+    if isinstance(content, str):
+        return (TextPart(well_formed(content)),)
+    return tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
+
+
+def _part(part: WirePart, path: str) -> TextPart | ImagePart:
+    match part:
+        case InputText(text=text) | RefusalPart(refusal=text):
+            return TextPart(well_formed(text))
+        case InputImage(image_url=str(url)):
+            return ImagePart(url)
+        case InputImage() | InputFile():
+            raise Unsupported(
+                f"`{path}`: this server keeps no files and reads no documents. Send text, or an `image_url`.",
+                param=path,
+            )

@@ -1,0 +1,208 @@
+"""Wire types of replies: the response and its items."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from ...core.events import Finished, FinishReason, Usage
+from ..blocks import BlockEnd, BlockStart
+from ..reply import Reply
+from ..sealed import seal
+from .decode import ResponseSpec
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class OutputText(Reply):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class ReasoningText(Reply):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(Reply):
+    type: Literal["summary_text"]
+    text: str
+
+
+class OutputMessage(Reply):
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class Reasoning(Reply):
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[SummaryText]
+    content: list[ReasoningText]
+    encrypted_content: str | None = None
+
+
+class FunctionCall(Reply):
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+
+OutputItem = OutputMessage | Reasoning | FunctionCall
+
+
+class InputTokensDetails(Reply):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(Reply):
+    reasoning_tokens: int
+
+
+class UsageReply(Reply):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageReply":
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+class ResponseError(Reply):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Reply):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseReply(Reply):
+    """What the request asked for is repeated beside these fields."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Status
+    model: str
+    output: list[OutputItem]
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    usage: UsageReply | None = None
+    background: bool = False
+
+
+class InputItemList(Reply):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Deleted(Reply):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+def response(
+    spec: ResponseSpec,
+    status: Status,
+    output: Sequence[OutputItem] = (),
+    *,
+    usage: Usage | None = None,
+    error: ResponseError | None = None,
+) -> ResponseReply:
+    return ResponseReply(
+        id=spec.reply_id,
+        object="response",
+        created_at=spec.created_at,
+        status=status,
+        model=spec.model,
+        output=list(output),
+        error=error,
+        incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
+        usage=None if usage is None else UsageReply.of(usage),
+        **spec.echo,
+    )
+
+
+def final_status(event: Finished) -> Literal["completed", "incomplete"]:
+    assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
+    return "incomplete" if event.reason is FinishReason.LENGTH else "completed"
+
+
+_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+
+
+def item_id(spec: ResponseSpec, block: BlockStart | BlockEnd) -> str:
+    """Unique as the response's own id is, and the same however often it is asked for."""
+    return f"{_PREFIXES[block.kind]}_{spec.reply_id.removeprefix('resp_')}{block.index:02}"
+
+
+def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -> OutputItem:
+    """The whole item of a block that ended; without content, of one that starts."""
+    text = block.text if isinstance(block, BlockEnd) else None
+    if block.call is not None:
+        return _function_call(spec, block, text or "", status)
+    if block.kind == "reasoning":
+        return _reasoning(spec, block, text, status)
+    content = [] if text is None else [OutputText(type="output_text", text=text, annotations=[], logprobs=[])]
+    return OutputMessage(id=item_id(spec, block), type="message", status=status, role="assistant", content=content)
+
+
+def _function_call(
+    spec: ResponseSpec, block: BlockStart | BlockEnd, arguments: str, status: ItemStatus
+) -> FunctionCall:
+    assert block.call is not None, "a function call comes from a call"
+    namespace, name = spec.namespaces.get(block.call.name, (None, block.call.name))
+    call = FunctionCall(
+        id=item_id(spec, block),
+        type="function_call",
+        status=status,
+        call_id=block.call.call_id,
+        name=name,
+        arguments=arguments,
+    )
+    if namespace is not None:
+        call.namespace = namespace
+    return call
+
+
+def _reasoning(spec: ResponseSpec, block: BlockStart | BlockEnd, text: str | None, status: ItemStatus) -> Reasoning:
+    """The summary, where one was asked for, is the reasoning itself."""
+    texts = [] if text is None else [text]
+    reply = Reasoning(
+        id=item_id(spec, block),
+        type="reasoning",
+        status=status,
+        summary=[SummaryText(type="summary_text", text=each) for each in texts] if spec.shows_summary else [],
+        content=[ReasoningText(type="reasoning_text", text=each) for each in texts],
+    )
+    if spec.seals_reasoning and text is not None:
+        reply.encrypted_content = seal(text)
+    return reply

@@ -1,0 +1,186 @@
+"""Wire types of requests: Responses. What a field means is decided in `decode`.
+
+Strict: a float is no integer, a bool is no number. Extra fields of the body are looked up in `fields`; those of
+items and tools are kept and not read: items echo whatever a reply once held.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+# Content
+
+
+class InputText(Wire):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class RefusalPart(Wire):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputImage(Wire):
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+
+
+class InputFile(Wire):
+    type: Literal["input_file"]
+
+
+WirePart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(discriminator="type")]
+
+# Items
+
+
+class MessageItem(Wire):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[WirePart]
+
+
+class FunctionCallItem(Wire):
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    namespace: str | None = None
+    arguments: str | None = None
+
+
+class CustomCallItem(Wire):
+    type: Literal["custom_tool_call"]
+    call_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: str
+
+
+class CallOutputItem(Wire):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str = Field(min_length=1)
+    output: str | list[WirePart]
+
+
+class ReasoningText(Wire):
+    text: str
+
+
+class ReasoningItem(Wire):
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class ItemReference(Wire):
+    type: Literal["item_reference"]
+    id: str
+
+
+class OtherItem(Wire):
+    type: str
+
+
+_TAGS = {
+    "message": "message",
+    "function_call": "function_call",
+    "custom_tool_call": "custom_call",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+    "reasoning": "reasoning",
+    "item_reference": "reference",
+}
+
+
+def _item_tag(value: Any) -> str:
+    """Clients leave the type of a message out."""
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
+    return _TAGS.get(kind, "other") if isinstance(kind, str) else "other"
+
+
+WireItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_call")]
+    | Annotated[CallOutputItem, Tag("output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("reference")]
+    | Annotated[OtherItem, Tag("other")],
+    Discriminator(_item_tag),
+]
+
+# Tools
+
+
+class WireTool(Wire):
+    """Flat, unlike in chat completions. `tools`: those of a namespace."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    tools: "list[WireTool] | None" = None
+
+
+class WireToolChoice(Wire):
+    type: str
+    name: str | None = None
+
+
+# Settings
+
+
+class WireReasoning(Wire):
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class WireFormat(Wire):
+    type: str
+
+
+class WireText(Wire):
+    format: WireFormat | None = None
+    verbosity: str | None = None
+
+
+# Body
+
+
+class ResponsesBody(Wire):
+    model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
+    input: str | list[WireItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, description="Up to the context window if left out.")
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    cache_salt: str | None = None
+    tools: list[WireTool] | None = None
+    tool_choice: str | WireToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: WireReasoning | None = None
+    text: WireText | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,47 @@
+"""What a client says about thinking → what the renderer is told. Knows no protocol."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ..core.errors import InvalidParameter, Unsupported
+from .text import well_formed_json
+
+# The renderer owns these: a request that set them would change what the other fields mean.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
+
+
+def decode_thinking(
+    effort: str | None, template_kwargs: Mapping[str, Any] | None
+) -> tuple[Literal["auto", "on", "off"], dict[str, Any]]:
+    """An `enable_thinking` inside `chat_template_kwargs` goes before the effort; the template sees both."""
+    kwargs: dict[str, Any] = dict(well_formed_json(dict(template_kwargs or {})))
+    for name in RESERVED_TEMPLATE_KWARGS & kwargs.keys():
+        raise Unsupported(
+            f"`chat_template_kwargs.{name}` is not supported: use the request field of that meaning.",
+            param=f"chat_template_kwargs.{name}",
+        )
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    enabled = kwargs.get("enable_thinking")
+    if enabled is None and effort is not None:
+        enabled = effort != "none"
+    match enabled:
+        case None:
+            return "auto", kwargs
+        case bool():
+            return "on" if enabled else "off", kwargs
+        case _:
+            raise InvalidParameter(
+                "`chat_template_kwargs.enable_thinking` must be true or false.",
+                param="chat_template_kwargs.enable_thinking",
+            )

@@ -1,0 +1,71 @@
+"""Responses kept in memory for the requests that go on from them. Bounded: the longest unused go first."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..api.responses.stored import StoredResponse
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 256 * 1024 * 1024
+
+
+class ResponseStore:
+    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest use first
+        self._items: dict[str, Mapping[str, Any]] = {}  # of replies, by their id
+        self._num_bytes = 0
+
+    def put(self, response: StoredResponse) -> None:
+        """Takes the place of an earlier state of the same response."""
+        self.remove(response.response_id)
+        self._responses[response.response_id] = response
+        self._items.update((item["id"], item) for item in response.output)
+        self._num_bytes += response.num_bytes
+        while self._responses and (len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes):
+            self.remove(next(iter(self._responses)))
+
+    def get(self, response_id: str) -> StoredResponse | None:
+        return self._responses.get(response_id)
+
+    def remove(self, response_id: str) -> bool:
+        removed = self._responses.pop(response_id, None)
+        if removed is None:
+            return False
+        self._num_bytes -= removed.num_bytes
+        for item in removed.output:
+            self._items.pop(item["id"], None)
+        return True
+
+    def item(self, item_id: str) -> Mapping[str, Any] | None:
+        return self._items.get(item_id)
+
+    def conversation(self, response_id: str) -> Sequence[Mapping[str, Any]] | None:
+        """Everything said up to the end of this response, or None where a part of it is no longer held."""
+        chain = self._chain(response_id)
+        if chain is None:
+            return None
+        return [item for response in chain for item in (*response.input, *response.output)]
+
+    def input_of(self, response_id: str) -> Sequence[Mapping[str, Any]]:
+        """What this response answered: its own input, after as much of what came before as is still held."""
+        response = self._responses[response_id]
+        earlier = self.conversation(response.previous_id) if response.previous_id else None
+        return [*(earlier or ()), *response.input]
+
+    def _chain(self, response_id: str) -> list[StoredResponse] | None:
+        """From the first response to this one; all of them count as used."""
+        chain: list[StoredResponse] = []
+        current: str | None = response_id
+        while current is not None:
+            response = self._responses.get(current)
+            if response is None:
+                return None
+            chain.append(response)
+            current = response.previous_id
+        chain.reverse()
+        for response in chain:
+            self._responses.move_to_end(response.response_id)
+        return chain

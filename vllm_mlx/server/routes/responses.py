@@ -1,0 +1,161 @@
+"""`/v1/responses`: make, read, delete, cancel, and list what was asked."""
+
+import time
+import uuid
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ...api.openai.replies import ErrorReply
+from ...api.reply import Reply
+from ...api.responses.decode import DecodedResponse, decode_response
+from ...api.responses.encode import ResponseStream, failed
+from ...api.responses.fold import ResponseFold
+from ...api.responses.replies import Deleted, InputItemList, ResponseReply, response
+from ...api.responses.schema import ItemReference, ResponsesBody, WireItem
+from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
+from ...core.errors import InvalidParameter, Unsupported
+from ..background import BackgroundReplies
+from ..config import ServerConfig
+from ..log import record_of
+from ..models import ServedModels
+from ..ports import Engine, Generation
+from ..recording import RecordingFold, RecordingStream
+from ..replying import documented, streamed, submit, whole
+from ..response_store import ResponseStore
+
+EVENTS = "OpenAI's events, response.created to response.completed"
+
+
+def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+    router = APIRouter(tags=["Responses"])
+    store = ResponseStore()
+    background = BackgroundReplies()
+
+    @router.post("/v1/responses", responses=documented(ResponseReply, ErrorReply, EVENTS))
+    async def responses(body: ResponsesBody, http: Request) -> Response:
+        """A response with tools and reasoning, streamed, whole, or made in the background."""
+        model = models.resolve(body.model)
+        decoded = decode_response(
+            _resolved(body, store),
+            earlier=_earlier(body, store),
+            reply_id=f"resp_{uuid.uuid4().hex}",
+            model=model,
+            created_at=int(time.time()),
+        )
+        spec = decoded.reply
+        generation = await submit(engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
+        keep = _Keeper(store, decoded, body.previous_response_id)
+        if spec.background:
+            return _in_background(http, generation, decoded, keep)
+        if spec.stream:
+            encoder = RecordingStream(ResponseStream(spec), keep)
+            return streamed(http, generation, encoder, keep_alive_s=config.keep_alive_s)
+        return await whole(http, generation, RecordingFold(ResponseFold(spec), keep))
+
+    def _in_background(http: Request, generation: Generation, decoded: DecodedResponse, keep: "_Keeper") -> Response:
+        spec = decoded.reply
+        fold = ResponseFold(spec)
+        keep(fold.reply)
+        background.start(
+            spec.reply_id,
+            generation,
+            fold,
+            record_of(http.scope),
+            done=lambda: keep(fold.reply),
+            failed=lambda error: keep(failed(spec, error)),
+        )
+        return _json(response(spec, "queued"))
+
+    @router.get("/v1/responses/{response_id}", responses=documented(ResponseReply, ErrorReply, "nothing"))
+    async def read(response_id: str, stream: bool = False) -> Response:
+        """A stored response, as it stands."""
+        if stream:
+            raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
+        return _json(_found(store, response_id).reply)
+
+    @router.delete("/v1/responses/{response_id}", responses=documented(Deleted, ErrorReply, "nothing"))
+    async def delete(response_id: str) -> Response:
+        """Forgets a response. One that is still being made is cancelled."""
+        _found(store, response_id)
+        await background.cancel(response_id)
+        store.remove(response_id)
+        return _json(Deleted(id=response_id, object="response", deleted=True))
+
+    @router.post("/v1/responses/{response_id}/cancel", responses=documented(ResponseReply, ErrorReply, "nothing"))
+    async def cancel(response_id: str) -> Response:
+        """Ends a response that is made in the background. One that has ended stays as it is."""
+        found = _found(store, response_id)
+        if not found.reply.background:
+            raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
+        if await background.cancel(response_id):
+            found.reply.status = "cancelled"
+        return _json(found.reply)
+
+    @router.get("/v1/responses/{response_id}/input_items", responses=documented(InputItemList, ErrorReply, "nothing"))
+    async def input_items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """What a stored response answered."""
+        _found(store, response_id)
+        items = store.input_of(response_id)
+        return _json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
+
+    return router
+
+
+class _Keeper:
+    """Keeps a response under its id, if the request wants that."""
+
+    def __init__(self, store: ResponseStore, decoded: DecodedResponse, previous_id: str | None) -> None:
+        self._store = store
+        self._decoded = decoded
+        self._previous_id = previous_id
+
+    def __call__(self, reply: ResponseReply) -> None:
+        if self._decoded.reply.store:
+            self._store.put(stored(self._decoded, reply, self._previous_id))
+
+
+def _earlier(body: ResponsesBody, store: ResponseStore) -> list[WireItem]:
+    previous_id = body.previous_response_id
+    if previous_id is None:
+        return []
+    conversation = store.conversation(previous_id)
+    previous = store.get(previous_id)
+    if previous is not None and previous.reply.status in ("queued", "in_progress"):
+        raise InvalidParameter(f"The response `{previous_id}` has not ended yet.", param="previous_response_id")
+    if conversation is None:
+        raise InvalidParameter(
+            f"The response `{previous_id}` is not stored here, or no longer. Send the whole input instead.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return as_input(conversation)
+
+
+def _resolved(body: ResponsesBody, store: ResponseStore) -> ResponsesBody:
+    """References to stored items as the items themselves."""
+    if isinstance(body.input, str) or not any(isinstance(item, ItemReference) for item in body.input):
+        return body
+    items: list[WireItem] = []
+    for item in body.input:
+        known = store.item(item.id) if isinstance(item, ItemReference) else None
+        items += [item] if known is None else as_input([known])
+    return body.model_copy(update={"input": items})
+
+
+def _found(store: ResponseStore, response_id: str) -> StoredResponse:
+    found = store.get(response_id)
+    if found is None:
+        raise HTTPException(404, f"No response `{response_id}` is stored here.")
+    return found
+
+
+def _json(reply: Reply) -> Response:
+    return Response(reply.to_json(), media_type="application/json")
