@@ -5,7 +5,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -85,17 +85,11 @@ class LLM:
         self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Continue texts, or lists of token ids, all at once. Results are in the order of the prompts."""
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
         sampling = sampling_params or SamplingParams()
         return self._run_all(
             [
-                Request(
-                    request_id=f"generate-{number}",
-                    prompt=prompt if isinstance(prompt, str) else tuple(prompt),  # type: ignore[arg-type]
-                    sampling=sampling,
-                )
-                for number, prompt in enumerate(prompts)
+                Request(request_id=f"generate-{number}", prompt=prompt, sampling=sampling)
+                for number, prompt in enumerate(_prompts(prompts))
             ]
         )
 
@@ -155,6 +149,15 @@ class LLM:
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _prompts(prompts: Prompt | Items[Prompt]) -> list[str | tuple[int, ...]]:
+    """One prompt or several, as texts and tuples of ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [tuple(cast(Items[int], prompts))]
+    return [item if isinstance(item, str) else tuple(item) for item in cast(Items[Prompt], prompts)]
 
 
 def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:

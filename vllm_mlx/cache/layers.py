@@ -87,7 +87,7 @@ def extend(batch: LayerCaches, other: LayerCaches) -> None:
 
 def keep(batch: LayerCaches, indices: Sequence[int]) -> None:
     """Drop all rows but these, in this order."""
-    chosen = mx.array(indices)
+    chosen = mx.array(list(indices))
     for layer in batch:
         layer.filter(chosen)
         mx.eval(state_arrays([layer]))

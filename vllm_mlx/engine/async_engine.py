@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ..core.config import EngineConfig, ModelInfo
-from ..core.errors import EngineDead, GenerationError, Overloaded, VLLMMLXError
+from ..core.errors import EngineDead, Overloaded, VLLMMLXError
 from ..core.memory import MemoryBudget
 from ..core.request import Request
 from ..core.sequence import Sequence
@@ -102,7 +102,7 @@ class AsyncEngine:
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._generations and self.is_healthy and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        self._fail_all(GenerationError("The server is shutting down."))
+        self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
         self._pool.shutdown(wait=False)
 
@@ -121,7 +121,7 @@ class AsyncEngine:
         return Sequence(
             seq_id=next(self._seq_ids),
             prompt=prepared.prompt,
-            sampling=replace(sampling.tokens, seed=sampling.tokens.seed + index),
+            sampling=replace(sampling.tokens, seed=(sampling.tokens.seed + index) % 2**64),
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,

@@ -52,6 +52,7 @@ class EngineThread:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._loaded: Future[EngineFacts] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._ended = threading.Event()
         self.error: EngineDead | None = None
 
     def start(self) -> EngineFacts:
@@ -73,9 +74,14 @@ class EngineThread:
 
     def stop(self, timeout_s: float | None = None) -> None:
         self._inbox.put(_Stop())
-        self._thread.join(timeout_s)
+        self._ended.wait(timeout_s)
 
     def _run(self) -> None:
+        self._work()
+        self._ended.set()
+        threading.Event().wait()  # MLX aborts a process that exits soon after a thread that used it: this one stays
+
+    def _work(self) -> None:
         try:
             engine = self._load()
         except BaseException as error:

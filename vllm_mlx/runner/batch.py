@@ -1,6 +1,7 @@
 """Rows that decode in one forward pass. A batch of one keeps its plain, unpadded caches."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,7 +23,7 @@ class InFlight:
 
     def read(self) -> list[TokenOutput]:
         """Wait for the device and return one token a row."""
-        tokens = self.sampled.tokens.tolist()
+        tokens = _values(self.sampled.tokens)
         logprobs = self._logprobs(tokens)
         return [
             TokenOutput(seq.seq_id, token, logprob)
@@ -32,10 +33,10 @@ class InFlight:
     def _logprobs(self, tokens: list[int]) -> list[TokenLogprob | None]:
         if self.sampled.logprobs is None:
             return [None] * len(tokens)
-        chosen = self.sampled.logprobs.tolist()
+        chosen = _values(self.sampled.logprobs)
         tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
         if self.sampled.top_ids is not None and self.sampled.top_logprobs is not None:
-            pairs = zip(self.sampled.top_ids.tolist(), self.sampled.top_logprobs.tolist(), strict=True)
+            pairs = zip(_values(self.sampled.top_ids), _values(self.sampled.top_logprobs), strict=True)
             tops = [list(zip(ids, values, strict=True)) for ids, values in pairs]
         return [
             None if k is None else TokenLogprob(token, value, tuple(top[:k]))
@@ -43,6 +44,11 @@ class InFlight:
                 (seq.sampling.num_top_logprobs for seq in self.seqs), tokens, chosen, tops, strict=True
             )
         ]
+
+
+def _values(array: mx.array) -> list[Any]:
+    values: Any = array.tolist()
+    return list(values)
 
 
 class Batch:
@@ -71,7 +77,7 @@ class Batch:
             self._sampler = Sampler(self.seqs, self._model.vocab_size)
         logits = self._model.forward(self._tokens[:, None], self._caches)[:, -1]
         sampled = self._sampler.sample(logits, self._tokens)
-        mx.async_eval(sampled.arrays())
+        mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
         self._tokens = sampled.tokens
         return InFlight(self.seqs, sampled)
 

@@ -37,4 +37,5 @@ class TextModel:
         return list(make_prompt_cache(self.module))
 
     def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
-        return self.module(tokens, cache=caches)
+        logits: mx.array = self.module(tokens, cache=caches)
+        return logits

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import TypeVar
 
 import mlx.core as mx
@@ -91,7 +92,7 @@ class Runner:
             if chunk.seq.seq_id in self._unstarted:
                 continue
             start = time.perf_counter()
-            if fence.run([chunk.seq], lambda chunk=chunk: self._prefill_chunk(chunk)) is None:
+            if fence.run([chunk.seq], partial(self._prefill_chunk, chunk)) is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
             timings.append(ChunkTiming(chunk.end - chunk.start, time.perf_counter() - start))

@@ -108,7 +108,7 @@ def _mix(value: int) -> int:
 
 def _gumbel(vocab_size: int) -> Callable[[mx.array], mx.array]:
     """keys: (rows, 2) -> noise: (rows, vocab), each row from its own key."""
-    return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))  # type: ignore[no-any-return]
+    return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
 
 
 def _column(values: list[float]) -> mx.array:
