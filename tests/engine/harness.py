@@ -46,9 +46,16 @@ class Driver:
         self.replies: dict[int, Reply] = {}
         self.seqs: dict[int, Sequence] = {}
 
-    def add(self, prompt: Ids[int], max_tokens: int = 12, sampling: TokenSampling = GREEDY, **fields: object) -> int:
+    def add(
+        self,
+        prompt: Ids[int],
+        max_tokens: int = 12,
+        sampling: TokenSampling = GREEDY,
+        points: Ids[int] = (),
+        **fields: object,
+    ) -> int:
         seq_id = len(self.seqs)
-        inputs = PromptInputs(token_ids=tuple(prompt))
+        inputs = PromptInputs(token_ids=tuple(prompt), snapshot_points=tuple(points))
         seq = Sequence(seq_id=seq_id, prompt=inputs, sampling=sampling, max_tokens=max_tokens, **fields)
         self.seqs[seq_id], self.replies[seq_id] = seq, Reply()
         self.engine.add(seq)

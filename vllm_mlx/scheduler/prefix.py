@@ -3,14 +3,15 @@
 One model's view of the shared tree. Pure: state goes through here without being looked at.
 """
 
-from ..cache.index import common_words, pack
+from ..cache.index import WORD_BYTES, common_tokens, pack
+from ..cache.match import Match
+from ..cache.node import Space
 from ..cache.segment import ResumeRule
-from ..cache.tree import Match, PrefixTree, Space
+from ..cache.tree import PrefixTree
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import Capture, Snapshot
 
-WORD_BYTES = 8  # of a packed token
 MIN_SHARED_TOKENS = 32  # below this, waiting for another prefill to share costs more than it saves
 
 
@@ -51,9 +52,8 @@ class PrefixCache:
         return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
 
     def drop(self, match: Match, seq: Sequence) -> None:
-        """Forget state that turned out damaged."""
-        self.tree.release(match)
-        self.tree.drop(self._space(seq), self._key(seq, match.length))
+        """Forget a path that turned out damaged."""
+        self.tree.drop(match.space, self._key(seq, match.length))
 
     def plan_points(self, seq: Sequence) -> None:
         """Decide where this sequence's prefill stops to be captured."""
@@ -116,7 +116,7 @@ class PrefixCache:
         if seq.cache_salt != leader.cache_salt:
             return False
         mine, theirs = self._keys[seq.seq_id], self._keys[leader.seq_id]
-        shared = min(common_words(mine, theirs), seq.prefill_end, leader.prefill_end)
+        shared = min(common_tokens(mine, theirs), seq.prefill_end, leader.prefill_end)
         if shared < MIN_SHARED_TOKENS:
             return False
         if shared - self.tree.common_length(self._space(seq), mine) < MIN_SHARED_TOKENS:
