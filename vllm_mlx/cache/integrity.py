@@ -1,0 +1,60 @@
+"""The invariants of a prefix tree, checked. Reads only."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .index import WORD_BYTES, SortedPaths, common_tokens
+from .node import Node, Space, held_from
+from .store import NodeStore
+
+
+def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
+    """Raises AssertionError naming the broken invariant; `pinned` has the node of each pin."""
+    nodes = list(store.nodes())
+    for space, paths in store.spaces.items():
+        _check_paths(space, paths)
+    children = Counter(node.parent.node_id for node in nodes if node.parent is not None)
+    pins = Counter(node.node_id for node in pinned)
+    for node in nodes:
+        _check_node(node)
+        assert node.num_children == children[node.node_id], f"{_name(node)}: wrong number of children"
+        assert node.pins == pins[node.node_id], f"{_name(node)}: pins and matches differ"
+    assert pins.keys() <= {node.node_id for node in nodes}, "a pin on a node that is gone"
+    assert store.used_bytes == sum(node.size_bytes for node in nodes), "the count of bytes is wrong"
+
+
+def _check_paths(space: Space, paths: SortedPaths[Node]) -> None:
+    assert len(paths), f"{space}: an empty list is kept"
+    before: tuple[bytes, Node] | None = None
+    for key, leaf in paths:
+        assert leaf.key is key and leaf.num_children == 0, f"{_name(leaf)}: listed and not a leaf"
+        assert leaf.space == space, f"{_name(leaf)}: listed in {space}"
+        assert len(key) == leaf.end * WORD_BYTES, f"{_name(leaf)}: key and end differ"
+        if before is not None:
+            assert before[0] < key, f"{_name(leaf)}: keys out of order"
+            common = common_tokens(before[0], key)
+            assert common == _shared_end(before[1], leaf), f"{_name(leaf)}: shared tokens held twice, or not shared"
+        before = key, leaf
+
+
+def _shared_end(a: Node, b: Node) -> int:
+    """The end of the last node that two paths have in common."""
+    of_a = {node.node_id for node in a.path()}
+    return max((node.end for node in b.path() if node.node_id in of_a), default=0)
+
+
+def _check_node(node: Node) -> None:
+    parent = node.parent
+    assert node.start == (parent.end if parent is not None else 0), f"{_name(node)}: does not follow its parent"
+    assert node.start < node.end, f"{_name(node)}: holds no token"
+    assert (node.key is None) == (node.num_children > 0), f"{_name(node)}: leaves have keys, others none"
+    assert node.start <= node.window_start <= node.end, f"{_name(node)}: window outside its run"
+    assert node.held_from == held_from(parent, node.start, node.window_start), f"{_name(node)}: wrong held_from"
+    assert node.segment_bytes == node.segment.nbytes, f"{_name(node)}: wrong size of segment"
+    assert node.state_bytes == (node.state.nbytes if node.state is not None else 0), f"{_name(node)}: wrong size"
+    assert node.state is None or node.rule.needs_state, f"{_name(node)}: a state nobody needs"
+    assert parent is None or parent.space == node.space, f"{_name(node)}: parent in another space"
+
+
+def _name(node: Node) -> str:
+    return f"node {node.node_id} [{node.start}, {node.end})"

@@ -1,0 +1,106 @@
+"""Counts of a prefix tree, and its nodes as plain values for a status page. Holds no segment."""
+
+from dataclasses import dataclass, field
+
+from .match import HitKind
+from .node import NODE_BYTES, Node, Space
+from .store import NodeStore
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Since the start; the tree counts."""
+
+    hits: dict[HitKind, int] = field(default_factory=lambda: {"exact": 0, "prefix": 0, "supersequence": 0, "lcp": 0})
+    misses: int = 0
+    tokens_saved: int = 0
+    evictions: int = 0  # tails and states taken to make room
+    evicted_bytes: int = 0
+    inserts: int = 0
+    inserts_refused: int = 0  # for want of room
+    inserts_unattached: int = 0  # what they continue had gone
+
+    def count_hit(self, kind: HitKind, length: int) -> None:
+        self.hits[kind] += 1
+        self.tokens_saved += length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeStats:
+    hits: dict[HitKind, int]  # by kind, without misses
+    misses: int
+    tokens_saved: int
+    evictions: int
+    evicted_bytes: int
+    inserts: int
+    inserts_refused: int
+    inserts_unattached: int
+    entry_count: int  # stored paths
+    num_nodes: int
+    num_states: int
+    num_pinned: int  # matches not released yet
+    used_bytes: int
+    index_bytes: int  # part of used_bytes
+    max_bytes: int
+
+    @property
+    def num_hits(self) -> int:
+        return sum(self.hits.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A node, for people to look at."""
+
+    node_id: int
+    parent_id: int | None
+    space: Space
+    start: int
+    end: int
+    segment_bytes: int
+    state_bytes: int
+    window_start: int
+    last_used: float
+    hits: int
+    state_hits: int
+    num_children: int
+    pins: int
+
+
+def entry_of(node: Node) -> Entry:
+    return Entry(
+        node_id=node.node_id,
+        parent_id=node.parent.node_id if node.parent is not None else None,
+        space=node.space,
+        start=node.start,
+        end=node.end,
+        segment_bytes=node.segment_bytes,
+        state_bytes=node.state_bytes,
+        window_start=node.window_start,
+        last_used=node.last_used,
+        hits=node.hits,
+        state_hits=node.state_hits,
+        num_children=node.num_children,
+        pins=node.pins,
+    )
+
+
+def tree_stats(store: NodeStore, counters: Counters, *, num_pinned: int, max_bytes: int) -> TreeStats:
+    nodes = list(store.nodes())
+    return TreeStats(
+        hits=dict(counters.hits),
+        misses=counters.misses,
+        tokens_saved=counters.tokens_saved,
+        evictions=counters.evictions,
+        evicted_bytes=counters.evicted_bytes,
+        inserts=counters.inserts,
+        inserts_refused=counters.inserts_refused,
+        inserts_unattached=counters.inserts_unattached,
+        entry_count=sum(len(paths) for paths in store.spaces.values()),
+        num_nodes=len(nodes),
+        num_states=sum(node.state is not None for node in nodes),
+        num_pinned=num_pinned,
+        used_bytes=store.used_bytes,
+        index_bytes=sum(len(node.key) for node in nodes if node.key is not None) + NODE_BYTES * len(nodes),
+        max_bytes=max_bytes,
+    )
