@@ -136,6 +136,7 @@ def restore(
 
     Raises DamagedSnapshot; the caches are then unusable.
     """
+    _check_layers(caches, pieces, state)
     attention = window = recurrent = 0
     for leaf in leaves(caches):
         match leaf:
@@ -149,14 +150,23 @@ def restore(
                 _restore_window(leaf, pieces, window, length)
                 window += 1
             case upstream.ArraysCache():
-                _check(state is not None and recurrent < len(state.layers), "recurrent state is missing")
-                assert state is not None
+                assert state is not None, "checked"
                 leaf.cache = list(state.layers[recurrent])
                 _check(all(a is None or a.shape[0] == 1 for a in leaf.cache), "recurrent state is not of one row")
                 recurrent += 1
             case _:
                 raise TypeError(f"{type(leaf).__name__} cannot be restored")
     mx.eval([array for leaf in leaves(caches) for array in _buffers(leaf)])
+
+
+def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
+    """As many layers of each kind must be stored as the model has."""
+    kinds = [type(leaf) for leaf in leaves(caches)]
+    num_recurrent = kinds.count(upstream.ArraysCache)
+    _check(num_recurrent == (0 if state is None else len(state.layers)), "recurrent state is missing")
+    for piece in pieces:
+        _check(len(piece.segment.attention) == kinds.count(upstream.KVCache), "attention layers are missing")
+        _check(len(piece.segment.windows) == kinds.count(upstream.RotatingKVCache), "window layers are missing")
 
 
 def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length: int) -> None:

@@ -20,11 +20,15 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Copy the state of one row: KV of `[start, end)`, and whatever cannot be sliced as it stands at `end`."""
+    """Copy the state of one row: KV of `[start, end)`, and whatever cannot be sliced as it stands at `end`.
+
+    Only a model whose state can all be sliced has a row that is longer than `end`.
+    """
 
     seq: Sequence
     start: int
     end: int
+    row_length: int  # tokens whose state the row holds
     key: bytes  # of the first `end` tokens, as the prefix cache packs them
 
 

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, GenerationError
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..cache.tree import PrefixTree
 from ..runner.calibrate import Calibration, calibrate
 from ..runner.device import apply_limits, device_memory
 from ..runner.loader import Checkpoint, load_weights, weights_bytes
@@ -94,6 +94,12 @@ class Engine:
     def num_rows(self) -> int:
         """Rows that hold state on the device."""
         return self._runner.num_rows
+
+    @property
+    def cache_tree(self) -> PrefixTree | None:
+        """The prefix cache; None if it is off."""
+        cache = self._scheduler.prefix_cache
+        return None if cache is None else cache.tree
 
     def live_bytes(self) -> int:
         return self._runner.live_bytes()

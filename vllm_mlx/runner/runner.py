@@ -129,7 +129,7 @@ class Runner:
         if caches is None:
             return None
         try:
-            seen = snapshot.view(caches, row, capture.end)
+            seen = snapshot.view(caches, row, capture.row_length)
             taken = snapshot.capture(seen, capture.start, capture.end, self._model.window)
         except (RuntimeError, ValueError):  # what MLX raises when memory or shapes fail
             logger.exception("A snapshot failed")

@@ -5,7 +5,7 @@ One model's view of the shared tree. Pure: state goes through here without being
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
-from ..cache.node import Space
+from ..cache.node import NODE_BYTES, Space
 from ..cache.segment import ResumeRule
 from ..cache.tree import PrefixTree
 from ..core.memory import RowFootprint
@@ -77,23 +77,28 @@ class PrefixCache:
         self._capture_soon.discard(seq.seq_id)
         return self.plan_capture(seq, end)
 
-    def plan_capture(self, seq: Sequence, end: int) -> Capture | None:
-        """A copy of what the tree lacks of the first `end` tokens; None where it lacks nothing, or memory does.
+    def plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
+        """A copy of what the tree lacks of a row's tokens, or of as many as memory allows where the model can slice.
 
-        Room is made before memory is taken.
+        None where nothing is lacking, or there is no memory. Room is made before memory is taken.
         """
-        if end <= 0:
+        if row_length <= 0:
             return None
-        key, space = self._key(seq, end), self._space(seq)
-        start = min(self.tree.common_length(space, key), end)
-        if start == end and not self._rule.needs_state:
+        key, space = self._key(seq, row_length), self._space(seq)
+        start = min(self.tree.common_length(space, key), row_length)
+        if start == row_length and not self._rule.needs_state:
             return None
-        num_bytes = self._footprint.bytes_at(end - start) + WORD_BYTES * end
-        if not self.tree.make_room(num_bytes):
-            self.num_skipped_captures += 1
-            return None
-        start = min(self.tree.common_length(space, key), end)  # making room may have taken some of it
-        return Capture(seq, start, end, key)
+        overhead = NODE_BYTES + WORD_BYTES * row_length
+        enough = self.tree.make_room(self._footprint.copy_bytes(row_length - start) + overhead)
+        start = min(self.tree.common_length(space, key), row_length)  # making room may have taken some of it
+        end = row_length
+        if not enough:
+            room = self.tree.max_bytes - self.tree.used_bytes - overhead
+            end = start + room // self._footprint.bytes_per_token if self._resumes_anywhere else start
+            if end - start < MIN_SHARED_TOKENS:
+                self.num_skipped_captures += 1
+                return None
+        return Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
 
     def insert(self, snapshot: Snapshot, now: float) -> bool:
         capture = snapshot.capture

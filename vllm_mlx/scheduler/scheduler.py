@@ -47,7 +47,9 @@ class Scheduler:
         self._release: list[int] = []
         self._captures: list[Capture] = []  # of rows that leave
         self._restores: list[Restore] = []
+        self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
         self._uncached: set[int] = set()  # sequences whose match was damaged: they start from nothing
+        self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
         self._now = 0.0
         self._num_steps = 0
         self.num_preemptions = 0
@@ -59,6 +61,10 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        return self._prefix_cache
 
     @property
     def has_work(self) -> bool:
@@ -91,7 +97,8 @@ class Scheduler:
         """`now` in seconds, from any clock that only goes forward: the cache tells old from new by it."""
         self._now = now
         self._num_steps += 1
-        if not self._preempt_if_short():
+        self._preempt_if_short()
+        if not (self._is_crowded and self._running):
             self._admit()
         groups = self._plan_decode()
         prefill = self._plan_prefill(decoding=bool(groups))
@@ -164,16 +171,16 @@ class Scheduler:
         leaders = [leader for leader in self._running.values() if leader.status is SequenceStatus.PREFILLING]
         return any(cache.follow(seq, leader) for leader in leaders)
 
-    def _preempt_if_short(self) -> bool:
-        """True if a row had to give its memory back."""
-        preempted = False
+    def _preempt_if_short(self) -> None:
+        """Memory for the next step: cached state goes first, then the youngest row's place."""
         needed = self._row_bytes(extra=1)
-        while len(self._running) > 1 and needed > self._memory.rows_bytes:
-            self._preempt(next(reversed(self._running.values())))
+        while needed > self._memory.rows_bytes:
+            rows = [seq for seq in self._running.values() if seq.seq_id not in self._drained]
+            if len(rows) < 2:
+                break
+            self._preempt(rows[-1])
             needed = self._row_bytes(extra=1)
-            preempted = True
         self._shrink_cache(needed)
-        return preempted
 
     def _preempt(self, seq: Sequence) -> None:
         del self._running[seq.seq_id]
@@ -182,6 +189,7 @@ class Scheduler:
         seq.status = SequenceStatus.WAITING
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
+        self._is_crowded = True
         self.num_preemptions += 1
         self._waiting.appendleft(seq)
 
@@ -189,6 +197,7 @@ class Scheduler:
         """A row gives up its place: what the cache lacks of its progress is captured first."""
         self._release.append(seq.seq_id)
         if self._prefix_cache is not None and keep:
+            self._shrink_cache(self._row_bytes(extra=1))  # what the row held is free for its copy
             capture = self._prefix_cache.plan_capture(seq, min(seq.num_computed_tokens, seq.num_tokens))
             if capture is not None:
                 self._captures.append(capture)
@@ -227,18 +236,21 @@ class Scheduler:
             if lengths:
                 total += len(lengths) * self._footprint.bytes_at(max(lengths) + extra)
         for seq in self._running.values():
-            if seq.seq_id not in grouped:
+            if seq.seq_id not in grouped and seq.seq_id not in self._drained:
                 total += self._footprint.bytes_at(seq.num_tokens + extra)
         return total
 
     # -- planning
 
     def _plan_decode(self) -> tuple[tuple[Sequence, ...], ...]:
-        rows = {
-            seq.seq_id: seq
-            for seq in self._running.values()
-            if seq.status is SequenceStatus.DECODING and seq.num_output_tokens + seq.num_in_flight < seq.max_tokens
-        }
+        rows = {}
+        for seq in self._running.values():
+            if seq.status is SequenceStatus.DECODING and seq.seq_id not in self._drained:
+                if seq.num_output_tokens + seq.num_in_flight < seq.max_tokens:
+                    rows[seq.seq_id] = seq
+                else:
+                    self._drained.add(seq.seq_id)
+                    self._leave(seq)
         if not self._can_batch:
             self._groups = [(seq_id,) for seq_id in rows]
         elif rows.keys() != {row for group in self._groups for row in group} or (
@@ -318,9 +330,13 @@ class Scheduler:
         """`keep` what it computed, for a later turn."""
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
+        self._is_crowded = False
         self._uncached.discard(seq.seq_id)
         if self._running.pop(seq.seq_id, None) is not None:
-            self._leave(seq, keep=keep)
+            if seq.seq_id in self._drained:
+                self._drained.discard(seq.seq_id)
+            else:
+                self._leave(seq, keep=keep)
         else:
             self._waiting.remove(seq)
         if self._prefix_cache is not None:
