@@ -22,7 +22,7 @@ def process(
     processor = PromptProcessor(
         tokenizer, ChatTemplate(tokenizer), max_model_len=max_model_len, vocab_size=400, reasoning=reasoning
     )
-    return processor.process(Request(request_id="r", **options))
+    return processor.process(Request(request_id="r", **options))[0]
 
 
 def user(text: str) -> tuple[Message, ...]:

@@ -60,6 +60,7 @@ class FakeEngine:
     )
     token_names: FakeTokens = field(default_factory=FakeTokens)
     requests: list[Request] = field(default_factory=list)
+    counted: list[Request] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     finished: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -85,6 +86,12 @@ class FakeEngine:
         generation = FakeGeneration(self, request)
         self.generations.append(generation)
         return generation
+
+    async def count_tokens(self, request: Request) -> int:
+        if self.refuse is not None:
+            raise self.refuse
+        self.counted.append(request)
+        return PROMPT_TOKENS
 
     async def shutdown(self, drain_s: float) -> None:
         self.shutdowns.append(drain_s)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .index import WORD_BYTES, SortedPaths, common_tokens
-from .node import Node, Space, held_from
+from .node import Node, Space
 from .store import NodeStore
 
 
@@ -49,7 +49,6 @@ def _check_node(node: Node) -> None:
     assert node.start < node.end, f"{_name(node)}: holds no token"
     assert (node.key is None) == (node.num_children > 0), f"{_name(node)}: leaves have keys, others none"
     assert node.start <= node.window_start <= node.end, f"{_name(node)}: window outside its run"
-    assert node.held_from == held_from(parent, node.start, node.window_start), f"{_name(node)}: wrong held_from"
     assert node.segment_bytes == node.segment.nbytes, f"{_name(node)}: wrong size of segment"
     assert node.state_bytes == (node.state.nbytes if node.state is not None else 0), f"{_name(node)}: wrong size"
     assert node.state is None or node.rule.needs_state, f"{_name(node)}: a state nobody needs"

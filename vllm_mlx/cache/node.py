@@ -22,7 +22,6 @@ class Node:
     segment: Segment
     segment_bytes: int
     window_start: int  # the window layers' KV is held for [window_start, end); start <= window_start <= end
-    held_from: int  # the same without a gap, over this and earlier nodes
     key: bytes | None = None  # the packed path; of a leaf; an inner node's begins its leaves'
     state: State | None = None
     state_bytes: int = 0
@@ -42,9 +41,13 @@ class Node:
     @property
     def first_resumable(self) -> int:
         """No position of this run before it can be resumed at, by the window's rule; may lie beyond `end`."""
-        if self.rule.window is None or self.held_from == 0:
+        window, held_from, node = self.rule.window, self.window_start, self
+        if window is None:
             return self.start + 1
-        return max(self.start + 1, self.held_from + self.rule.window)
+        while held_from == node.start and node.parent is not None and held_from + window > self.start + 1:
+            node = node.parent
+            held_from = node.window_start
+        return max(self.start + 1, held_from + window if held_from else 0)
 
     def resumable_up_to(self, limit: int) -> int | None:
         """The last position in (start, min(end, limit)] at which a request can resume."""
@@ -85,10 +88,3 @@ class Node:
             part.hits += 1
         self.state_hits += 1
         self.state_used = now
-
-
-def held_from(parent: Node | None, start: int, window_start: int) -> int:
-    """Where the gapless window KV that reaches the end of a run at [start, …) begins."""
-    if window_start > start or parent is None:
-        return window_start
-    return parent.held_from

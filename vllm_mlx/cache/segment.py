@@ -11,7 +11,10 @@ class Segment(Protocol):
     def nbytes(self) -> int: ...
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """The first `at` tokens and the rest, 0 < at < length. Both own their bytes, which add up to this one's."""
+        """The first `at` tokens and the rest, 0 < at < length. Both own their bytes, which add up to this one's.
+
+        Tails are cut off under memory pressure too, so a split should copy little: one block, not the whole run.
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from .index import WORD_BYTES, SortedPaths, num_tokens
-from .node import Node, Space, held_from
+from .node import Node, Space
 from .segment import ResumeRule, Segment, State
 
 
@@ -80,10 +80,10 @@ class NodeStore:
         return parent
 
     def cut(self, leaf: Node, end: int) -> None:
-        """Shortens a leaf to `start < end <= leaf.end`; its state goes with its end."""
+        """Shortens a leaf to `start < end <= leaf.end`."""
         if end == leaf.end:
             return
-        assert leaf.num_children == 0 and leaf.key is not None
+        assert leaf.key is not None and leaf.state is None, "a leaf with a state is not cut"
         self.used_bytes -= leaf.size_bytes
         key = leaf.key[: end * WORD_BYTES]
         self.spaces[leaf.space].replace(leaf.key, key, leaf)
@@ -91,7 +91,6 @@ class NodeStore:
         leaf.segment_bytes = leaf.segment.nbytes
         leaf.key, leaf.end, leaf.is_stored_end = key, end, True
         leaf.window_start = min(leaf.window_start, end)
-        leaf.state, leaf.state_bytes = None, 0
         self.used_bytes += leaf.size_bytes
 
     def split(self, node: Node, at: int) -> Node:
@@ -122,6 +121,12 @@ class NodeStore:
         node.state_used, node.state_hits = now, 0
         self.used_bytes += node.state_bytes
 
+    def set_segment(self, node: Node, segment: Segment, window_start: int) -> None:
+        """Other KV of the same tokens."""
+        self.used_bytes -= node.segment_bytes
+        node.segment, node.segment_bytes, node.window_start = segment, segment.nbytes, window_start
+        self.used_bytes += node.segment_bytes
+
     def _make(
         self, space: Space, parent: Node | None, start: int, end: int, segment: Segment, window_start: int
     ) -> Node:
@@ -136,5 +141,4 @@ class NodeStore:
             segment=segment,
             segment_bytes=segment.nbytes,
             window_start=window_start,
-            held_from=held_from(parent, start, window_start),
         )

@@ -6,6 +6,7 @@ Several models and salts share one tree and one budget; each (fingerprint, salt)
 from collections.abc import Iterator
 
 from .index import WORD_BYTES, num_tokens
+from .insertion import Insertion
 from .integrity import check_integrity
 from .match import Match, hit_kind, pieces_up_to
 from .node import Node, Space
@@ -97,8 +98,9 @@ class PrefixTree:
     ) -> bool:
         """Stores tokens `[start, len(key))`, which follow on the stored `[0, start)`; False if those are not there.
 
-        What the tree already holds of them is dropped; a key that ends inside a stored run splits it where a state
-        is to be attached. False too if no room can be made; then nothing has changed.
+        What the tree already holds of them is dropped, unless it has window layers' KV that the tree lacks. A key
+        that ends inside a stored run splits it, where a state is to be attached. False too if no room can be made;
+        then nothing has changed.
         """
         end = num_tokens(key)
         assert 0 <= start <= window_start <= end
@@ -109,56 +111,18 @@ class PrefixTree:
             return False
         if not self._store.rules[space[0]].needs_state:
             state = None
-        node = leaf.at(common) if leaf is not None and common else None
-        if common < end:
-            tail = segment.split(common - start)[1] if common > start else segment
-            done = self._extend(space, node, key, common, tail, max(common, window_start), state)
-        else:
-            done = node is None or self._attach(node, end, state)
-        self._counters.inserts += done
-        self._counters.inserts_refused += not done
-        return done
-
-    def _attach(self, node: Node, end: int, state: State | None) -> bool:
-        """The key ends at `end`, in `node`: nothing new but the state."""
-        upper, whole = node, node.segment
-        if state is not None and (end < node.end or node.state is None):
-            upper = self._store.split(node, end) if end < node.end else node
-            self._store.set_state(upper, state, now=self._now)
-            if not self._fit(upper):
-                self._store.set_state(upper, None, now=self._now)
-                if upper is not node:
-                    self._store.rejoin(upper, node, whole)
-                return False
-        if upper.end == end:
-            upper.is_stored_end = True
-        self._touch(upper)
+        at = leaf.at(common) if leaf is not None and common else None
+        insertion = Insertion(self._store, space=space, key=key, now=self._now)
+        node = insertion.put(at, common, start, segment, window_start, state)
+        if node is not None and insertion.has_changed and not self._fit(node):
+            insertion.take_back()
+            self._counters.inserts_refused += 1
+            return False
+        if node is not None:
+            node.is_stored_end |= node.end == end
+            self._touch(node)
+        self._counters.inserts += 1
         return True
-
-    def _extend(
-        self,
-        space: Space,
-        node: Node | None,
-        key: bytes,
-        start: int,
-        segment: Segment,
-        window_start: int,
-        state: State | None,
-    ) -> bool:
-        """The key leaves the stored path at `start`, in `node`, and gets a leaf of its own."""
-        parent, whole = node, node.segment if node is not None else None
-        if node is not None and start < node.end:
-            parent = self._store.split(node, start)
-        leaf = self._store.add_leaf(
-            space, key, parent=parent, segment=segment, window_start=window_start, state=state, now=self._now
-        )
-        if self._fit(leaf):
-            self._touch(leaf)
-            return True
-        self._store.remove_leaf(leaf)
-        if node is not None and parent is not None and parent is not node and whole is not None:
-            self._store.rejoin(parent, node, whole)
-        return False
 
     def _fit(self, node: Node) -> bool:
         """Evicts what does not fit beside `node`, just put in; nothing, if even that would not be enough.
@@ -228,6 +192,21 @@ class PrefixTree:
         before = self.used_bytes
         if leaf is not None and leaf.end == common:
             self._retreat(leaf, keep)
+        return before - self.used_bytes
+
+    def drop_state(self, space: Space, key: bytes) -> int:
+        """Frees the state at exactly the key's end, for a point that was provisional, and what only it made useful.
+
+        Unless it is pinned, or other requests have resumed from it. Returns the bytes freed.
+        """
+        leaf, common = self._store.nearest(space, key)
+        before = self.used_bytes
+        if leaf is None or common < num_tokens(key):
+            return 0
+        node = leaf.at(common)
+        if node.end == common and node.state is not None and not node.pins and not node.state_hits:
+            self._store.set_state(node, None, now=self._now)
+            self._retreat(node, node.end)
         return before - self.used_bytes
 
     def drop(self, space: Space, key: bytes, *, start: int = 0) -> int:

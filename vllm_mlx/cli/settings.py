@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from ..core.config import EngineConfig, SamplingDefaults
+from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
 from ..core.errors import ConfigError, InvalidParameter
 from ..core.request import SamplingParams
 from .memory import MemoryAmount, parse_memory
@@ -123,6 +123,12 @@ class Settings(BaseSettings):
     )
     max_prefill_chunk: int = engine_setting(
         Panel.ENGINE, "max_prefill_chunk", "Prompt tokens computed in one go while no reply is running."
+    )
+
+    cache_reasoning: CacheReasoning = engine_setting(
+        Panel.ENGINE,
+        "cache_reasoning",
+        "What stays cached of a reply that reasoned: what the next turn will contain (`auto`), all, or nothing.",
     )
 
     temperature: float | None = setting(

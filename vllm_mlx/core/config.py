@@ -1,8 +1,11 @@
 """Settings of one engine, resolved and immutable. Reads no file, no environment, no machine."""
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from .errors import ConfigError
+
+CacheReasoning = Literal["auto", "keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,9 @@ class EngineConfig:
     prefix_cache: bool = True
     cache_memory_bytes: int | None = None  # None: all that live rows leave free
     snapshot_every: int = 8192  # tokens between copies of state during a long prefill; 0: none
+    cache_reasoning: CacheReasoning = (
+        "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
+    )
     enable_thinking: bool | None = None  # None: on
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
@@ -42,6 +48,8 @@ class EngineConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
         if self.snapshot_every < 0:
             raise ConfigError("--snapshot-every must be at least 0.")
+        if self.cache_reasoning not in get_args(CacheReasoning):
+            raise ConfigError(f"--cache-reasoning must be one of {', '.join(get_args(CacheReasoning))}.")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError("--max-model-len must be at least 2: one prompt token and one of reply.")
 

@@ -28,7 +28,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._decode = tokenizer.decode
         self._context: list[int] = []
-        self._set_context(_context(tokenizer, prompt_token_ids))
+        self._set_context(context_ids(tokenizer, prompt_token_ids))
         self._pending: list[int] = []
 
     def feed(self, token_id: int) -> list[Piece]:
@@ -62,7 +62,7 @@ class Detokenizer:
         self._context_length = len(self._decode(token_ids))
 
 
-def _context(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> list[int]:
+def context_ids(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> list[int]:
     """The shortest end of the prompt that is whole characters."""
     for length in range(1, min(_MAX_CONTEXT, len(prompt_token_ids)) + 1):
         token_ids = list(prompt_token_ids[-length:])

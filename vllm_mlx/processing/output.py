@@ -20,6 +20,7 @@ from ..core.step import TokenOutput
 from ..parsers import OutputParser, make_parser
 from .detokenizer import Detokenizer, Piece
 from .logprobs import LogprobQueue
+from .reply import Reply, ReplyBuilder
 from .stop import StopMatcher
 from .tokenizer import Tokenizer
 
@@ -54,12 +55,20 @@ class OutputProcessor:
         )
         self._unsafe: deque[Piece] = deque()  # in the stop matcher
         self._num_safe_chars = 0  # of `_unsafe`
-        self._parser = _parser(tokenizer, request, prompt, reasoning, tools, call_ids)
+        self._parser = reply_parser(
+            tokenizer,
+            request,
+            reasoning,
+            tools,
+            starts_in_reasoning=prompt.starts_in_reasoning,
+            call_ids=call_ids,
+        )
+        self._reply = ReplyBuilder()
+        self._token_ids: list[int] = []
         self._logprobs = LogprobQueue() if sampling.logprobs is not None else None
         self._echo = _echo(tokenizer, request, prompt)
         self._maybe_last: TokenOutput | None = None  # a stop token, while nobody knows whether it ended the reply
         self._matched_stop: str | None = None
-        self._num_tokens = 0
         self._num_piece_tokens = 0
         self._num_reasoning_tokens = 0
         self._num_calls = 0
@@ -71,12 +80,18 @@ class OutputProcessor:
             self._settle(out)
             if self.stopped:
                 break
-            self._num_tokens += 1
+            self._token_ids.append(token.token_id)
             if token.token_id in self._stop_token_ids:
                 self._maybe_last = token
             else:
                 self._feed_token(token, out)
+        self._reply.feed(out)
         return merged(out)
+
+    @property
+    def reply(self) -> Reply:
+        """So far; a stop token counts as soon as it was fed."""
+        return Reply(message=self._reply.message(), token_ids=tuple(self._token_ids), is_whole=self._reply.is_whole)
 
     def finish(
         self, reason: FinishReason, stop_token_id: int | None = None, *, cached_tokens: int = 0
@@ -94,6 +109,7 @@ class OutputProcessor:
         if self._matched_stop is not None or not self.stopped:
             self._add(self._parser.finish(), out)
         self.stopped = True
+        self._reply.feed(out)
         return [*merged(out), self._finished(reason, stop_token_id, cached_tokens)]
 
     def _finished(self, reason: FinishReason, stop_token_id: int | None, cached_tokens: int) -> Finished:
@@ -107,7 +123,7 @@ class OutputProcessor:
         usage = Usage(
             prompt_tokens=self._num_prompt_tokens,
             cached_tokens=cached_tokens,
-            completion_tokens=self._num_tokens,
+            completion_tokens=len(self._token_ids),
             reasoning_tokens=self._num_reasoning_tokens,
             clamped_max_tokens=self._clamped_max_tokens,
         )
@@ -219,14 +235,16 @@ def merged(events: Iterable[ContentEvent]) -> list[ContentEvent]:
     return result
 
 
-def _parser(
+def reply_parser(
     tokenizer: Tokenizer,
     request: Request,
-    prompt: PromptInputs,
     reasoning: str | None,
     tools: str | None,
-    call_ids: Callable[[], str] | None,
+    *,
+    starts_in_reasoning: bool,
+    call_ids: Callable[[], str] | None = None,
 ) -> OutputParser:
+    """For one reply to the request. `reasoning`, `tools`: names of the formats."""
     if request.messages is None:
         return make_parser(None, None)
     has_tools = bool(request.tools) and request.tool_choice.mode != "none"
@@ -234,7 +252,7 @@ def _parser(
         reasoning,
         tools if has_tools else None,
         tool_specs=[tool.to_openai() for tool in request.tools],
-        starts_in_reasoning=prompt.starts_in_reasoning,
+        starts_in_reasoning=starts_in_reasoning,
         marker_tokens=tokenizer.marker_tokens,
         **({} if call_ids is None else {"call_ids": call_ids}),
     )

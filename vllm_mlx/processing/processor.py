@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.config import EngineConfig
+from ..core.config import CacheReasoning, EngineConfig
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..parsers import resolve_formats
+from .chat import ChatPrompt
+from .next_turn import NextTurn
 from .output import OutputProcessor
 from .prompt import PromptProcessor
+from .reply import Reply
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
@@ -21,6 +24,7 @@ class Prepared:
     request: Request
     prompt: PromptInputs
     sampling: ResolvedSampling
+    chat: ChatPrompt | None = None  # None: a text completion
 
 
 class Processor:
@@ -44,11 +48,14 @@ class Processor:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             reasoning=self.reasoning,
+            tools=self.tools,
         )
+        self._next_turn = NextTurn(self._prompts.chats)
+        self._cache_reasoning = config.cache_reasoning
 
     def prepare(self, request: Request) -> Prepared:
         """Raises RequestError."""
-        prompt = self._prompts.process(request)
+        prompt, chat = self._prompts.process(request)
         sampling = resolve_sampling(
             request.sampling,
             num_prompt_tokens=len(prompt.token_ids),
@@ -58,7 +65,7 @@ class Processor:
             defaults=self._defaults,
             checkpoint=self._checkpoint_defaults,
         )
-        return Prepared(request, prompt, sampling)
+        return Prepared(request, prompt, sampling, chat)
 
     def output(self, prepared: Prepared) -> OutputProcessor:
         """For one of the request's replies."""
@@ -71,3 +78,24 @@ class Processor:
             stop_token_ids=prepared.sampling.stop_token_ids,
             clamped_max_tokens=prepared.sampling.clamped_max_tokens,
         )
+
+    def remember(self, prepared: Prepared, reply: Reply) -> None:
+        """A reply that ended by itself, before the client sees its end: its next prompt will ask for it."""
+        if prepared.chat is not None:
+            self._prompts.chats.remember(prepared.chat, reply, starts_in_reasoning=prepared.prompt.starts_in_reasoning)
+
+    def kept_tokens(self, prepared: Prepared, reply: Reply, policy: CacheReasoning | None = None) -> int:
+        """How many tokens of prompt + reply a next turn can begin with; fewer than the prompt has where that changes.
+
+        `policy`: None is the server's.
+        """
+        chat = prepared.chat
+        if chat is None:  # what goes on a text is that text
+            return len(prepared.prompt.token_ids) + len(reply.token_ids)
+        kept = self._next_turn.kept_tokens(
+            chat,
+            reply,
+            policy or self._cache_reasoning,
+            starts_in_reasoning=prepared.prompt.starts_in_reasoning,
+        )
+        return kept + len(prepared.prompt.token_ids) - len(chat.token_ids)

@@ -1,10 +1,17 @@
-"""Request → ids: renders, tokenizes, checks. Pure, so any thread may call it."""
+"""Request → ids: renders, tokenizes, checks. Any thread may call it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ..core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
 from ..core.messages import ImagePart, Message, ToolResultPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..parsers import reasoning_markers
+from .chat import ChatPrompt, ChatPrompts
+from .points import SnapshotPoints
+from .reply_memory import ReplyMemory
+from .splice import Splicer
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
 
@@ -17,33 +24,47 @@ class PromptProcessor:
         *,
         max_model_len: int,
         vocab_size: int | None = None,  # of the model; None: the tokenizer's
-        reasoning: str | None = None,  # name of the reasoning format
+        reasoning: str | None = None,  # names of the formats
+        tools: str | None = None,
+        memory: ReplyMemory | None = None,
     ):
         self._tokenizer = tokenizer
-        self._template = template
+        self._points = SnapshotPoints(template)
+        splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools)
+        self.chats = ChatPrompts(tokenizer, template, splicer, ReplyMemory() if memory is None else memory)
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size if vocab_size is not None else tokenizer.vocab_size
         self._markers = reasoning_markers(reasoning) if reasoning is not None else None
 
-    def process(self, request: Request) -> PromptInputs:
+    def process(self, request: Request) -> tuple[PromptInputs, ChatPrompt | None]:
         """Raises RequestError where the request has no prompt that this model can take."""
-        token_ids = self._chat(request) if request.messages is not None else self._completion(request)
-        if not token_ids:
-            raise InvalidParameter("The prompt is empty: give at least one token.", param=_field(request))
-        if len(token_ids) >= self._max_model_len:
-            raise ContextLengthExceeded(num_prompt_tokens=len(token_ids), max_model_len=self._max_model_len)
-        return PromptInputs(
-            token_ids=tuple(token_ids),
-            starts_in_reasoning=request.messages is not None and self._starts_in_reasoning(token_ids),
-        )
+        if request.messages is not None:
+            return self._chat(request)
+        token_ids = self._completion(request)
+        self._check_length(request, token_ids)
+        return PromptInputs(token_ids=tuple(token_ids)), None
 
-    def _chat(self, request: Request) -> list[int]:
+    def _chat(self, request: Request) -> tuple[PromptInputs, ChatPrompt]:
         assert request.messages is not None
         if not request.messages:
             raise InvalidParameter("`messages` must not be empty.", param="messages")
         if any(map(_has_image, request.messages)):
             raise Unsupported("This model takes no images.", param="messages")
-        return self._tokenizer.encode(self._template.render(request), add_special_tokens=False)
+        chat, encoded = self.chats.build(request)
+        self._check_length(request, chat.token_ids)
+        points = self._points.plan(chat.request, encoded)
+        inputs = PromptInputs(
+            token_ids=chat.token_ids,
+            snapshot_points=tuple(num_tokens for _, num_tokens in points),
+            starts_in_reasoning=self._starts_in_reasoning(chat.token_ids),
+        )
+        return inputs, replace(chat, marks=points)
+
+    def _check_length(self, request: Request, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InvalidParameter("The prompt is empty: give at least one token.", param=_field(request))
+        if len(token_ids) >= self._max_model_len:
+            raise ContextLengthExceeded(num_prompt_tokens=len(token_ids), max_model_len=self._max_model_len)
 
     def _completion(self, request: Request) -> list[int]:
         prompt = request.prompt
@@ -58,7 +79,7 @@ class PromptProcessor:
                 )
         return list(prompt)
 
-    def _starts_in_reasoning(self, token_ids: list[int]) -> bool:
+    def _starts_in_reasoning(self, token_ids: Sequence[int]) -> bool:
         """Whether the last tag of thoughts in the last turn opens one. Any other added token begins a turn."""
         if self._markers is None:
             return False

@@ -78,6 +78,10 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encoding(self, text: str) -> tokenizers.Encoding:
+        """Of a text that names its special tokens itself: ids, and which characters each stands for."""
+        return self.backend.encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Ids that are no tokens are left out."""
         known = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]

@@ -12,6 +12,7 @@ from .limits import BodyLimit
 from .log import RequestLog
 from .models import ServedModels
 from .ports import Engine
+from .routes.anthropic import anthropic_routes
 from .routes.health import health_routes
 from .routes.models import models_routes
 from .routes.openai import openai_routes
@@ -22,6 +23,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="vllm-mlx", version=__version__, docs_url=None, redoc_url=None, middleware=_middleware(config))
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
+    app.include_router(anthropic_routes(engine, config, models))
     app.include_router(models_routes(engine, models))
     app.include_router(health_routes(engine))
     add_error_handlers(app)

@@ -8,7 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import http_error
 
-OPEN_PATHS = frozenset({"/", "/health", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/health", "/openapi.json", "/api/hello"})
+NO_KEY = "Send a valid API key: `Authorization: Bearer KEY` or `x-api-key: KEY`."
 
 
 class APIKeyAuth:
@@ -22,7 +23,7 @@ class APIKeyAuth:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(_given_key(scope)):
             await self._app(scope, receive, send)
             return
-        response = http_error(401, "Send a valid API key: `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+        response = http_error(scope["path"], 401, NO_KEY)
         response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
 

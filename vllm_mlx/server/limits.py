@@ -21,7 +21,7 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            await http_error(413, self._message)(scope, receive, send)
+            await http_error(scope["path"], 413, self._message)(scope, receive, send)
             return
         num_bytes = 0
 

@@ -133,7 +133,7 @@ class RequestLog:
             logger.exception("Request %s failed by an error of the server", record.request_id)
             record.error_code = "internal_error"
             if not record.status:
-                await internal_error(record.request_id)(scope, receive, send_start)
+                await internal_error(record.path, record.request_id)(scope, receive, send_start)
         finally:
             if record.path not in QUIET_PATHS:
                 requests_logger.info("%s", record.line(time.monotonic()))

@@ -44,6 +44,10 @@ class Engine(Protocol):
         """Raises RequestError before anything is generated, EngineDead if nothing can be."""
         ...
 
+    async def count_tokens(self, request: Request) -> int:
+        """Tokens of the prompt that `submit` would run, however long it is. Raises RequestError."""
+        ...
+
     async def shutdown(self, drain_s: float) -> None:
         """Give what runs `drain_s` to finish, then end it; every generation gets its last event."""
         ...

@@ -1,6 +1,5 @@
 """Wire messages and tools → core values. Reads no parameters of generation."""
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ...core.messages import (
     ToolResultPart,
     ToolSpec,
 )
+from ..arguments import decode_arguments
 from ..text import well_formed, well_formed_json
 from .fields import (
     IMAGE_FIELDS,
@@ -35,8 +35,6 @@ from .schema import (
     WireTool,
     WireToolCall,
 )
-
-RAW_ARGUMENTS = "_raw"
 
 AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 AnyPart = WireText | WireRefusal | WireImage
@@ -63,29 +61,6 @@ def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
                 result = ToolResultPart(message.tool_call_id, _parts(message.content, path), name)
                 decoded.append(Message("tool", (result,)))
     return tuple(decoded)
-
-
-def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a past call, which templates read as a dict.
-
-    Clients replay calls that were cut off, so text that is no JSON object is kept whole under `RAW_ARGUMENTS`;
-    nothing at all is an empty dict.
-    """
-    if isinstance(text, dict):
-        return dict(well_formed_json(text))
-    if text is None or not text.strip():
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-    match value:
-        case dict():
-            return dict(well_formed_json(value))
-        case None:
-            return {}
-        case _:
-            return {RAW_ARGUMENTS: well_formed(text)}
 
 
 def decode_tools(tools: Iterable[WireTool]) -> tuple[ToolSpec, ...]:

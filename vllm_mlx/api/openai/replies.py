@@ -2,16 +2,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from ...core.events import Usage
-
-
-class Reply(BaseModel):
-    model_config = ConfigDict(protected_namespaces=())
-
-    def to_json(self) -> str:
-        return self.model_dump_json(exclude_unset=True)
+from ..reply import Reply
 
 
 class PromptTokensDetails(Reply):
@@ -78,7 +72,7 @@ class MessageReply(Reply):
     content: str | None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCallReply] = []
+    tool_calls: list[ToolCallReply] = Field(default_factory=list)
 
 
 class ChatChoice(Reply):
@@ -117,7 +111,7 @@ class Delta(Reply):
     content: str = ""
     reasoning_content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCallDelta] = []
+    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
 
 
 class ChunkChoice(Reply):

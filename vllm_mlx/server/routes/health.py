@@ -1,4 +1,4 @@
-"""`GET /health` and `GET /`. Neither waits for the engine."""
+"""`GET /health`, `GET /` and a client's probe. None of them waits for the engine."""
 
 from typing import Any
 
@@ -22,5 +22,10 @@ def health_routes(engine: Engine) -> APIRouter:
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def root() -> dict[str, Any]:
         return {"name": "vllm-mlx", "version": __version__, "api": "/openapi.json", "models": "/v1/models"}
+
+    @router.api_route("/api/hello", methods=["GET", "HEAD"], include_in_schema=False)
+    async def hello() -> dict[str, Any]:
+        """Claude Code asks whether somebody is there."""
+        return {"message": "hello"}
 
     return router

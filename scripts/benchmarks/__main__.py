@@ -1,0 +1,86 @@
+"""The command behind scripts/bench. Reports how fast things are; never fails because they are slow."""
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rich.console import Console
+
+from . import serving
+from .checkpoint import write_tiny
+from .client import BenchmarkError
+from .figures import Figure, measure
+from .report import print_table, to_json
+
+_FILE_WIDTH = 140
+Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
+WORKLOAD_SETS: dict[str, Workloads] = {"serving": serving.prepared}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measures this server beside `python -m mlx_lm.server`, run by run in turn, and prints medians and "
+        "ratios. The machine should have nothing else to do.",
+    )
+    parser.add_argument("workload", nargs="?", choices=WORKLOAD_SETS, default="serving", help="what to measure")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)"
+    )
+    parser.add_argument("--runs", type=int, default=7, metavar="N", help="counted runs (default: 7)")
+    parser.add_argument("--only", metavar="TEXT", help="only the figures whose name contains this")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value there")
+    arguments = parser.parse_args()
+    if arguments.runs < 1:
+        parser.error("--runs must be at least 1")
+    if arguments.model is not None and not (arguments.model / "config.json").is_file():
+        parser.error(f"{arguments.model} is no folder of a checkpoint: it holds no config.json")
+    return arguments
+
+
+@contextlib.contextmanager
+def model_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-mlx-bench-") as folder:
+        yield write_tiny(Path(folder))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    notes = Console(stderr=True)
+    prepared = WORKLOAD_SETS[arguments.workload]
+    with model_folder(arguments.model) as model, notes.status("starting the servers") as status, prepared(model) as all:
+        figures = [figure for figure in all if arguments.only is None or arguments.only in figure.name]
+        if not figures:
+            raise BenchmarkError("No figure has such a name. There are: " + "; ".join(figure.name for figure in all))
+        series = measure(figures, num_runs=arguments.runs, progress=status.update)
+    name = "tiny qwen3" if arguments.model is None else arguments.model.resolve().name
+    output = Console()
+    if not output.is_terminal:
+        output.width = _FILE_WIDTH
+    output.print(f"{arguments.workload}, {name}, medians of {arguments.runs} runs\n", highlight=False)
+    print_table(series, output)
+    if arguments.json is not None:
+        facts = to_json(series, workload=arguments.workload, model=name, runs=arguments.runs)
+        arguments.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinds, so that servers are stopped
+    try:
+        run(parse_arguments())
+    except BenchmarkError as error:
+        sys.exit(f"scripts/bench: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

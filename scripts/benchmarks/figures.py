@@ -1,0 +1,78 @@
+"""What a workload set measures: figures, their values run by run, the aims for them. Measures nothing itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+OURS = "vllm-mlx"
+RIVAL = "mlx-lm server"
+BARE = "bare loop"  # the model and mlx-lm's caches in this process: no server, no scheduler
+
+Measure = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """A bound for the ratio of our value to another subject's, or, without one, for our value itself."""
+
+    bound: float
+    at_least: bool  # else: at most
+    against: str | None = None
+
+    def is_met(self, value: float) -> bool:
+        return value >= self.bound if self.at_least else value <= self.bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    name: str
+    unit: str
+    measures: Mapping[str, Measure]  # subject → one measured value
+    aims: tuple[Aim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(slots=True)
+class Series:
+    """The values of one figure: for each subject one a run."""
+
+    figure: Figure
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, subject: str, value: float) -> None:
+        self.values.setdefault(subject, []).append(value)
+
+    def spread(self, subject: str) -> Spread:
+        return Spread.of(self.values[subject])
+
+    def ratio(self, subject: str) -> Spread:
+        """Ours to theirs, taken run by run: what slows the whole machine down slows both sides of one run."""
+        pairs = zip(self.values[OURS], self.values[subject], strict=True)
+        return Spread.of([ours / theirs for ours, theirs in pairs])
+
+    def result(self, aim: Aim) -> float:
+        return self.spread(OURS).median if aim.against is None else self.ratio(aim.against).median
+
+
+def measure(figures: list[Figure], *, num_runs: int, progress: Callable[[str], None]) -> list[Series]:
+    """Every figure once a run, its subjects in turn, the other way round in every second run. Run 0 is not counted."""
+    series = [Series(figure) for figure in figures]
+    for run in range(num_runs + 1):
+        for one in series:
+            subjects = list(one.figure.measures)
+            for subject in subjects if run % 2 else reversed(subjects):
+                progress(f"run {run} of {num_runs}: {one.figure.name}, {subject}")
+                value = one.figure.measures[subject]()
+                if run > 0:
+                    one.add(subject, value)
+    return series

@@ -1,0 +1,83 @@
+"""Measured series as a table for people and as JSON for programs. Judges nothing but the aims."""
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from vllm_mlx import __version__
+
+from .figures import OURS, RIVAL, Aim, Series, Spread
+
+
+def print_table(series: list[Series], console: Console) -> None:
+    """In Markdown, as the docs hold it."""
+    table = Table(box=box.MARKDOWN)
+    for name, justify in (
+        ("figure", "left"), ("ours", "right"), ("against", "left"), ("theirs", "right"),
+        ("ratio (min … max)", "right"), ("aim", "right"), ("met", "left"),
+    ):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=True)
+    for one in series:
+        for aim in one.figure.aims:
+            table.add_row(*_cells(one, aim))
+    console.print(table)
+
+
+def _cells(series: Series, aim: Aim) -> tuple[str, ...]:
+    subject = aim.against or RIVAL
+    unit = series.figure.unit
+    return (
+        series.figure.name,
+        _value(series.spread(OURS).median, unit),
+        subject,
+        _value(series.spread(subject).median, unit),
+        _ratio(series.ratio(subject)),
+        f"{'≥' if aim.at_least else '≤'} {_value(aim.bound, unit) if aim.against is None else f'{aim.bound:.2f}'}",
+        "yes" if aim.is_met(series.result(aim)) else "no",
+    )
+
+
+def _value(value: float, unit: str) -> str:
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def _ratio(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} ({ratio.low:.2f} … {ratio.high:.2f})"
+
+
+def to_json(series: list[Series], **facts: Any) -> dict[str, Any]:
+    return {
+        **facts,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "versions": {"vllm-mlx": __version__, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")},
+        "figures": [_figure_json(one) for one in series],
+    }
+
+
+def _figure_json(series: Series) -> dict[str, Any]:
+    others = [subject for subject in series.values if subject != OURS]
+    return {
+        "name": series.figure.name,
+        "unit": series.figure.unit,
+        "values": series.values,
+        "medians": {subject: series.spread(subject).median for subject in series.values},
+        "ratios": {subject: _spread_json(series.ratio(subject)) for subject in others},
+        "aims": [
+            {
+                "against": aim.against,
+                "at_least" if aim.at_least else "at_most": aim.bound,
+                "result": series.result(aim),
+                "met": aim.is_met(series.result(aim)),
+            }
+            for aim in series.figure.aims
+        ],
+    }
+
+
+def _spread_json(spread: Spread) -> dict[str, float]:
+    return {"median": spread.median, "min": spread.low, "max": spread.high}

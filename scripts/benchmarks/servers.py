@@ -1,0 +1,84 @@
+"""The servers under test, each a process of its own on a free loopback port. Sends no prompts."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .client import MODEL_NAME, BenchmarkError
+
+_START_S = 300.0
+_STOP_S = 10.0
+_LOG_TAIL = 2000  # characters shown of a server that did not start
+
+
+def our_command(model: Path, port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "vllm_mlx", "serve", str(model)),
+        *("--served-model-name", MODEL_NAME, "--port", str(port)),
+    ]
+
+
+def rival_command(model: Path, port: int) -> list[str]:
+    return [sys.executable, "-m", "mlx_lm.server", "--model", str(model), "--port", str(port)]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int) -> Iterator[None]:
+    """The server while the block runs. It is stopped however the block ends."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MLX_")}
+    with tempfile.TemporaryFile() as log:
+        # A session of its own: the terminal's Ctrl-C reaches this program alone, which then stops the server.
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            if not _await_ready(process, port):
+                log.seek(0)
+                tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
+                raise BenchmarkError(f"The server did not start: {' '.join(command)}\n{tail}")
+            yield
+        finally:
+            _stop(process)
+
+
+def _await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+    deadline = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if _is_healthy(port):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)

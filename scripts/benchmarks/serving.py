@@ -1,0 +1,151 @@
+"""Workload set `serving`: decode speed, stalls during a long prefill, time to the first token. All prompts are new."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from mlx_lm.utils import load
+
+from vllm_mlx.core.config import EngineConfig
+
+from .client import BenchmarkError, Reply, ask, read, start
+from .figures import BARE, OURS, RIVAL, Aim, Figure, Measure
+from .loops import BareLoop
+from .prompts import Prompts
+from .servers import free_port, our_command, rival_command, running
+
+SHORT_PROMPT = 16  # tokens, without those of the chat template
+NUM_DECODED = {1: 384, 8: 192}  # streams → tokens of each reply
+NUM_DECODERS = 4
+LONG_PROMPT = 5000
+COLD_PROMPTS = (2000, 5000)
+NUM_SHORT_REQUESTS = 5  # of one measurement
+FEW_TOKENS = 4  # of a reply of which the first token counts
+_WARM_READS = 20  # a stream that was read from so often decodes
+_MAX_CACHED = 64  # tokens that two random prompts may share, their template's beginning included
+_ENDLESS = 30_000  # tokens of a reply that is cut short
+_SETTLE_S = 0.3
+_STALL_S = 1.5 * EngineConfig(model="").max_stall_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """The measurements that are made over HTTP, on one server."""
+
+    port: int
+    prompts: Prompts
+
+    def decode_rate(self, num_streams: int) -> float:
+        """Tokens/s of all streams together, between the last one's first token and the first one's last token."""
+        texts = [self.prompts.text(SHORT_PROMPT) for _ in range(num_streams)]
+        replies = self._ask(texts, NUM_DECODED[num_streams])
+        start_s = max(reply.deltas[0].at_s for reply in replies)
+        end_s = min(reply.deltas[-1].at_s for reply in replies)
+        if end_s <= start_s:
+            raise BenchmarkError(f"{num_streams} replies were not under way at the same time.")
+        return sum(reply.tokens_after(start_s, end_s) for reply in replies) / (end_s - start_s)
+
+    def worst_gap(self) -> float:
+        """Seconds: the longest pause of any of four decoding streams from the arrival of a long prompt to its reply."""
+        long_text = self.prompts.text(LONG_PROMPT)
+        short_texts = [self.prompts.text(SHORT_PROMPT) for _ in range(NUM_DECODERS)]
+        decoders = start(self.port, short_texts, _ENDLESS)
+        read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
+        [long] = start(self.port, [long_text], FEW_TOKENS)
+        read([*decoders, long], until=lambda: not long.is_open)
+        if not all(stream.is_open for stream in decoders):
+            raise BenchmarkError("A decoding stream ended before the long prompt was answered.")
+        for stream in decoders:
+            stream.close()
+        self._settle()
+        return max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
+
+    def ttft(self, num_tokens: int, num_requests: int = 1) -> float:
+        """Seconds; the median of requests one after the other, each on an idle server."""
+        values = []
+        for _ in range(num_requests):
+            [reply] = self._ask([self.prompts.text(num_tokens)], FEW_TOKENS)
+            values.append(reply.ttft_s)
+        return median(values)
+
+    def _ask(self, texts: list[str], max_tokens: int) -> list[Reply]:
+        replies = ask(self.port, texts, max_tokens)
+        for reply in replies:
+            details = (reply.usage or {}).get("prompt_tokens_details") or {}
+            if details.get("cached_tokens", 0) > _MAX_CACHED:
+                raise BenchmarkError(f"A prompt meant to be new was found in a cache: {reply.usage}")
+        time.sleep(0.05)  # the server finishes its own bookkeeping
+        return replies
+
+    def _settle(self) -> None:
+        """Until what was aborted is gone."""
+        time.sleep(_SETTLE_S)
+        self._ask([self.prompts.text(SHORT_PROMPT)], FEW_TOKENS)
+
+
+@contextlib.contextmanager
+def prepared(model: Path) -> Iterator[list[Figure]]:
+    """The figures of this set, measurable while the block runs."""
+    module, tokenizer = load(str(model))[:2]
+    prompts, loop = Prompts(tokenizer), BareLoop(module)
+    ports = {OURS: free_port(), RIVAL: free_port()}
+    with (
+        running(our_command(model, ports[OURS]), ports[OURS]),
+        running(rival_command(model, ports[RIVAL]), ports[RIVAL]),
+    ):
+        loads = {subject: ServerLoad(port, prompts) for subject, port in ports.items()}
+
+        def bare_rate(num_streams: int) -> Measure:
+            def rate() -> float:
+                texts = [prompts.text(SHORT_PROMPT) for _ in range(num_streams)]
+                return loop.tokens_per_s([tokenizer.encode(text) for text in texts], NUM_DECODED[num_streams])
+
+            return rate
+
+        yield _figures(loads, {num_streams: bare_rate(num_streams) for num_streams in NUM_DECODED})
+
+
+def _figures(loads: dict[str, ServerLoad], bare_rates: dict[int, Measure]) -> list[Figure]:
+    return [
+        _decode_figure(loads, 1, bare_rates[1], against_rival=1.0, against_bare=0.9),
+        _decode_figure(loads, 8, bare_rates[8], against_rival=1.3, against_bare=0.85),
+        Figure(
+            name=f"worst gap of {NUM_DECODERS}, {LONG_PROMPT:,} prefilling",
+            unit="s",
+            measures={subject: load.worst_gap for subject, load in loads.items()},
+            aims=(Aim(bound=_STALL_S, at_least=False),),
+        ),
+        *(_ttft_figure(loads, f"cold TTFT, {length:,} tokens", length, 1, 1.05) for length in COLD_PROMPTS),
+        _ttft_figure(loads, f"TTFT, {SHORT_PROMPT} tokens, idle", SHORT_PROMPT, NUM_SHORT_REQUESTS, 1.2),
+    ]
+
+
+def _decode_figure(
+    loads: dict[str, ServerLoad], num_streams: int, bare: Measure, *, against_rival: float, against_bare: float
+) -> Figure:
+    measures: dict[str, Measure] = {
+        subject: lambda load=load: load.decode_rate(num_streams) for subject, load in loads.items()
+    }
+    return Figure(
+        name=f"decode, {num_streams} stream{'s' if num_streams > 1 else ''}",
+        unit="tokens/s",
+        measures={**measures, BARE: bare},
+        aims=(
+            Aim(bound=against_rival, at_least=True, against=RIVAL),
+            Aim(bound=against_bare, at_least=True, against=BARE),
+        ),
+    )
+
+
+def _ttft_figure(loads: dict[str, ServerLoad], name: str, num_tokens: int, num_requests: int, bound: float) -> Figure:
+    return Figure(
+        name=name,
+        unit="ms",
+        measures={
+            subject: lambda load=load: 1000 * load.ttft(num_tokens, num_requests) for subject, load in loads.items()
+        },
+        aims=(Aim(bound=bound, at_least=False, against=RIVAL),),
+    )

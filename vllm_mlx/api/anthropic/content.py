@@ -1,0 +1,140 @@
+"""Wire blocks → parts of core messages. Order and whitespace are kept, cache marks left out."""
+
+from collections.abc import Sequence
+
+from ...core.errors import Unsupported
+from ...core.messages import ImagePart, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ..sealed import unseal
+from ..text import well_formed, well_formed_json
+from .schema import (
+    AssistantMessage,
+    Base64Source,
+    ContentSource,
+    DocumentBlock,
+    FileSource,
+    ImageBlock,
+    RedactedThinkingBlock,
+    SearchResultBlock,
+    TextBlock,
+    TextSource,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    URLSource,
+)
+from .tools import Toolbox
+
+Shown = TextPart | ImagePart
+ShownBlock = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolReferenceBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
+)
+
+
+def decode_shown(content: str | Sequence[ShownBlock], tools: Toolbox, path: str) -> tuple[Shown, ...]:
+    """A string is one text block."""
+    if isinstance(content, str):
+        return (TextPart(well_formed(content)),)
+    return tuple(part for number, block in enumerate(content) for part in _shown(block, tools, f"{path}[{number}]"))
+
+
+def _shown(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
+    match block:
+        case TextBlock(text=text):
+            return (TextPart(well_formed(text)),)
+        case ImageBlock():
+            return (_image(block, path),)
+        case DocumentBlock():
+            return _document(block, tools, path)
+        case SearchResultBlock():
+            texts = [block.title, block.source, *(each.text for each in block.content)]
+            return (TextPart(well_formed("\n".join(texts))),)
+        case ToolReferenceBlock(tool_name=name):
+            return (TextPart(tools.introduce(name)),)
+        case ToolAdditionBlock(tool=change):
+            return (TextPart(tools.add(change, f"{path}.tool")),)
+        case ToolRemovalBlock(tool=change):
+            return (TextPart(tools.remove(change, f"{path}.tool")),)
+
+
+def decode_result(block: ToolResultBlock, names: dict[str, str], tools: Toolbox, path: str) -> ToolResultPart:
+    """The result takes the name of the latest call with its id."""
+    content = () if block.content is None else decode_shown(block.content, tools, f"{path}.content")
+    call_id = decode_call_id(block.tool_use_id)
+    return ToolResultPart(call_id, content, names.get(call_id), bool(block.is_error))
+
+
+def decode_assistant(message: AssistantMessage) -> tuple[Part, ...]:
+    if isinstance(message.content, str):
+        return (TextPart(well_formed(message.content)),)
+    parts: list[Part] = []
+    for block in message.content:
+        match block:
+            case TextBlock(text=text):
+                parts.append(TextPart(well_formed(text)))
+            case ThinkingBlock():
+                thinking = block.thinking or unseal(block.signature or "")
+                if thinking:
+                    parts.append(ReasoningPart(well_formed(thinking)))
+            case RedactedThinkingBlock():
+                pass  # only its maker can read it
+            case ToolUseBlock(id=call_id, name=name, input=arguments):
+                arguments = dict(well_formed_json(arguments or {}))
+                parts.append(ToolCallPart(decode_call_id(call_id), well_formed(name), arguments))
+    return tuple(parts)
+
+
+# Clients know an Anthropic call by its prefix; the engine's own ids have OpenAI's.
+_ENGINE_PREFIX, _WIRE_PREFIX = "call_", "toolu_"
+
+
+def encode_call_id(call_id: str) -> str:
+    return _WIRE_PREFIX + call_id.removeprefix(_ENGINE_PREFIX)
+
+
+def decode_call_id(call_id: str) -> str:
+    """The engine's id of a call that this server made; a stranger's id stays one of its own."""
+    rest = call_id.removeprefix(_WIRE_PREFIX)
+    return call_id if rest == call_id else _ENGINE_PREFIX + rest
+
+
+def _image(block: ImageBlock, path: str) -> ImagePart:
+    match block.source:
+        case Base64Source(media_type=media_type, data=data):
+            return ImagePart(f"data:{media_type};base64,{data}")
+        case URLSource(url=url):
+            return ImagePart(url)
+        case FileSource():
+            raise _no_files(path)
+
+
+def _document(block: DocumentBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
+    head = "\n".join(filter(None, (block.title, block.context)))
+    heading = (TextPart(well_formed(head)),) if head else ()
+    match block.source:
+        case TextSource(data=text):
+            return (*heading, TextPart(well_formed(text)))
+        case ContentSource(content=content):
+            return (*heading, *decode_shown(content, tools, f"{path}.source.content"))
+        case Base64Source(media_type=media_type):
+            raise Unsupported(
+                f"`{path}`: documents of type {media_type} are not supported. Send the text of the document, or its "
+                "pages as images.",
+                param=path,
+            )
+        case URLSource():
+            raise Unsupported(f"`{path}`: this server fetches no documents. Send the text itself.", param=path)
+        case FileSource():
+            raise _no_files(path)
+
+
+def _no_files(path: str) -> Unsupported:
+    return Unsupported(f"`{path}`: this server keeps no files. Send the content itself.", param=path)

@@ -1,0 +1,164 @@
+"""Request bodies → core Requests, and how the client wants the reply written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...core.errors import InvalidParameter, Unsupported
+from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
+from ...core.request import MAX_STOP_STRINGS, Request, SamplingParams
+from ...processing.quirks import without_client_marks
+from .content import decode_assistant, decode_result, decode_shown
+from .schema import (
+    AssistantMessage,
+    CountTokensBody,
+    MessagesBody,
+    SystemMessage,
+    ThinkingEnabled,
+    ToolResultBlock,
+    UserMessage,
+)
+from .tools import Toolbox, decode_tool_choice
+
+MIN_BUDGET_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSpec:
+    """How one reply is written."""
+
+    reply_id: str
+    model: str
+    stream: bool = False
+    shows_thinking: bool = True  # false: thinking blocks are empty, and their signature holds the thoughts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedMessage:
+    request: Request
+    reply: MessageSpec
+
+
+def decode_messages_request(body: MessagesBody, *, reply_id: str, model: str) -> DecodedMessage:
+    if body.mcp_servers:
+        raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
+    _check_budget(body)
+    sampling = SamplingParams(
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=0 if body.top_k == -1 else body.top_k,
+        stop=_stop(body.stop_sequences or ()),
+    )
+    spec = MessageSpec(
+        reply_id=reply_id,
+        model=model,
+        stream=bool(body.stream),
+        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+    )
+    return DecodedMessage(request=_request(body, reply_id, sampling), reply=spec)
+
+
+def decode_count_request(body: CountTokensBody, *, request_id: str) -> Request:
+    """The request whose prompt is counted: the one that the same fields make for a reply."""
+    return _request(body, request_id, SamplingParams())
+
+
+def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -> Request:
+    tools = Toolbox(body.tools or ())
+    messages = _decode_conversation(body, tools)
+    tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice)
+    goes_on = _ends_in_text(messages)
+    return Request(
+        request_id=request_id,
+        messages=messages,
+        tools=tuple(tools.listed),
+        tool_choice=tool_choice,
+        max_tool_calls=max_tool_calls,
+        sampling=sampling,
+        thinking=_thinking(body),
+        template_kwargs=_template_kwargs(body),
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+    )
+
+
+def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
+    """Every message stays where it stands, system messages too. Results come before the text they were sent with."""
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    if body.system:
+        messages.append(Message("system", decode_shown(body.system, tools, "system")))
+    for number, message in enumerate(body.messages):
+        path = f"messages[{number}].content"
+        match message:
+            case AssistantMessage():
+                parts = decode_assistant(message)
+                names.update((part.call_id, part.name) for part in parts if isinstance(part, ToolCallPart))
+                messages.append(Message("assistant", parts))
+            case SystemMessage():
+                messages.append(Message("system", decode_shown(message.content, tools, path)))
+            case UserMessage():
+                messages += _user(message, names, tools, path)
+    return without_client_marks(messages)
+
+
+def _user(message: UserMessage, names: dict[str, str], tools: Toolbox, path: str) -> list[Message]:
+    if isinstance(message.content, str):
+        return [Message("user", decode_shown(message.content, tools, path))]
+    results: list[ToolResultPart] = []
+    shown: list[Any] = []
+    for number, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            results.append(decode_result(block, names, tools, f"{path}[{number}]"))
+        else:
+            shown += decode_shown([block], tools, f"{path}[{number}]")
+    messages = [Message("tool", (result,)) for result in results]
+    return [*messages, Message("user", tuple(shown))] if shown or not results else messages
+
+
+def _ends_in_text(messages: Sequence[Message]) -> bool:
+    """A reply that the client began is gone on with."""
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or not last.parts:
+        return False
+    end = last.parts[-1]
+    return isinstance(end, TextPart) and bool(end.text)
+
+
+def _check_budget(body: MessagesBody) -> None:
+    if not isinstance(body.thinking, ThinkingEnabled):
+        return
+    budget = body.thinking.budget_tokens
+    if budget < MIN_BUDGET_TOKENS:
+        raise InvalidParameter(
+            f"`thinking.budget_tokens` must be at least {MIN_BUDGET_TOKENS}, got {budget}.",
+            param="thinking.budget_tokens",
+        )
+    if budget >= body.max_tokens:
+        raise InvalidParameter(
+            "`thinking.budget_tokens` must be less than `max_tokens`.", param="thinking.budget_tokens"
+        )
+
+
+def _thinking(body: CountTokensBody) -> Literal["auto", "on", "off"]:
+    match body.thinking:
+        case ThinkingEnabled():
+            return "on"
+        case None:
+            return "auto"
+        case other:
+            return "off" if other.type == "disabled" else "auto"
+
+
+def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
+    effort = None if body.output_config is None else body.output_config.effort
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def _stop(sequences: Sequence[str]) -> tuple[str, ...]:
+    if any(not text for text in sequences):
+        raise InvalidParameter("`stop_sequences` must not contain an empty string.", param="stop_sequences")
+    if len(sequences) > MAX_STOP_STRINGS:
+        raise InvalidParameter(f"`stop_sequences` takes at most {MAX_STOP_STRINGS} strings.", param="stop_sequences")
+    return tuple(sequences)

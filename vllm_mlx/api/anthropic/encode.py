@@ -1,0 +1,114 @@
+"""Events → server-sent events, each with its name. One text delta costs one escape and one join."""
+
+import json
+from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
+
+from ...core.errors import VLLMMLXError
+from ...core.events import Finished, GenerationEvent, Started
+from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind
+from ..sealed import seal
+from .content import encode_call_id
+from .decode import MessageSpec
+from .errors import encode_error
+from .replies import SIGNATURE, MessageReply, UsageReply, stop_of
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+_DELTAS: dict[Kind, str] = {
+    "text": '"delta":{"type":"text_delta","text":',
+    "reasoning": '"delta":{"type":"thinking_delta","thinking":',
+    "call": '"delta":{"type":"input_json_delta","partial_json":',
+}
+_DELTA_HEAD = 'event: content_block_delta\ndata: {"type":"content_block_delta","index":'
+
+
+class MessageStream:
+    """`api.encoder.StreamEncoder` of Messages, for one choice.
+
+    `message_start` waits for `Started`, which knows how much was cached, but not beyond the first keep-alive.
+    """
+
+    def __init__(self, spec: MessageSpec, *, prompt_tokens: int) -> None:
+        self._spec = spec
+        self._prompt_tokens = prompt_tokens
+        self._blocks = BlockSplitter()
+        self._is_started = False
+
+    def open(self) -> bytes:
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return self._start(cached_tokens=0) + PING
+
+    def feed(self, index: int, event: GenerationEvent) -> bytes:
+        if isinstance(event, Started):
+            return self._start(event.cached_tokens)
+        wire = b"".join([self._block(each) for each in self._blocks.feed(event)])
+        if isinstance(event, Finished):
+            wire += self._end(event)
+        # An engine that says nothing of its start has its message started by the first thing it does say.
+        return wire if self._is_started or not wire else self._start(cached_tokens=0) + wire
+
+    def fail(self, error: VLLMMLXError) -> bytes:
+        """The open block is ended first: clients keep what has come."""
+        blocks = b"".join([self._block(each) for each in self._blocks.close()])
+        return blocks + f"event: error\ndata: {encode_error(error).body.to_json()}\n\n".encode()
+
+    def close(self) -> bytes:
+        return STOP
+
+    def _start(self, cached_tokens: int) -> bytes:
+        if self._is_started:
+            return b""
+        self._is_started = True
+        message = MessageReply(
+            id=self._spec.reply_id,
+            model=self._spec.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=UsageReply.at_start(prompt_tokens=self._prompt_tokens, cached_tokens=cached_tokens),
+        )
+        return f'event: message_start\ndata: {{"type":"message_start","message":{message.to_json()}}}\n\n'.encode()
+
+    def _end(self, event: Finished) -> bytes:
+        reason, sequence = stop_of(event)
+        delta = json.dumps({"stop_reason": reason, "stop_sequence": sequence}, ensure_ascii=False)
+        usage = UsageReply.of(event.usage).to_json()
+        return f'event: message_delta\ndata: {{"type":"message_delta","delta":{delta},"usage":{usage}}}\n\n'.encode()
+
+    def _block(self, event: BlockEvent) -> bytes:
+        match event:
+            case BlockDelta(index, kind, text):
+                if kind == "reasoning" and not self._spec.shows_thinking:
+                    return b""
+                return f"{_DELTA_HEAD}{index},{_DELTAS[kind]}{escape(text)}}}}}\n\n".encode()
+            case BlockStart():
+                return self._block_start(event)
+            case BlockEnd():
+                return self._block_end(event)
+
+    def _block_start(self, event: BlockStart) -> bytes:
+        if event.call is not None:
+            name = f'"id":{escape(encode_call_id(event.call.call_id))},"name":{escape(event.call.name)}'
+            block = f'{{"type":"tool_use",{name},"input":{{}}}}'
+        elif event.kind == "reasoning":
+            block = '{"type":"thinking","thinking":"","signature":""}'
+        else:
+            block = '{"type":"text","text":""}'
+        data = f'{{"type":"content_block_start","index":{event.index},"content_block":{block}}}'
+        return f"event: content_block_start\ndata: {data}\n\n".encode()
+
+    def _block_end(self, event: BlockEnd) -> bytes:
+        signed = ""
+        if event.kind == "reasoning":
+            delta = f'"delta":{{"type":"signature_delta","signature":"{signature(self._spec, event.text)}"}}'
+            signed = f"{_DELTA_HEAD}{event.index},{delta}}}\n\n"
+        stop = f'{{"type":"content_block_stop","index":{event.index}}}'
+        return f"{signed}event: content_block_stop\ndata: {stop}\n\n".encode()
+
+
+def signature(spec: MessageSpec, thinking: str) -> str:
+    """Of a thinking block; where the client sees no thoughts, it carries them back to us."""
+    return SIGNATURE if spec.shows_thinking else seal(thinking)

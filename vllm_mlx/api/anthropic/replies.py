@@ -1,0 +1,103 @@
+"""Wire types of replies, and what an end means in Anthropic's words."""
+
+from typing import Any, Literal
+
+from ...core.events import Finished, FinishReason, Usage
+from ..reply import Reply
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+# Thoughts come back as they were sent, so there is nothing to sign; clients want a word that is not empty.
+SIGNATURE = "vllm-mlx"
+
+
+class OutputTokensDetails(Reply):
+    thinking_tokens: int
+
+
+class UsageReply(Reply):
+    """Prompt tokens are `input_tokens` + `cache_read_input_tokens`. Nothing is billed for writing the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | None = None
+
+    @classmethod
+    def at_start(cls, *, prompt_tokens: int, cached_tokens: int) -> "UsageReply":
+        return cls(
+            input_tokens=prompt_tokens - cached_tokens,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=cached_tokens,
+            output_tokens=0,
+        )
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageReply":
+        reply = cls.at_start(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+        reply.output_tokens = usage.completion_tokens
+        reply.output_tokens_details = OutputTokensDetails(thinking_tokens=usage.reasoning_tokens)
+        return reply
+
+
+class TextReply(Reply):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ThinkingReply(Reply):
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str
+
+
+class ToolUseReply(Reply):
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessageReply(Reply):
+    """`to_json` writes every field: `stop_sequence` is null, not absent."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[TextReply | ThinkingReply | ToolUseReply]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: UsageReply
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude={"usage": {"output_tokens_details"}} if self._is_started else None)
+
+    @property
+    def _is_started(self) -> bool:
+        return self.stop_reason is None
+
+
+class TokenCount(Reply):
+    input_tokens: int
+
+
+class ErrorDetail(Reply):
+    type: str
+    message: str
+
+
+class ErrorReply(Reply):
+    type: Literal["error"]
+    error: ErrorDetail
+
+
+def stop_of(event: Finished) -> tuple[StopReason, str | None]:
+    """`stop_reason` and `stop_sequence`. The length limit goes first, then a stop string, then a call."""
+    assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
+    if event.reason is FinishReason.LENGTH:
+        return "max_tokens", None
+    if isinstance(event.stop, str):
+        return "stop_sequence", event.stop
+    return ("tool_use" if event.reason is FinishReason.TOOL_CALLS else "end_turn"), None

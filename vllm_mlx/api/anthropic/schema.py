@@ -1,0 +1,226 @@
+"""Wire types of requests: Messages and count_tokens. What a field means is decided in `decode`.
+
+Strict: a float is no integer, a bool is no number. Fields that no type names are let pass: Anthropic adds fields by
+beta headers, and clients send them to every server.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+# Tools
+
+
+class WireTool(Wire):
+    """`type` is absent or "custom" for the client's own tools; any other is a tool that Anthropic defines."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class WireToolChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+# Sources
+
+
+class Base64Source(Wire):
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+
+class URLSource(Wire):
+    type: Literal["url"]
+    url: str
+
+
+class FileSource(Wire):
+    type: Literal["file"]
+    file_id: str
+
+
+class TextSource(Wire):
+    type: Literal["text"]
+    data: str
+
+
+# Blocks
+
+
+class TextBlock(Wire):
+    type: Literal["text"]
+    text: str
+
+
+class ImageBlock(Wire):
+    type: Literal["image"]
+    source: Annotated[Base64Source | URLSource | FileSource, Field(discriminator="type")]
+
+
+DocumentPart = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class ContentSource(Wire):
+    type: Literal["content"]
+    content: str | list[DocumentPart]
+
+
+class DocumentBlock(Wire):
+    type: Literal["document"]
+    source: Annotated[Base64Source | URLSource | FileSource | TextSource | ContentSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(Wire):
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+
+
+class ToolReferenceBlock(Wire):
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+ResultPart = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
+]
+
+
+class ToolResultBlock(Wire):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[ResultPart] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(Wire):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Wire):
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Wire):
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: dict[str, Any] | None = None
+
+
+class ToolChange(Wire):
+    """A tool by name, or, with `definition`, whole."""
+
+    name: str | None = None
+    tool_name: str | None = None
+    definition: WireTool | None = None
+
+
+class ToolAdditionBlock(Wire):
+    type: Literal["tool_addition"]
+    tool: ToolChange
+
+
+class ToolRemovalBlock(Wire):
+    type: Literal["tool_removal"]
+    tool: ToolChange
+
+
+UserBlock = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolAdditionBlock | ToolRemovalBlock,
+    Field(discriminator="type"),
+]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+SystemBlock = Annotated[TextBlock | ToolAdditionBlock | ToolRemovalBlock, Field(discriminator="type")]
+
+# Messages
+
+
+class UserMessage(Wire):
+    role: Literal["user"]
+    content: str | list[UserBlock]
+
+
+class AssistantMessage(Wire):
+    role: Literal["assistant"]
+    content: str | list[AssistantBlock]
+
+
+class SystemMessage(Wire):
+    role: Literal["system"]
+    content: str | list[SystemBlock]
+
+
+WireMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+# Thinking
+
+
+class ThinkingEnabled(Wire):
+    type: Literal["enabled"]
+    budget_tokens: int
+    display: str | None = None
+
+
+class ThinkingOther(Wire):
+    """Adaptive, between_tools, and what else may come: the model decides how much it thinks."""
+
+    type: str
+    display: str | None = None
+
+
+def _thinking_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "enabled" if kind == "enabled" else "other"
+
+
+WireThinking = Annotated[
+    Annotated[ThinkingEnabled, Tag("enabled")] | Annotated[ThinkingOther, Tag("other")], Discriminator(_thinking_tag)
+]
+
+
+class OutputConfig(Wire):
+    effort: str | None = None
+
+
+# Bodies
+
+
+class CountTokensBody(Wire):
+    model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
+    messages: list[WireMessage] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[WireTool] | None = None
+    tool_choice: WireToolChoice | None = None
+    thinking: WireThinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
+    stop_sequences: list[str] | None = None
+    mcp_servers: list[dict[str, Any]] | None = None

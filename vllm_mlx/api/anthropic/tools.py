@@ -1,0 +1,75 @@
+"""Tools: those that the prompt lists up front, and those that come later as text, where the conversation names them."""
+
+import json
+from collections.abc import Iterable
+
+from ...core.errors import InvalidParameter, Unsupported
+from ...core.messages import ToolChoice, ToolSpec
+from ..text import well_formed, well_formed_json
+from .schema import ToolChange, WireTool, WireToolChoice
+
+# Anthropic runs these on its own servers; a model here could call them only in vain.
+_RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+
+
+class Toolbox:
+    """The order of the request is kept: the listed tools stand at the front of the prompt."""
+
+    def __init__(self, tools: Iterable[WireTool]) -> None:
+        self.listed: list[ToolSpec] = []
+        self.deferred: list[ToolSpec] = []
+        for number, tool in enumerate(tools):
+            if (tool.type or "custom").startswith(_RUN_BY_ANTHROPIC):
+                continue
+            spec = _spec(tool, f"tools[{number}]")
+            (self.deferred if tool.defer_loading else self.listed).append(spec)
+        self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
+
+    def introduce(self, name: str) -> str:
+        """What stands where the conversation brings a tool in: its definition, as templates list tools."""
+        spec = self._by_name.get(well_formed(name))
+        if spec is None:
+            return f"The tool {well_formed(name)} is not available."
+        return json.dumps(spec.to_openai(), ensure_ascii=False)
+
+    def add(self, change: ToolChange, path: str) -> str:
+        if change.definition is not None:
+            spec = _spec(change.definition, f"{path}.definition")
+            self._by_name.setdefault(spec.name, spec)
+            return self.introduce(spec.name)
+        return self.introduce(_name(change, path))
+
+    def remove(self, change: ToolChange, path: str) -> str:
+        return f"The tool {well_formed(_name(change, path))} is no longer available."
+
+
+def decode_tool_choice(choice: WireToolChoice | None) -> tuple[ToolChoice, int | None]:
+    """And the most calls that one reply may make; None: any number."""
+    if choice is None:
+        return ToolChoice("auto"), None
+    if choice.type in ("any", "tool"):
+        raise Unsupported(
+            f"`tool_choice` '{choice.type}' needs guided decoding, which is not supported yet. Use 'auto' or 'none'.",
+            param="tool_choice",
+        )
+    return ToolChoice("none" if choice.type == "none" else "auto"), 1 if choice.disable_parallel_tool_use else None
+
+
+def _spec(tool: WireTool, path: str) -> ToolSpec:
+    if not tool.name:
+        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
+    if tool.input_schema is None and (tool.type or "custom") == "custom":
+        raise InvalidParameter(f"`{path}.input_schema` is required.", param=f"{path}.input_schema")
+    return ToolSpec(
+        name=well_formed(tool.name),
+        description=None if tool.description is None else well_formed(tool.description),
+        parameters=well_formed_json(tool.input_schema),
+        strict=bool(tool.strict),
+    )
+
+
+def _name(change: ToolChange, path: str) -> str:
+    name = change.name or change.tool_name
+    if not name:
+        raise InvalidParameter(f"`{path}` must name a tool.", param=path)
+    return name

@@ -1,0 +1,60 @@
+"""What a conversation is known by, message after message, and a text by its start. Pure."""
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+from ..core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+
+_DIGEST_BYTES = 16
+
+
+class TextDigest:
+    """Of all the text fed so far."""
+
+    def __init__(self, text: str = ""):
+        self._hash = blake2b(_bytes(text), digest_size=_DIGEST_BYTES)
+
+    def feed(self, text: str) -> None:
+        self._hash.update(_bytes(text))
+
+    def value(self) -> bytes:
+        return self._hash.digest()
+
+
+def first_key(salt: str) -> bytes:
+    return _digest(_bytes(salt))
+
+
+def next_key(key: bytes, message: Message) -> bytes:
+    """The key of a conversation that goes on with `message`. Texts of one message count as one text."""
+    separator = "" if message.role == "assistant" else "\n"
+    parts: list[Any] = []
+    for part in message.parts:
+        if isinstance(part, TextPart) and parts and isinstance(parts[-1], str):
+            parts[-1] += separator + part.text
+        else:
+            parts.append(_part_key(part))
+    return _digest(key + _bytes(json.dumps([message.role, message.name, parts], ensure_ascii=False)))
+
+
+def _part_key(part: Part) -> Any:
+    match part:
+        case TextPart(text):
+            return text
+        case ReasoningPart(text):
+            return ["reasoning", text]
+        case ImagePart(source):
+            return ["image", _digest(source if isinstance(source, bytes) else _bytes(source)).hex()]
+        case ToolCallPart(call_id, name, arguments):
+            return ["call", call_id, name, arguments]
+        case ToolResultPart(call_id, content, name, is_error):
+            return ["result", call_id, name, is_error, *map(_part_key, content)]
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

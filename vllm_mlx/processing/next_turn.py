@@ -1,0 +1,44 @@
+"""What a next turn will contain of a prompt and its reply. Asks the template by rendering; keeps nothing."""
+
+from ..core.config import CacheReasoning
+from ..core.errors import TemplateError
+from .chat import ChatPrompt, ChatPrompts
+from .probes import after_reply
+from .reply import Reply
+
+
+class NextTurn:
+    def __init__(self, prompts: ChatPrompts):
+        self._prompts = prompts
+
+    def kept_tokens(
+        self, prompt: ChatPrompt, reply: Reply, policy: CacheReasoning, *, starts_in_reasoning: bool
+    ) -> int:
+        """Of prompt + reply, the longest run that a next prompt can begin with; it may end inside the prompt."""
+        num_prompt = len(prompt.token_ids)
+        if policy == "keep":
+            return num_prompt + len(reply.token_ids)
+        if policy == "drop" and reply.has_reasoning:
+            return num_prompt
+        if policy == "drop":
+            return num_prompt + len(reply.token_ids)
+        return self._reproduced(prompt, reply, starts_in_reasoning)
+
+    def _reproduced(self, prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> int:
+        sentinel = _absent(prompt.text, repr(reply.message))
+        longest = 0
+        for request in after_reply(prompt.request, reply.message, sentinel):
+            try:
+                num_tokens = self._prompts.common_tokens(prompt, reply, request, sentinel, starts_in_reasoning)
+            except TemplateError:
+                continue
+            longest = max(longest, num_tokens)
+        return longest
+
+
+def _absent(*texts: str) -> str:
+    """A text that occurs in none of these."""
+    number = 0
+    while any(f"sentinel{number}" in text for text in texts):
+        number += 1
+    return f"sentinel{number}"

@@ -1,0 +1,66 @@
+"""Conversations that are rendered to learn where a template puts things, never sent to a model. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ..core.request import Request
+
+# Two texts that differ from the first character on: no conversation can share a start with both.
+_TEXTS = ("0 or not", "Yes")
+
+
+def without_conversation(request: Request) -> Iterator[tuple[Request, ...]]:
+    """Pairs that share only tools and system messages with the request: those at its start, then all there are."""
+    assert request.messages is not None
+    num_leading = next((n for n, m in enumerate(request.messages) if m.role != "system"), len(request.messages))
+    leading = request.messages[:num_leading]
+    everywhere = tuple(message for message in request.messages if message.role == "system")
+    for system in (leading, everywhere) if len(everywhere) > num_leading else (leading,):
+        yield tuple(_asking(request, (*system, _user(text))) for text in _TEXTS)
+
+
+def with_next_turn(request: Request) -> Iterator[tuple[Request, ...]]:
+    """Pairs in which the conversation goes on: with a reply and a question, then with a call and its result."""
+    assert request.messages is not None
+    if request.continue_final_message or not request.messages or request.messages[-1].role == "assistant":
+        return
+    replies = (
+        Message("assistant", (TextPart(_TEXTS[0]),)),
+        Message("assistant", (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]))),
+    )
+    yield tuple(_asking(request, (*request.messages, reply, _user("?"))) for reply in replies)
+    if request.tools and request.tool_choice.mode != "none":
+        call = ToolCallPart("call_000000000000000000000000", request.tools[0].name, {})
+        replies = (
+            Message("assistant", (call,)),
+            Message("assistant", (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]), call)),
+        )
+        result = _result(call, "?")
+        yield tuple(_asking(request, (*request.messages, reply, result)) for reply in replies)
+
+
+def after_reply(request: Request, reply: Message, sentinel: str) -> Iterator[Request]:
+    """The request that can follow a reply, with the reasoning and without: results of its calls, else a question."""
+    assert request.messages is not None
+    calls = [part for part in reply.parts if isinstance(part, ToolCallPart)]
+    follow = tuple(_result(call, sentinel) for call in calls) or (_user(sentinel),)
+    before = request.messages
+    if request.continue_final_message:
+        before, reply = before[:-1], Message("assistant", (*before[-1].parts, *reply.parts))
+    yield _asking(request, (*before, reply, *follow))
+    if any(isinstance(part, ReasoningPart) for part in reply.parts):
+        plain = tuple(part for part in reply.parts if not isinstance(part, ReasoningPart))
+        yield _asking(request, (*before, Message("assistant", plain), *follow))
+
+
+def _asking(request: Request, messages: tuple[Message, ...]) -> Request:
+    return replace(request, messages=messages, add_generation_prompt=True, continue_final_message=False)
+
+
+def _user(text: str) -> Message:
+    return Message("user", (TextPart(text),))
+
+
+def _result(call: ToolCallPart, text: str) -> Message:
+    return Message("tool", (ToolResultPart(call.call_id, (TextPart(text),), call.name),))

@@ -1,0 +1,45 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ...api.anthropic.decode import decode_count_request, decode_messages_request
+from ...api.anthropic.encode import MessageStream
+from ...api.anthropic.fold import MessageFold
+from ...api.anthropic.replies import ErrorReply, MessageReply, TokenCount
+from ...api.anthropic.schema import CountTokensBody, MessagesBody
+from ..config import ServerConfig
+from ..log import record_of
+from ..models import ServedModels
+from ..ports import Engine
+from ..replying import documented, streamed, submit, whole
+
+EVENTS = "Anthropic's events, message_start to message_stop"
+
+
+def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+    router = APIRouter(tags=["Anthropic"])
+
+    @router.post("/v1/messages", responses=documented(MessageReply, ErrorReply, EVENTS))
+    async def messages(body: MessagesBody, http: Request) -> Response:
+        """Messages with tools and thinking, streamed or whole."""
+        reply_id = f"msg_{uuid.uuid4().hex}"
+        decoded = decode_messages_request(body, reply_id=reply_id, model=models.resolve(body.model))
+        spec = decoded.reply
+        generation = await submit(engine, [decoded.request], http, reply_id=reply_id, model=spec.model)
+        if spec.stream:
+            encoder = MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
+            return streamed(http, generation, encoder, keep_alive_s=config.keep_alive_s)
+        return await whole(http, generation, MessageFold(spec))
+
+    @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": ErrorReply}})
+    async def count_tokens(body: CountTokensBody, http: Request) -> Response:
+        """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
+        models.resolve(body.model)
+        request = decode_count_request(body, request_id=record_of(http.scope).request_id)
+        count = TokenCount(input_tokens=await engine.count_tokens(request))
+        return Response(count.to_json(), media_type="application/json")
+
+    return router
