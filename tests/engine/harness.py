@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import FinishReason, TokenLogprob
@@ -20,6 +21,7 @@ from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_weights
 from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.pacing import PrefillPacer
+from vllm_mlx.scheduler.prefix import PrefixCache
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 GREEDY = TokenSampling(temperature=0)
@@ -46,9 +48,16 @@ class Driver:
         self.replies: dict[int, Reply] = {}
         self.seqs: dict[int, Sequence] = {}
 
-    def add(self, prompt: Ids[int], max_tokens: int = 12, sampling: TokenSampling = GREEDY, **fields: object) -> int:
+    def add(
+        self,
+        prompt: Ids[int],
+        max_tokens: int = 12,
+        sampling: TokenSampling = GREEDY,
+        points: Ids[int] = (),
+        **fields: object,
+    ) -> int:
         seq_id = len(self.seqs)
-        inputs = PromptInputs(token_ids=tuple(prompt))
+        inputs = PromptInputs(token_ids=tuple(prompt), snapshot_points=tuple(points))
         seq = Sequence(seq_id=seq_id, prompt=inputs, sampling=sampling, max_tokens=max_tokens, **fields)
         self.seqs[seq_id], self.replies[seq_id] = seq, Reply()
         self.engine.add(seq)
@@ -81,7 +90,22 @@ def squeezed(config: EngineConfig, checkpoint: Checkpoint, facts: EngineFacts, r
     model = TextModel(load_weights(checkpoint, trust_remote_code=False))
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
-    scheduler = Scheduler(config, memory=memory, footprint=model.footprint, pacer=pacer, can_batch=model.can_batch)
+    cache = PrefixCache(
+        PrefixTree(max_bytes=rows_bytes),
+        "model",
+        model.resume_rule,
+        model.footprint,
+        max_bytes=rows_bytes,
+        snapshot_every=config.snapshot_every,
+    )
+    scheduler = Scheduler(
+        config,
+        memory=memory,
+        footprint=model.footprint,
+        pacer=pacer,
+        can_batch=model.can_batch,
+        prefix_cache=cache if config.prefix_cache else None,
+    )
     return Engine(scheduler, Runner(model), facts)
 
 

@@ -9,6 +9,7 @@ import pytest
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.runner.model import TextModel
 
 from .harness import Driver, plain_loop
 
@@ -106,11 +107,19 @@ def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
     assert driver.engine.num_rows == 0
 
 
-def test_a_row_whose_prefill_fails_ends_alone(driver):
+def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     good_prompt = prompt(40)
     expected = driver.generate([good_prompt], max_tokens=10)[0]
+    forward = TextModel.forward
+
+    def failing(self, tokens, caches):
+        if 777 in tokens.tolist()[0]:
+            raise RuntimeError("the device says no")
+        return forward(self, tokens, caches)
+
+    monkeypatch.setattr(TextModel, "forward", failing)
     good = driver.add(good_prompt, 10)
-    bad = driver.add([1, "not a token", 3], 10)  # what no edge check lets through: device work raises
+    bad = driver.add([1, 777, 3], 10)
     driver.run()
     assert driver.replies[good].token_ids == expected
     assert driver.replies[bad].error is not None

@@ -28,6 +28,9 @@ class EngineConfig:
     max_stall_ms: float = 200.0  # longest gap that a prefill may put between two tokens of a running reply
     max_prefill_chunk: int = 2048  # tokens of one chunk while nothing decodes
     memory_budget_bytes: int | None = None  # None: from the machine
+    prefix_cache: bool = True
+    cache_memory_bytes: int | None = None  # None: all that live rows leave free
+    snapshot_every: int = 8192  # tokens between copies of state during a long prefill; 0: none
     cache_reasoning: CacheReasoning = (
         "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
     )
@@ -43,6 +46,8 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_stall_ms", "max_prefill_chunk"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+        if self.snapshot_every < 0:
+            raise ConfigError("--snapshot-every must be at least 0.")
         if self.cache_reasoning not in get_args(CacheReasoning):
             raise ConfigError(f"--cache-reasoning must be one of {', '.join(get_args(CacheReasoning))}.")
         if self.max_model_len is not None and self.max_model_len < 2:

@@ -25,6 +25,11 @@ class RowFootprint:
         windowed = sum(min(slots, allocated_slots(window)) * size for window, size in self.windows)
         return self.fixed_bytes + slots * self.bytes_per_token + windowed
 
+    def copy_bytes(self, num_tokens: int) -> int:
+        """A copy of the state of `num_tokens` successive tokens, to the byte."""
+        windowed = sum(min(num_tokens, window) * size for window, size in self.windows)
+        return self.fixed_bytes + num_tokens * self.bytes_per_token + windowed
+
     def max_tokens(self, budget_bytes: int) -> int:
         """The longest row that fits `budget_bytes`; 0 if none does."""
         low, high = 0, 1 << 40

@@ -1,6 +1,8 @@
 """The messages between scheduler and runner, and from the engine to whoever waits for a sequence."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .errors import VLLMMLXError
 from .events import FinishReason, TokenLogprob
@@ -8,25 +10,50 @@ from .sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Run positions `[start, end)` of one sequence, unpadded."""
+class Restore:
+    """Start a sequence from cached state."""
+
+    seq: Sequence
+    match: Any  # a cache.tree.Match: opaque here, since core knows no cache
+    release: Callable[[], None]  # ends the match's pin, once its state is copied
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Copy the state of one row: KV of `[start, end)`, and whatever cannot be sliced as it stands at `end`.
+
+    Only a model whose state can all be sliced has a row that is longer than `end`.
+    """
 
     seq: Sequence
     start: int
     end: int
+    row_length: int  # tokens whose state the row holds
+    key: bytes  # of the first `end` tokens, as the prefix cache packs them
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Run positions `[start, end)` of one sequence, unpadded; then capture, where `end` is worth keeping."""
+
+    seq: Sequence
+    start: int
+    end: int
+    capture: Capture | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`decode` holds the groups of rows that step together; a row the runner holds and no group names is dropped."""
+    """In this order: captures of rows that leave, releases, restores, decode, prefill.
+
+    `decode` holds the groups of rows that step together; a row the runner holds and no group names is dropped.
+    """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     release: tuple[int, ...] = ()  # seq_ids whose state is dropped: finished, aborted or preempted
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.decode or self.prefill or self.release)
+    captures: tuple[Capture, ...] = ()
+    restores: tuple[Restore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +61,16 @@ class TokenOutput:
     seq_id: int
     token_id: int
     logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A capture carried out: detached from the row's buffers."""
+
+    capture: Capture
+    segment: Any  # a cache.segment.Segment of `[start, end)`
+    window_start: int  # from here on the segment holds sliding-window layers too
+    state: Any | None  # a cache.segment.State at `end`
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +84,8 @@ class StepOutput:
     tokens: tuple[TokenOutput, ...] = ()
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    failed_restores: tuple[Restore, ...] = ()  # the row was not started; its match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
     decode_s: float | None = None  # one decode forward of all groups, where it was waited for
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, GenerationError
 from ..core.memory import MemoryBudget, RowFootprint
@@ -16,6 +17,7 @@ from ..runner.loader import Checkpoint, load_weights, weights_bytes
 from ..runner.model import TextModel
 from ..runner.runner import Runner
 from ..scheduler.pacing import PrefillPacer
+from ..scheduler.prefix import PrefixCache
 from ..scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -73,7 +75,14 @@ class Engine:
             tokens_per_s=calibration.tokens_per_s,
             overhead_s=calibration.overhead_s,
         )
-        scheduler = Scheduler(config, memory=memory, footprint=model.footprint, pacer=pacer, can_batch=model.can_batch)
+        scheduler = Scheduler(
+            config,
+            memory=memory,
+            footprint=model.footprint,
+            pacer=pacer,
+            can_batch=model.can_batch,
+            prefix_cache=_prefix_cache(config, checkpoint, model, memory, calibration),
+        )
         facts = EngineFacts(info=info, memory=memory, footprint=model.footprint, calibration=calibration)
         return cls(scheduler, Runner(model), facts)
 
@@ -85,6 +94,12 @@ class Engine:
     def num_rows(self) -> int:
         """Rows that hold state on the device."""
         return self._runner.num_rows
+
+    @property
+    def cache_tree(self) -> PrefixTree | None:
+        """The prefix cache; None if it is off."""
+        cache = self._scheduler.prefix_cache
+        return None if cache is None else cache.tree
 
     def live_bytes(self) -> int:
         return self._runner.live_bytes()
@@ -102,7 +117,7 @@ class Engine:
         """
         self.num_steps += 1
         try:
-            plan = self._scheduler.schedule()
+            plan = self._scheduler.schedule(time.monotonic())
             if updates := self._scheduler.update(self._runner.decode(plan)):
                 deliver(updates)
             if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
@@ -112,6 +127,29 @@ class Engine:
             failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
             self._runner.reset()
             deliver([SequenceUpdate(seq_id=seq_id, error=failure) for seq_id in self._scheduler.abort_all()])
+
+
+def _prefix_cache(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: TextModel,
+    memory: MemoryBudget,
+    calibration: Calibration,
+) -> PrefixCache | None:
+    if not config.prefix_cache:
+        return None
+    if model.resume_rule is None:
+        logger.warning("The prefix cache is off: %s keeps state that cannot be copied", checkpoint.architecture)
+        return None
+    max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
+    return PrefixCache(
+        PrefixTree(max_bytes=max_bytes, s_per_token=1 / calibration.tokens_per_s),
+        checkpoint.fingerprint(),
+        model.resume_rule,
+        model.footprint,
+        max_bytes=max_bytes,
+        snapshot_every=config.snapshot_every,
+    )
 
 
 def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:

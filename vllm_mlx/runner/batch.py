@@ -64,6 +64,10 @@ class Batch:
         return [seq.seq_id for seq in self.seqs]
 
     @property
+    def caches(self) -> LayerCaches:
+        return self._caches
+
+    @property
     def nbytes(self) -> int:
         return layers.state_bytes(self._caches)
 

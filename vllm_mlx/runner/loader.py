@@ -1,5 +1,6 @@
 """From a name to a loaded checkpoint, and every way that can fail said in one line."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,22 @@ class Checkpoint:
             if isinstance(text.get(key), int):
                 return int(text[key])
         return None
+
+    def fingerprint(self) -> str:
+        """Identity of what state depends on: config, tokenizer, and the weights' names, shapes, types and sizes.
+
+        The weights' bytes are represented by each file's header, size and time of change.
+        """
+        digest = hashlib.sha256()
+        for name in ("config.json", "tokenizer.json"):
+            file = self.path / name
+            digest.update(file.read_bytes() if file.is_file() else b"")
+        for file in sorted(self.path.glob("*.safetensors")):
+            with file.open("rb") as stream:
+                header = stream.read(int.from_bytes(stream.read(8), "little"))
+            stat = file.stat()
+            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode() + header)
+        return digest.hexdigest()[:32]
 
     @property
     def file_bytes(self) -> int:

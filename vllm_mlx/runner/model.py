@@ -5,12 +5,13 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..cache import layers
+from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 
 
 class Model(Protocol):
     vocab_size: int  # width of the logits
+    window: int | None  # tokens that sliding-window layers see; None: there are none
 
     def new_caches(self) -> LayerCaches: ...
 
@@ -29,6 +30,8 @@ class TextModel:
         mx.eval(layers.state_arrays(caches))
         self.footprint = layers.footprint(caches)
         self.can_batch = layers.can_batch(caches)
+        self.resume_rule = snapshot.resume_rule(caches)
+        self.window = None if self.resume_rule is None else self.resume_rule.window
 
     def new_caches(self) -> LayerCaches:
         return list(make_prompt_cache(self.module))

@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from ..cache import layers
+from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..core.errors import GenerationError
+from ..core.memory import ALLOCATION_STEP
 from ..core.sequence import Sequence
-from ..core.step import ChunkTiming, PrefillChunk, StepOutput, StepPlan, TokenOutput
+from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
 from .model import Model
 
@@ -33,6 +34,7 @@ class Runner:
         self._prefilled: dict[int, LayerCaches] = {}  # rows that do not decode yet
         self._batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
+        self._unstarted: set[int] = set()  # rows of this step's plan whose restore failed
         self._num_steps = 0
 
     @property
@@ -45,15 +47,19 @@ class Runner:
         return prefilled + sum(batch.nbytes for batch in self._batches)
 
     def decode(self, plan: StepPlan) -> StepOutput:
-        """Drop what the plan releases, launch one forward pass a group, return the samples of the last launch.
+        """Capture and drop what leaves, start what is restored, launch one forward pass a group, and return the
+        samples of the last launch.
 
         With prefill in the plan, the new samples are waited for as well: they would be late after it.
         """
         start = time.perf_counter()
         fence = _Fence()
+        snapshots = [taken for capture in plan.captures if (taken := self._capture(capture)) is not None]
         for seq_id in plan.release:
             self._prefilled.pop(seq_id, None)
-        self._arrange(plan.decode)
+        failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
+        self._unstarted = {restore.seq.seq_id for restore in failed_restores}
+        self._arrange(_without(plan.decode, self._unstarted))
         unread, self._in_flight = self._in_flight, []
         for batch in list(self._batches):
             launched = fence.run(batch.seqs, batch.launch)
@@ -70,21 +76,36 @@ class Runner:
         self._num_steps += 1
         if self._num_steps % _CLEAR_INTERVAL == 0:
             mx.clear_cache()
-        return StepOutput(tokens=tuple(tokens), failed=tuple(fence.failed), decode_s=decode_s)
+        return StepOutput(
+            tokens=tuple(tokens),
+            failed=tuple(fence.failed),
+            snapshots=tuple(snapshots),
+            failed_restores=tuple(failed_restores),
+            decode_s=decode_s,
+        )
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
         """Run the chunks one after the other, each row unpadded: padding breaks recurrent layers."""
         fence = _Fence()
-        prefilled, timings = [], []
+        prefilled, timings, snapshots = [], [], []
         for chunk in chunks:
+            if chunk.seq.seq_id in self._unstarted:
+                continue
             start = time.perf_counter()
             if fence.run([chunk.seq], partial(self._prefill_chunk, chunk)) is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
             timings.append(ChunkTiming(chunk.end - chunk.start, time.perf_counter() - start))
             prefilled.append((chunk.seq.seq_id, chunk.end))
+            if chunk.capture is not None and (taken := self._capture(chunk.capture)) is not None:
+                snapshots.append(taken)
         mx.clear_cache()
-        return StepOutput(prefilled=tuple(prefilled), failed=tuple(fence.failed), chunk_timings=tuple(timings))
+        return StepOutput(
+            prefilled=tuple(prefilled),
+            failed=tuple(fence.failed),
+            snapshots=tuple(snapshots),
+            chunk_timings=tuple(timings),
+        )
 
     def reset(self) -> None:
         """Forget all rows, after a step that failed as a whole."""
@@ -101,6 +122,43 @@ class Runner:
         self._model.forward(tokens, caches)  # logits stay lazy and are never computed
         mx.eval(layers.state_arrays(caches))
         return caches
+
+    def _capture(self, capture: Capture) -> Snapshot | None:
+        """None where it cannot be done: the row goes on, the cache goes without."""
+        caches, row = self._find(capture.seq.seq_id)
+        if caches is None:
+            return None
+        try:
+            seen = snapshot.view(caches, row, capture.row_length)
+            taken = snapshot.capture(seen, capture.start, capture.end, self._model.window)
+        except (RuntimeError, ValueError):  # what MLX raises when memory or shapes fail
+            logger.exception("A snapshot failed")
+            return None
+        return Snapshot(capture, *taken)
+
+    def _restore(self, restore: Restore) -> bool:
+        seq, match = restore.seq, restore.match
+        caches = self._model.new_caches()
+        try:
+            snapshot.restore(
+                caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens + ALLOCATION_STEP
+            )
+        except (snapshot.DamagedSnapshot, RuntimeError, ValueError):
+            logger.exception("A cached prefix could not be restored")
+            return False
+        finally:
+            restore.release()
+        self._prefilled[seq.seq_id] = caches
+        return True
+
+    def _find(self, seq_id: int) -> tuple[LayerCaches | None, int]:
+        """A row's caches and its place in them."""
+        if seq_id in self._prefilled:
+            return self._prefilled[seq_id], 0
+        for batch in self._batches:
+            if seq_id in batch.seq_ids:
+                return batch.caches, batch.seq_ids.index(seq_id)
+        return None, 0
 
     def _arrange(self, groups: Rows[Rows[Sequence]]) -> None:
         """Make the batches hold exactly these groups, moving as few rows as possible."""
@@ -165,6 +223,13 @@ class _Fence:
             failure = GenerationError(f"The model could not run this request: {type(error).__name__}: {error}")
             self.failed += [(seq.seq_id, failure) for seq in seqs]
             return None
+
+
+def _without(groups: Rows[Rows[Sequence]], seq_ids: set[int]) -> Rows[Rows[Sequence]]:
+    if not seq_ids:
+        return groups
+    kept = [[seq for seq in group if seq.seq_id not in seq_ids] for group in groups]
+    return [group for group in kept if group]
 
 
 def _read(in_flight: Iterable[InFlight], fence: _Fence) -> list[TokenOutput]:

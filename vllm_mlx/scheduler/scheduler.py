@@ -2,20 +2,23 @@
 
 First come, first served. A sequence waits, is admitted when a place and memory are free, prefills in chunks up to
 one token short of its end, and decodes. Under memory pressure the youngest running sequence goes back to the front
-of the queue and later computes its state again from its own tokens, which gives the same continuation.
+of the queue; it resumes from what the prefix cache kept of it and computes the rest again from its own tokens, which
+gives the same continuation. Cached state yields to live rows: it is evicted before anything waits or is preempted.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 from ..core.config import EngineConfig
 from ..core.errors import VLLMMLXError
 from ..core.events import FinishReason
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
-from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan, TokenOutput
+from ..core.step import Capture, PrefillChunk, Restore, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .grouping import Group, regroup
 from .pacing import MIN_CHUNK, PrefillPacer
+from .prefix import PrefixCache
 
 RESERVED_OUTPUT = 2048  # tokens of reply that admission sets memory aside for; preemption stands behind it
 _REGROUP_INTERVAL = 64  # steps between looks at whether groups may merge, where no row came or went
@@ -30,16 +33,24 @@ class Scheduler:
         footprint: RowFootprint,
         pacer: PrefillPacer,
         can_batch: bool = True,
+        prefix_cache: PrefixCache | None = None,
     ):
         self._max_num_seqs = config.max_num_seqs
         self._memory = memory
         self._footprint = footprint
         self._pacer = pacer
         self._can_batch = can_batch
+        self._prefix_cache = prefix_cache
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of admission: the last is the youngest
         self._groups: list[Group] = []
         self._release: list[int] = []
+        self._captures: list[Capture] = []  # of rows that leave
+        self._restores: list[Restore] = []
+        self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
+        self._uncached: set[int] = set()  # sequences whose match was damaged: they start from nothing
+        self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
+        self._now = 0.0
         self._num_steps = 0
         self.num_preemptions = 0
 
@@ -52,6 +63,10 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def prefix_cache(self) -> PrefixCache | None:
+        return self._prefix_cache
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._release)
 
@@ -60,6 +75,8 @@ class Scheduler:
         return self._row_bytes(extra=0)
 
     def add(self, seq: Sequence) -> None:
+        if self._prefix_cache is not None:
+            self._prefix_cache.open(seq)
         self._waiting.append(seq)
 
     def abort(self, seq_id: int) -> bool:
@@ -76,20 +93,31 @@ class Scheduler:
             self.abort(seq_id)
         return seq_ids
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, now: float = 0.0) -> StepPlan:
+        """`now` in seconds, from any clock that only goes forward: the cache tells old from new by it."""
+        self._now = now
         self._num_steps += 1
-        if not self._preempt_if_short():
+        self._preempt_if_short()
+        if not (self._is_crowded and self._running):
             self._admit()
         groups = self._plan_decode()
         prefill = self._plan_prefill(decoding=bool(groups))
-        release, self._release = tuple(self._release), []
-        return StepPlan(decode=groups, prefill=prefill, release=release)
+        plan = StepPlan(
+            decode=groups,
+            prefill=prefill,
+            release=tuple(self._release),
+            captures=tuple(self._captures),
+            restores=tuple(self._restores),
+        )
+        self._release, self._captures, self._restores = [], [], []
+        return plan
 
     def update(self, output: StepOutput) -> list[SequenceUpdate]:
         for timing in output.chunk_timings:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
+        self._store(output)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += self._progress(seq_id for seq_id, _ in output.prefilled)
         updates += self._take_tokens(output.tokens)
@@ -98,32 +126,106 @@ class Scheduler:
     # -- admission and memory
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_num_seqs:
-            seq = self._waiting[0]
-            expected = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
-            needed = self._footprint.bytes_at(expected)
-            if self._running and self._row_bytes(extra=0) + needed > self._memory.rows_bytes:
+        """From the front of the queue, as far as places and memory go. Who shares a prefix under way waits for it."""
+        for seq in list(self._waiting):
+            if len(self._running) >= self._max_num_seqs:
                 return
-            self._waiting.popleft()
+            if self._follows_another(seq):
+                continue
+            expected = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
+            rows_bytes = self._row_bytes(extra=0)
+            if self._running and rows_bytes + self._footprint.bytes_at(expected) > self._memory.rows_bytes:
+                return
+            self._waiting.remove(seq)
             self._running[seq.seq_id] = seq
-            ready = seq.num_computed_tokens >= seq.prefill_end
-            seq.status = SequenceStatus.DECODING if ready else SequenceStatus.PREFILLING
+            self._start(seq)
+            self._shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
-    def _preempt_if_short(self) -> bool:
-        """True if a row had to give its memory back."""
-        preempted = False
-        while len(self._running) > 1 and self._row_bytes(extra=1) > self._memory.rows_bytes:
-            seq = next(reversed(self._running.values()))
+    def _start(self, seq: Sequence) -> None:
+        if self._prefix_cache is not None:
+            self._resume(seq, self._prefix_cache)
+        ready = seq.num_computed_tokens >= seq.prefill_end
+        seq.status = SequenceStatus.DECODING if ready else SequenceStatus.PREFILLING
+
+    def _resume(self, seq: Sequence, cache: PrefixCache) -> None:
+        if seq.seq_id not in self._uncached:
+            match = cache.match(seq, self._now)
+            if match.length:
+                seq.num_computed_tokens = match.length
+                self._restores.append(Restore(seq, match, partial(cache.tree.release, match)))
+            else:
+                cache.tree.release(match)
+            if not seq.num_preemptions:
+                seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
+        cache.plan_points(seq)
+
+    def _follows_another(self, seq: Sequence) -> bool:
+        """Whether a prefill under way will soon hold more of this prompt than the cache does.
+
+        Its common length becomes a point of that prefill, and this sequence resumes from it; if the leader ends
+        before, the first that waited leads.
+        """
+        cache = self._prefix_cache
+        if cache is None or seq.seq_id in self._uncached:
+            return False
+        leaders = [leader for leader in self._running.values() if leader.status is SequenceStatus.PREFILLING]
+        return any(cache.follow(seq, leader) for leader in leaders)
+
+    def _preempt_if_short(self) -> None:
+        """Memory for the next step: cached state goes first, then the youngest row's place."""
+        needed = self._row_bytes(extra=1)
+        while needed > self._memory.rows_bytes:
+            rows = [seq for seq in self._running.values() if seq.seq_id not in self._drained]
+            if len(rows) < 2:
+                break
+            self._preempt(rows[-1])
+            needed = self._row_bytes(extra=1)
+        self._shrink_cache(needed)
+
+    def _preempt(self, seq: Sequence) -> None:
+        del self._running[seq.seq_id]
+        self._groups = [tuple(row for row in group if row != seq.seq_id) for group in self._groups]
+        self._leave(seq)
+        seq.status = SequenceStatus.WAITING
+        seq.num_computed_tokens = 0
+        seq.num_preemptions += 1
+        self._is_crowded = True
+        self.num_preemptions += 1
+        self._waiting.appendleft(seq)
+
+    def _leave(self, seq: Sequence, *, keep: bool = True) -> None:
+        """A row gives up its place: what the cache lacks of its progress is captured first."""
+        self._release.append(seq.seq_id)
+        if self._prefix_cache is not None and keep:
+            self._shrink_cache(self._row_bytes(extra=1))  # what the row held is free for its copy
+            capture = self._prefix_cache.plan_capture(seq, min(seq.num_computed_tokens, seq.num_tokens))
+            if capture is not None:
+                self._captures.append(capture)
+
+    def _shrink_cache(self, rows_bytes: int) -> None:
+        """Keep cached state within what live rows leave of the pool."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.shrink_to(max(0, self._memory.rows_bytes - rows_bytes))
+
+    def _store(self, output: StepOutput) -> None:
+        cache = self._prefix_cache
+        if cache is None:
+            return
+        for snapshot in output.snapshots:
+            cache.insert(snapshot, self._now)
+        for restore in output.failed_restores:
+            cache.drop(restore.match, restore.seq)
+            self._start_over(restore.seq)
+
+    def _start_over(self, seq: Sequence) -> None:
+        """Cached state that could not be used: the row begins from nothing, unnoticed by anyone."""
+        self._uncached.add(seq.seq_id)
+        if seq.seq_id in self._running:
             del self._running[seq.seq_id]
-            self._groups = [tuple(row for row in group if row != seq.seq_id) for group in self._groups]
-            seq.status = SequenceStatus.WAITING
-            seq.num_computed_tokens = 0
-            seq.num_preemptions += 1
-            self.num_preemptions += 1
             self._release.append(seq.seq_id)
+            seq.status = SequenceStatus.WAITING
+            seq.num_computed_tokens = seq.num_cached_tokens = 0
             self._waiting.appendleft(seq)
-            preempted = True
-        return preempted
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all running rows once each decoding row has grown by `extra` tokens."""
@@ -134,18 +236,21 @@ class Scheduler:
             if lengths:
                 total += len(lengths) * self._footprint.bytes_at(max(lengths) + extra)
         for seq in self._running.values():
-            if seq.seq_id not in grouped:
+            if seq.seq_id not in grouped and seq.seq_id not in self._drained:
                 total += self._footprint.bytes_at(seq.num_tokens + extra)
         return total
 
     # -- planning
 
     def _plan_decode(self) -> tuple[tuple[Sequence, ...], ...]:
-        rows = {
-            seq.seq_id: seq
-            for seq in self._running.values()
-            if seq.status is SequenceStatus.DECODING and seq.num_output_tokens + seq.num_in_flight < seq.max_tokens
-        }
+        rows = {}
+        for seq in self._running.values():
+            if seq.status is SequenceStatus.DECODING and seq.seq_id not in self._drained:
+                if seq.num_output_tokens + seq.num_in_flight < seq.max_tokens:
+                    rows[seq.seq_id] = seq
+                else:
+                    self._drained.add(seq.seq_id)
+                    self._leave(seq)
         if not self._can_batch:
             self._groups = [(seq_id,) for seq_id in rows]
         elif rows.keys() != {row for group in self._groups for row in group} or (
@@ -183,12 +288,14 @@ class Scheduler:
         return tuple(chunks)
 
     def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
-        start = seq.num_computed_tokens
-        end = min(seq.prefill_end, start + max_tokens)
+        start, cache = seq.num_computed_tokens, self._prefix_cache
+        limit = seq.prefill_end if cache is None else cache.next_point(seq)
+        end = min(limit, start + max_tokens)
         seq.num_computed_tokens = end
         if end == seq.prefill_end:
             seq.status = SequenceStatus.DECODING
-        return PrefillChunk(seq, start, end)
+        capture = cache.plan_chunk_capture(seq, end) if cache is not None else None
+        return PrefillChunk(seq, start, end, capture)
 
     # -- results
 
@@ -213,17 +320,27 @@ class Scheduler:
         return [_news(self._running[seq_id]) for seq_id in seq_ids if seq_id in self._running]
 
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
-        if not self.abort(seq_id):
+        seq = self._find(seq_id)
+        if seq is None:
             return None
+        self._finish(seq, FinishReason.ABORT, keep=False)
         return SequenceUpdate(seq_id=seq_id, error=error)
 
-    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+    def _finish(self, seq: Sequence, reason: FinishReason, *, keep: bool = True) -> None:
+        """`keep` what it computed, for a later turn."""
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
+        self._is_crowded = False
+        self._uncached.discard(seq.seq_id)
         if self._running.pop(seq.seq_id, None) is not None:
-            self._release.append(seq.seq_id)
+            if seq.seq_id in self._drained:
+                self._drained.discard(seq.seq_id)
+            else:
+                self._leave(seq, keep=keep)
         else:
             self._waiting.remove(seq)
+        if self._prefix_cache is not None:
+            self._prefix_cache.close(seq)
 
     def _find(self, seq_id: int) -> Sequence | None:
         seq = self._running.get(seq_id)

@@ -1,0 +1,206 @@
+"""A reply from cached state equals one from nothing, on every architecture and for every way of resuming."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from vllm_mlx.core.sequence import PromptInputs, TokenSampling
+
+from ..checkpoints import ARCHITECTURES
+from .harness import Driver, plain_loop
+
+NUM_TOKENS = 10
+STATEFUL = {"qwen3_next", "qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba"}
+WINDOWED = {"gemma3_text", "gpt_oss"}
+_random = random.Random(4)
+
+
+def prompt(length: int) -> list[int]:
+    return [_random.randrange(500) for _ in range(length)]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request, checkpoint):
+    return request.param, checkpoint(request.param)
+
+
+@pytest.fixture
+def driver(model):
+    return Driver(model[1])
+
+
+def run(driver: Driver, ids: list[int], points=(), **fields) -> tuple[list[int], int]:
+    """The reply, and how much of the prompt was not computed."""
+    seq_id = driver.add(ids, NUM_TOKENS, points=points, **fields)
+    driver.run()
+    return driver.replies[seq_id].token_ids, driver.seqs[seq_id].num_cached_tokens
+
+
+def check(driver: Driver, path, ids: list[int], **fields) -> int:
+    """Tokens taken from the cache, the reply being the plain loop's."""
+    reply, num_cached = run(driver, ids, **fields)
+    assert reply == plain_loop(path, ids, NUM_TOKENS)[0]
+    return num_cached
+
+
+def test_an_identical_prompt_computes_one_token(model, driver):
+    ids = prompt(90)
+    assert check(driver, model[1], ids) == 0
+    assert check(driver, model[1], ids) == 89
+    assert check(driver, model[1], ids) == 89
+
+
+def test_the_next_turn_computes_only_what_is_new(model, driver):
+    ids = prompt(60)
+    for _ in range(4):
+        reply, _ = run(driver, ids)
+        ids = [*ids, *reply, *prompt(8)]
+        assert check(driver, model[1], ids) == len(ids) - 9  # the last token of the reply was never fed
+
+
+def test_a_new_question_resumes_at_the_planned_point(model, driver):
+    name, path = model
+    system = prompt(80)
+    assert check(driver, path, [*system, *prompt(9)], points=(80,)) == 0
+    for _ in range(3):
+        assert check(driver, path, [*system, *prompt(9)], points=(80,)) >= 80
+    assert name
+
+
+def test_a_prompt_that_leaves_a_stored_one_midway_resumes_before_that(model, driver):
+    name, path = model
+    ids = prompt(100)
+    check(driver, path, ids, points=(40,))
+    num_cached = check(driver, path, [*ids[:70], 499, *prompt(20)])
+    assert num_cached == (40 if name in STATEFUL | WINDOWED else 70)
+
+
+def test_a_prompt_that_is_the_beginning_of_a_stored_one(model, driver):
+    name, path = model
+    ids = prompt(100)
+    check(driver, path, ids, points=(40,))
+    assert check(driver, path, ids[:70]) == (40 if name in STATEFUL | WINDOWED else 69)
+
+
+def test_an_aborted_prefill_is_not_lost(model):
+    name, path = model
+    driver = Driver(path, max_prefill_chunk=32)
+    ids = prompt(200)
+    seq_id = driver.add(ids, NUM_TOKENS)
+    driver.step()
+    driver.step()
+    driver.engine.abort(seq_id)
+    driver.run()
+    assert check(driver, path, ids) >= 32, name
+
+
+def test_warm_and_cold_rows_share_a_batch(model, driver):
+    path = model[1]
+    warm = [prompt(50 + row) for row in range(3)]
+    for ids in warm:
+        run(driver, ids)
+    asked = [*([*ids, *prompt(5)] for ids in warm), prompt(40), prompt(70)]
+    assert driver.generate(asked, max_tokens=NUM_TOKENS) == [plain_loop(path, ids, NUM_TOKENS)[0] for ids in asked]
+
+
+def test_rows_that_begin_alike_compute_the_beginning_once(model):
+    path = model[1]
+    driver = Driver(path, max_prefill_chunk=64)
+    shared = prompt(300)
+    asked = [[*shared, *prompt(10)] for _ in range(4)]
+    seq_ids = [driver.add(ids, NUM_TOKENS) for ids in asked]
+    driver.run()
+    assert [driver.replies[seq_id].token_ids for seq_id in seq_ids] == [
+        plain_loop(path, ids, NUM_TOKENS)[0] for ids in asked
+    ]
+    assert [driver.seqs[seq_id].num_cached_tokens for seq_id in seq_ids] == [0, 300, 300, 300]
+
+
+def test_a_follower_leads_when_its_leader_goes(model):
+    path = model[1]
+    driver = Driver(path, max_prefill_chunk=64)
+    shared = prompt(300)
+    leader, follower = driver.add([*shared, 1], NUM_TOKENS), driver.add([*shared, 2, 3], NUM_TOKENS)
+    driver.step()
+    driver.engine.abort(leader)
+    driver.run()
+    assert driver.replies[follower].token_ids == plain_loop(path, [*shared, 2, 3], NUM_TOKENS)[0]
+
+
+def test_salts_share_nothing(model, driver):
+    ids = prompt(50)
+    assert check(driver, model[1], ids, cache_salt="a") == 0
+    assert check(driver, model[1], ids, cache_salt="b") == 0
+    assert check(driver, model[1], ids, cache_salt="a") == 49
+
+
+def test_sampling_does_not_matter_to_the_cache(model, driver):
+    ids = prompt(50)
+    driver.generate([ids], max_tokens=5, sampling=TokenSampling(temperature=1.0, seed=3))
+    assert check(driver, model[1], ids) == 49
+
+
+def test_small_caches_evict_and_stay_exact(model):
+    path = model[1]
+    free = Driver(path)
+    footprint = free.engine.facts.footprint
+    window = sum(window * size for window, size in footprint.windows)
+    limit = 260 * (footprint.bytes_per_token + 8) + 5 * (footprint.fixed_bytes + window)
+    driver = Driver(path, cache_memory_bytes=limit)
+    conversations = [prompt(120) for _ in range(4)]
+    for _ in range(4):
+        for number, ids in enumerate(conversations):
+            reply, _ = run(driver, ids, points=(100,))
+            assert reply == plain_loop(path, ids, NUM_TOKENS)[0]
+            conversations[number] = [*ids, *reply, *prompt(6)]
+            assert driver.engine.cache_tree.used_bytes <= limit
+            driver.engine.cache_tree.check_integrity()
+    assert driver.engine.cache_tree.stats.evictions > 0
+
+
+def test_damaged_state_is_dropped_and_the_reply_is_right(model, driver):
+    path = model[1]
+    ids = prompt(80)
+    run(driver, ids)
+    tree = driver.engine.cache_tree
+    for node in tree._store.nodes():
+        node.segment = replace(node.segment, attention=(), windows=())
+        node.state = None if node.state is None else replace(node.state, layers=())
+    assert check(driver, path, ids) == 0
+    assert check(driver, path, ids) == 79
+    assert driver.engine.num_rows == 0
+
+
+def test_without_the_cache_nothing_is_kept(model):
+    path = model[1]
+    driver = Driver(path, prefix_cache=False)
+    ids = prompt(50)
+    assert check(driver, path, ids) == 0
+    assert check(driver, path, ids) == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
+def test_preempted_rows_return_exactly_with_what_the_cache_kept(checkpoint, name):
+    path = checkpoint(name)
+    prompts = [prompt(300 + 40 * row) for row in range(5)]
+    free = Driver(path)
+    expected = free.generate(prompts, max_tokens=400)
+    tight = Driver(path, rows_bytes=7 * free.engine.facts.footprint.bytes_at(512))
+    assert tight.generate(prompts, max_tokens=400) == expected
+    assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
+    if name == "qwen3":  # the others' progress is only of use whole, and may have gone for a finished row's
+        assert tight.engine.cache_tree.stats.num_hits > 0
+    tight.engine.cache_tree.check_integrity()
+
+
+def test_media_keys_keep_pictures_apart():
+    from vllm_mlx.core.sequence import MediaItem, Sequence
+
+    def key(digest: bytes) -> tuple[int, ...]:
+        inputs = PromptInputs(token_ids=(1, 2, 9, 9, 3), media=(MediaItem(digest, 2, 2, {}),))
+        return Sequence(seq_id=0, prompt=inputs, sampling=TokenSampling(), max_tokens=1).key()
+
+    assert key(b"a" * 32) != key(b"b" * 32)
+    assert key(b"a" * 32)[:2] == (1, 2)
+    assert all(word < 2**63 for word in key(b"\xff" * 32))

@@ -1,0 +1,227 @@
+"""Copies of a row's state, detached from its buffers, and rows started from such copies. Knows no tree and no model.
+
+Attention KV is copied once per token and joined again at restore; sliding-window KV only where a later resume point
+can need it; recurrent state whole, at one position. Cost: a capture copies its own tokens, a restore all tokens up to
+the resume point, both at `RowFootprint.bytes_per_token`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.models import cache as upstream
+
+from ..core.memory import allocated_slots
+from .layers import LayerCaches, leaves
+from .segment import ResumeRule
+
+KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
+
+
+class DamagedSnapshot(Exception):
+    """Stored state that does not fit together; its entry must go."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSegment:
+    """KV of a run of tokens: attention layers for all of them, window layers from `window_offset` on."""
+
+    length: int
+    attention: tuple[KV, ...]
+    windows: tuple[KV, ...]
+    window_offset: int  # tokens from the segment's start
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for kv in (*self.attention, *self.windows) for array in kv)
+
+    def split(self, at: int) -> tuple["KVSegment", "KVSegment"]:
+        cut = min(max(at - self.window_offset, 0), self.length - self.window_offset)
+        left = KVSegment(at, _cut(self.attention, 0, at), _cut(self.windows, 0, cut), min(self.window_offset, at))
+        right = KVSegment(
+            self.length - at,
+            _cut(self.attention, at, self.length),
+            _cut(self.windows, cut, self.length - self.window_offset),
+            max(self.window_offset - at, 0),
+        )
+        return left, right
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """State of all recurrent layers at one position: a tuple of arrays a layer."""
+
+    layers: tuple[tuple[mx.array | None, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for layer in self.layers for array in layer if array is not None)
+
+
+class StoredPiece(Protocol):
+    """One run of a stored path: `take` of its tokens, from `start` on."""
+
+    segment: Any
+    start: int
+    window_start: int
+    take: int
+
+
+def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
+    """The strictest of the layers; None where a layer's state cannot be copied piecewise, so nothing is cached."""
+    found = leaves(caches)
+    if any(type(leaf) not in (upstream.KVCache, upstream.RotatingKVCache, upstream.ArraysCache) for leaf in found):
+        return None
+    windows = [leaf.max_size for leaf in found if isinstance(leaf, upstream.RotatingKVCache)]
+    if any(isinstance(leaf, upstream.RotatingKVCache) and leaf.keep for leaf in found):
+        return None
+    return ResumeRule(
+        needs_state=any(isinstance(leaf, upstream.ArraysCache) for leaf in found),
+        window=max(windows, default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """One row's layers, whether it has caches of its own or a place in a batch. Lazy: nothing is copied yet."""
+
+    attention: tuple[KV, ...]  # tokens [0, length)
+    windows: tuple[KV, ...]  # the last tokens, as many as the layer holds
+    recurrent: tuple[tuple[mx.array | None, ...], ...]
+
+
+def view(caches: LayerCaches, row: int, length: int) -> RowView:
+    """`row` of the caches of `length` tokens. Plain caches have the one row 0."""
+    attention, windows, recurrent = [], [], []
+    for leaf in leaves(caches):
+        match leaf:
+            case upstream.KVCache():
+                attention.append((leaf.keys[..., :length, :], leaf.values[..., :length, :]))
+            case upstream.BatchKVCache():
+                pad = leaf.size() - length
+                picked = (array[row : row + 1, :, pad : pad + length] for array in (leaf.keys, leaf.values))
+                attention.append(tuple(picked))
+            case upstream.RotatingKVCache():
+                windows.append((leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values)))
+            case upstream.BatchRotatingKVCache():
+                single = leaf.extract(row)
+                windows.append((single.keys, single.values))
+            case upstream.ArraysCache():
+                recurrent.append(tuple(None if a is None else a[row : row + 1] for a in leaf.cache))
+            case _:
+                raise TypeError(f"{type(leaf).__name__} cannot be captured")
+    return RowView(tuple(attention), tuple(windows), tuple(recurrent))
+
+
+def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVSegment, int, RecurrentState | None]:
+    """KV of `[start, end)`, the position from which it holds window layers, and the recurrent state at `end`.
+
+    `end` is the row's length.
+    """
+    window_start = start if window is None else max(start, end - window)
+    attention = _cut(row.attention, start, end)
+    windows = tuple(_tail(kv, end - window_start) for kv in row.windows)
+    recurrent = tuple(tuple(_own(a) for a in layer) for layer in row.recurrent)
+    copies = [array for kv in (*attention, *windows) for array in kv]
+    mx.eval(copies, [array for layer in recurrent for array in layer if array is not None])
+    segment = KVSegment(end - start, attention, windows, window_start - start)
+    return segment, window_start, RecurrentState(recurrent) if recurrent else None
+
+
+def restore(
+    caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None, *, length: int, capacity: int
+) -> None:
+    """Fill a new row's caches with the first `length` tokens of the pieces; buffers have room for `capacity`.
+
+    Raises DamagedSnapshot; the caches are then unusable.
+    """
+    _check_layers(caches, pieces, state)
+    attention = window = recurrent = 0
+    for leaf in leaves(caches):
+        match leaf:
+            case upstream.KVCache():
+                parts = [_taken(piece, piece.segment.attention[attention]) for piece in pieces]
+                leaf.keys, leaf.values = (_join(parts, side, allocated_slots(capacity)) for side in (0, 1))
+                _check(sum(part[0].shape[2] for part in parts) == length, "attention KV is incomplete")
+                leaf.offset = length
+                attention += 1
+            case upstream.RotatingKVCache():
+                _restore_window(leaf, pieces, window, length)
+                window += 1
+            case upstream.ArraysCache():
+                assert state is not None, "checked"
+                leaf.cache = list(state.layers[recurrent])
+                _check(all(a is None or a.shape[0] == 1 for a in leaf.cache), "recurrent state is not of one row")
+                recurrent += 1
+            case _:
+                raise TypeError(f"{type(leaf).__name__} cannot be restored")
+    mx.eval([array for leaf in leaves(caches) for array in _buffers(leaf)])
+
+
+def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
+    """As many layers of each kind must be stored as the model has."""
+    kinds = [type(leaf) for leaf in leaves(caches)]
+    num_recurrent = kinds.count(upstream.ArraysCache)
+    _check(num_recurrent == (0 if state is None else len(state.layers)), "recurrent state is missing")
+    for piece in pieces:
+        _check(len(piece.segment.attention) == kinds.count(upstream.KVCache), "attention layers are missing")
+        _check(len(piece.segment.windows) == kinds.count(upstream.RotatingKVCache), "window layers are missing")
+
+
+def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length: int) -> None:
+    first = max(0, length - leaf.max_size)
+    parts = []
+    for piece in pieces:
+        end = piece.start + piece.take
+        begin = max(first, piece.window_start)
+        if begin < end:
+            parts.append(_cut_one(piece.segment.windows[index], begin - piece.window_start, end - piece.window_start))
+    held = sum(keys.shape[2] for keys, _ in parts)
+    _check(held == length - first, "a sliding window is incomplete")
+    leaf.keys, leaf.values = (_join(parts, side, held) for side in (0, 1))
+    leaf.offset, leaf._idx = length, held
+
+
+def _taken(piece: StoredPiece, kv: KV) -> KV:
+    return kv if piece.take == kv[0].shape[2] else _cut_one(kv, 0, piece.take)
+
+
+def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
+    arrays = [part[side] for part in parts]
+    held = sum(array.shape[2] for array in arrays)
+    _check(all(array.shape[0] == 1 for array in arrays), "KV is not of one row")
+    if slots > held:
+        _, heads, _, width = arrays[0].shape
+        arrays.append(mx.zeros((1, heads, slots - held, width), arrays[0].dtype))
+    return mx.concatenate(arrays, axis=2)
+
+
+def _buffers(leaf: Any) -> list[mx.array]:
+    if isinstance(leaf, upstream.ArraysCache):
+        return [array for array in leaf.cache if array is not None]
+    return [leaf.keys, leaf.values]
+
+
+def _cut(kvs: Iterable[KV], start: int, end: int) -> tuple[KV, ...]:
+    return tuple((_own(keys[:, :, start:end]), _own(values[:, :, start:end])) for keys, values in kvs)
+
+
+def _cut_one(kv: KV, start: int, end: int) -> KV:
+    return kv[0][:, :, start:end], kv[1][:, :, start:end]
+
+
+def _tail(kv: KV, num_tokens: int) -> KV:
+    keys, values = kv
+    held = keys.shape[2]
+    return _own(keys[:, :, held - num_tokens :]), _own(values[:, :, held - num_tokens :])
+
+
+def _own(array: mx.array | None) -> Any:
+    """A copy with a buffer of its own: a mere slice would keep the whole row alive."""
+    return None if array is None else mx.contiguous(array)
+
+
+def _check(condition: bool, what: str) -> None:
+    if not condition:
+        raise DamagedSnapshot(what)

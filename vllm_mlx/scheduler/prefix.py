@@ -1,0 +1,149 @@
+"""What the scheduler asks of the prefix cache: where a sequence may start, where its progress is worth keeping.
+
+One model's view of the shared tree. Pure: state goes through here without being looked at.
+"""
+
+from ..cache.index import WORD_BYTES, common_tokens, pack
+from ..cache.match import Match
+from ..cache.node import NODE_BYTES, Space
+from ..cache.segment import ResumeRule
+from ..cache.tree import PrefixTree
+from ..core.memory import RowFootprint
+from ..core.sequence import Sequence
+from ..core.step import Capture, Snapshot
+
+MIN_SHARED_TOKENS = 32  # below this, waiting for another prefill to share costs more than it saves
+
+
+class PrefixCache:
+    def __init__(
+        self,
+        tree: PrefixTree,
+        fingerprint: str,
+        rule: ResumeRule,
+        footprint: RowFootprint,
+        *,
+        max_bytes: int,
+        snapshot_every: int,
+    ):
+        self.tree = tree
+        self._fingerprint = fingerprint
+        self._rule = rule
+        self._resumes_anywhere = not rule.needs_state and rule.window is None
+        self._footprint = footprint
+        self._max_bytes = max_bytes
+        self._snapshot_every = snapshot_every
+        self._keys: dict[int, bytes] = {}  # seq_id -> packed prompt
+        self._points: dict[int, set[int]] = {}  # seq_id -> token counts at which prefill stops to be captured
+        self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured, wherever it ends
+        self.num_skipped_captures = 0  # for want of memory
+        tree.add_model(fingerprint, rule)
+
+    def open(self, seq: Sequence) -> None:
+        self._keys[seq.seq_id] = pack(seq.key())
+
+    def close(self, seq: Sequence) -> None:
+        self._keys.pop(seq.seq_id, None)
+        self._points.pop(seq.seq_id, None)
+        self._capture_soon.discard(seq.seq_id)
+
+    def match(self, seq: Sequence, now: float) -> Match:
+        """The deepest stored point of prompt and reply. The caller, or who carries out the restore, releases it."""
+        return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
+
+    def drop(self, match: Match, seq: Sequence) -> None:
+        """Forget a path that turned out damaged."""
+        self.tree.drop(match.space, self._key(seq, match.length))
+
+    def plan_points(self, seq: Sequence) -> None:
+        """Decide where this sequence's prefill stops to be captured."""
+        start, end, every = seq.num_computed_tokens, seq.prefill_end, self._snapshot_every
+        points = {end}
+        if not self._resumes_anywhere:
+            points.update(seq.prompt.snapshot_points)
+        if every:
+            points.update(range(start + every, end - every // 2, every))
+        self._points[seq.seq_id] = {point for point in points if start < point <= end}
+
+    def next_point(self, seq: Sequence) -> int:
+        """Where the next chunk must end at the latest."""
+        ahead = [point for point in self._points.get(seq.seq_id, ()) if point > seq.num_computed_tokens]
+        return min(ahead, default=seq.prefill_end)
+
+    def plan_chunk_capture(self, seq: Sequence, end: int) -> Capture | None:
+        """The capture that a chunk ending at `end` owes."""
+        if end not in self._points.get(seq.seq_id, ()) and seq.seq_id not in self._capture_soon:
+            return None
+        self._capture_soon.discard(seq.seq_id)
+        return self.plan_capture(seq, end)
+
+    def plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
+        """A copy of what the tree lacks of a row's tokens, or of as many as memory allows where the model can slice.
+
+        None where nothing is lacking, or there is no memory. Room is made before memory is taken.
+        """
+        if row_length <= 0:
+            return None
+        key, space = self._key(seq, row_length), self._space(seq)
+        start = min(self.tree.common_length(space, key), row_length)
+        if start == row_length and not self._rule.needs_state:
+            return None
+        overhead = NODE_BYTES + WORD_BYTES * row_length
+        enough = self.tree.make_room(self._footprint.copy_bytes(row_length - start) + overhead)
+        start = min(self.tree.common_length(space, key), row_length)  # making room may have taken some of it
+        end = row_length
+        if not enough:
+            room = self.tree.max_bytes - self.tree.used_bytes - overhead
+            end = start + room // self._footprint.bytes_per_token if self._resumes_anywhere else start
+            if end - start < MIN_SHARED_TOKENS:
+                self.num_skipped_captures += 1
+                return None
+        return Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
+
+    def insert(self, snapshot: Snapshot, now: float) -> bool:
+        capture = snapshot.capture
+        return self.tree.insert(
+            self._space(capture.seq),
+            capture.key,
+            start=capture.start,
+            segment=snapshot.segment,
+            window_start=snapshot.window_start,
+            state=snapshot.state,
+            now=now,
+        )
+
+    def follow(self, seq: Sequence, leader: Sequence) -> bool:
+        """Whether `seq` had better wait for what `leader` is computing; the point it waits for is made sure of.
+
+        A state-keeping model can only resume where its leader has yet to stop; one that resumes anywhere also uses
+        what the leader has passed already, once that is captured.
+        """
+        if seq.cache_salt != leader.cache_salt:
+            return False
+        mine, theirs = self._keys[seq.seq_id], self._keys[leader.seq_id]
+        shared = min(common_tokens(mine, theirs), seq.prefill_end, leader.prefill_end)
+        if shared < MIN_SHARED_TOKENS:
+            return False
+        if shared - self.tree.common_length(self._space(seq), mine) < MIN_SHARED_TOKENS:
+            return False  # the cache holds it already, or nearly
+        if shared > leader.num_computed_tokens:
+            self._points.setdefault(leader.seq_id, set()).add(shared)
+            return True
+        if self._resumes_anywhere:
+            self._capture_soon.add(leader.seq_id)
+            return True
+        return False
+
+    def shrink_to(self, num_bytes: int) -> None:
+        """Cached state yields to live rows."""
+        self.tree.set_limit(min(self._max_bytes, num_bytes))
+
+    def _space(self, seq: Sequence) -> Space:
+        return (self._fingerprint, seq.cache_salt)
+
+    def _key(self, seq: Sequence, end: int) -> bytes:
+        prompt = self._keys[seq.seq_id]
+        num_prompt = seq.num_prompt_tokens
+        if end <= num_prompt:
+            return prompt[: end * WORD_BYTES]
+        return prompt + pack(seq.output_token_ids[: end - num_prompt])
