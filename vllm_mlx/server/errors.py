@@ -77,6 +77,9 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
     first, *_ = errors = invalid.errors()
     if first["type"] == "json_invalid":
         return http_error(path, 400, f"The request body is not valid JSON: {first['ctx']['error']}.")
+    if first["loc"][0] != "body":
+        given = {each["loc"][-1]: each["input"] for each in errors}
+        return respond(envelope_of(path).validation([{**each, "loc": each["loc"][1:]} for each in errors], given))
     if isinstance(invalid.body, bytes):
         return http_error(path, 400, "Send the request body as JSON, with the header `Content-Type: application/json`.")
     # The location starts with "body", which is the whole of what clients send.

@@ -169,14 +169,24 @@ class ErrorReply(Reply):
 
 
 class ModelCard(Reply):
+    """Both vendors' fields in one: their clients each look for their own."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
     max_model_len: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
 
 
 class ModelList(Reply):
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]

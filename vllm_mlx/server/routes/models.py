@@ -1,5 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{id}`. Every served name is a model of its own to clients."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -20,11 +22,17 @@ def models_routes(engine: Engine, models: ServedModels) -> APIRouter:
             owned_by="vllm-mlx",
             root=info.model,
             max_model_len=info.max_model_len,
+            type="model",
+            display_name=name,
+            created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
+            lifecycle="active",
+            max_input_tokens=info.max_model_len,
         )
 
     @router.get("/v1/models", responses={200: {"model": ModelList}})
     async def list_models() -> Response:
-        return _json(ModelList(object="list", data=[card(name) for name in models.names]))
+        cards = [card(name) for name in models.names]
+        return _json(ModelList(object="list", data=cards, first_id=cards[0].id, last_id=cards[-1].id, has_more=False))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": ErrorReply}})
     async def show_model(model_id: str) -> Response:
