@@ -125,6 +125,19 @@ class Settings(BaseSettings):
         Panel.ENGINE, "max_prefill_chunk", "Prompt tokens computed in one go while no reply is running."
     )
 
+    prefix_cache: bool = engine_setting(
+        Panel.ENGINE, "prefix_cache", "Keep the state of prompts and replies: what begins alike is computed once."
+    )
+    cache_memory: Memory = setting(
+        Panel.ENGINE,
+        None,
+        "Memory the prefix cache may take, within the budget: bytes or a share. Default: what running replies leave.",
+    )
+    snapshot_every: int = engine_setting(
+        Panel.ENGINE,
+        "snapshot_every",
+        "Prompt tokens between copies of state while a long prompt is read, so that an abort loses little; 0: none.",
+    )
     cache_reasoning: CacheReasoning = engine_setting(
         Panel.ENGINE,
         "cache_reasoning",
@@ -161,7 +174,8 @@ class Settings(BaseSettings):
         same_name = {field.name for field in dataclasses.fields(EngineConfig)} & set(type(self).model_fields)
         return EngineConfig(
             **{name: getattr(self, name) for name in same_name},
-            memory_budget_bytes=None if self.memory_budget is None else self.memory_budget.to_bytes(physical_memory()),
+            memory_budget_bytes=_bytes(self.memory_budget),
+            cache_memory_bytes=_bytes(self.cache_memory),
             defaults=self.sampling_defaults(),
         )
 
@@ -172,6 +186,10 @@ class Settings(BaseSettings):
         except InvalidParameter as error:
             raise ConfigError(f"{flag_name(error.param or '')}: {error.message}") from error
         return SamplingDefaults(**values)
+
+
+def _bytes(amount: MemoryAmount | None) -> int | None:
+    return None if amount is None else amount.to_bytes(physical_memory())
 
 
 def settings_fields() -> Iterator[tuple[str, FieldInfo, Panel]]:
