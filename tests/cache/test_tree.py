@@ -96,7 +96,8 @@ def test_recomputed_tokens_bring_the_window_that_was_not_held() -> None:
 
 def test_a_window_that_does_not_fit_changes_nothing() -> None:
     tree = tree_of(ResumeRule(window=10))
-    put(tree, range(100), window_start=90)
+    put(tree, range(50), window_start=50)
+    put(tree, range(100), start=50, window_start=90)
     tree.set_limit(tree.used_bytes + 100)
     match = tree.match(SPACE, pack(range(101)), now=0.0)
     entries = list(tree.entries())
