@@ -26,6 +26,10 @@ class _Call:
         self.is_started = False
         self.is_refused = False  # the tool is not declared: the call is text, read on only to find its end
 
+    @property
+    def is_blank(self) -> bool:
+        return not self.is_started and not any(text.strip() for text in self.raw)
+
 
 class TaggedParser:
     """`token_markers` count only as special pieces, all other markers as text.
@@ -81,20 +85,30 @@ class TaggedParser:
     def finish(self) -> list[ContentEvent]:
         out: list[ContentEvent] = []
         self.text_starts = []
-        call = self._call
-        if call is not None and call.is_started:
-            call.body.cut(self._pending)
-            self._sync(call, out)
-            return out
-        if call is not None:
-            self._book(call, len(self._pending), out)
-            self._give_back(call, out)
-        self._advance(out, final=True)
+        if self._content.follows_call and (self._call is None or self._call.is_blank):
+            self._call = None
+            self._drop_cut_tag()
+        while self._call is not None or self._pending:
+            if self._call is None:
+                self._advance(out, final=True)
+            elif self._call.is_started:
+                self._call.body.cut(self._pending)
+                self._sync(self._call, out)
+                return out
+            else:
+                self._book(self._call, len(self._pending), out)
+                self._give_back(self._call, out)
         if self._is_thinking and not self._shows_thoughts:
             self._append_reasoning(self._thought.finish(), out)
         else:
             self._append_text(self._content.finish(), out)
         return out
+
+    def _drop_cut_tag(self) -> None:
+        """Behind a call, what may become a tag at the very end is one that was cut."""
+        rest = self._pending.lstrip()
+        if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
+            self._take(len(self._pending))
 
     # Text and markers
 
@@ -178,14 +192,13 @@ class TaggedParser:
                 self._content.open_wrap()
             else:
                 self._content.close_wrap()
+        elif marker in tags.closes and self._content.follows_call and not self._is_thinking:
+            self._take(len(marker))
+            self._content.after_call()
         elif marker in tags.openings:
             self._open_call(tags.openings[marker], marker)
         else:
-            text = self._take(len(marker))
-            if self._content.follows_call:
-                self._content.after_call()
-            else:
-                self._append(text, out)
+            self._append(self._take(len(marker)), out)
 
     def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
         if self._shows_thoughts:

@@ -1,0 +1,159 @@
+"""Every family's calls: whole, at every cut, every character alone, and with its tags as tokens."""
+
+import json
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+
+from .families import FAMILIES, Arguments, Family
+from .support import as_special, cuts, run, tool
+
+TOOLS = [
+    tool("get_weather", city={"type": "string"}, days={"type": "integer"}),
+    tool("write", text={"type": "string"}, tags={"type": "array"}, meta={"type": "object"}),
+    tool("now"),
+]
+ROME: Arguments = {"city": "Rome", "days": 2}
+families = pytest.mark.parametrize("family", FAMILIES, ids=[f"{i}-{family.name}" for i, family in enumerate(FAMILIES)])
+
+
+def expected(*calls: tuple[str, Arguments], before: str = "", behind: str = "") -> list[Any]:
+    """Events, arguments as values."""
+    events: list[Any] = [TextDelta(before)] if before else []
+    for index, (name, arguments) in enumerate(calls):
+        events += [(index, name), arguments, ToolCallEnd(index)]
+    return [*events, *([TextDelta(behind)] if behind else [])]
+
+
+def values(events: list[ContentEvent]) -> list[Any]:
+    """Events, arguments as values, without the ids of calls."""
+    plain: list[Any] = []
+    for event in events:
+        match event:
+            case ToolCallStart(index, _, name):
+                plain.append((index, name))
+            case ToolCallDelta(_, arguments):
+                plain.append(json.loads(arguments))
+            case _:
+                plain.append(event)
+    return plain
+
+
+def check(family: Family, text: str, events: list[Any] | None, *, tokens: bool = True) -> list[ContentEvent]:
+    """The same at every cut and with the tags as tokens. Returns the events."""
+
+    def parsed(pieces: Any, **options: Any) -> list[ContentEvent]:
+        return run(pieces, reasoning=None, tools=family.name, tool_specs=TOOLS, **options)
+
+    whole = parsed([text])
+    if events is not None:
+        assert values(whole) == events
+    for pieces in cuts(text):
+        assert parsed(pieces) == whole, pieces
+    if tokens and family.tokens:
+        special = as_special(text, family.tokens)
+        by_character = [part for piece, is_token in special for part in ([(piece, True)] if is_token else list(piece))]
+        known = frozenset({*family.tokens, "\n", "json", "<|im_end|>"})
+        for marked in (special, by_character):
+            assert parsed(marked, marker_tokens=known) == whole
+        assert parsed(special) == whole
+    return whole
+
+
+@families
+def test_one_call(family: Family) -> None:
+    check(family, family.calls(("get_weather", ROME)), expected(("get_weather", ROME)))
+
+
+@families
+def test_several_calls(family: Family) -> None:
+    calls = [("get_weather", ROME), ("now", {}), ("get_weather", {"city": "Oslo"})]
+    check(family, family.calls(*calls), expected(*calls))
+
+
+@families
+def test_no_arguments(family: Family) -> None:
+    check(family, family.calls(("now", {})), expected(("now", {})))
+
+
+@families
+def test_nested_arguments(family: Family) -> None:
+    arguments = {"tags": [{"a": [1, 2]}, "b", -1.5], "meta": {"deep": {"er": "x"}, "on": [3]}}
+    check(family, family.calls(("write", arguments)), expected(("write", arguments)))
+
+
+@families
+def test_unicode_and_quotes(family: Family) -> None:
+    arguments = {"text": "東京 🙂 é \"q\" 'p' \\d\n\ttwo  lines"}
+    check(family, family.calls(("write", arguments)), expected(("write", arguments)))
+
+
+@families
+def test_what_looks_like_tags_inside_a_string(family: Family) -> None:
+    arguments = {"text": family.inside, "tags": ["<x>", "</y>"]}
+    check(family, family.calls(("write", arguments)), expected(("write", arguments)), tokens=False)
+
+
+@families
+def test_text_before_and_behind(family: Family) -> None:
+    text = f"Let me see.\n{family.calls(('get_weather', ROME))}\n\nDone."
+    check(family, text, expected(("get_weather", ROME), before="Let me see.\n", behind="\n\nDone."))
+
+
+@families
+def test_layout_around_a_call_is_dropped(family: Family) -> None:
+    check(family, f"\n\n{family.calls(('get_weather', ROME))}\n", expected(("get_weather", ROME)))
+
+
+@families
+def test_undeclared_tool_is_text(family: Family) -> None:
+    text = f"So: {family.calls(('rm', {'path': '/', 'n': 3}))} ok"
+    check(family, text, [TextDelta(text)])
+
+
+@families
+def test_undeclared_tool_among_declared_ones(family: Family) -> None:
+    events = check(family, family.calls(("get_weather", ROME), ("rm", {"path": "/"}), ("now", {})), None)
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["get_weather", "now"]
+    shown = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert "rm" in shown
+    assert "/" in shown
+
+
+@families
+def test_reply_cut_inside_a_string(family: Family) -> None:
+    text = family.calls(("get_weather", {"city": "Roma"}))
+    events = check(family, text[: text.index("Roma") + 3], None)
+    assert [type(event) for event in events] == [ToolCallStart, ToolCallDelta]
+    assert events[0].name == "get_weather"
+    assert events[1].arguments == '{"city": "Rom'
+
+
+@families
+def test_reply_cut_anywhere_is_a_call_or_text(family: Family) -> None:
+    text = family.calls(("get_weather", ROME))
+    for end in range(len(text)):
+        for pieces in ([text[:end]], list(text[:end])):
+            events = run(pieces, reasoning=None, tools=family.name, tool_specs=TOOLS)
+            names = [event.name for event in events if isinstance(event, ToolCallStart)]
+            shown = "".join(event.text for event in events if isinstance(event, TextDelta))
+            assert (names == ["get_weather"] and not shown) or (not names and shown == text[:end])
+
+
+@families
+def test_missing_closing_tags_between_calls(family: Family) -> None:
+    """The call's own text is complete; what closes around it was left out before the next one opens."""
+    first = family.calls(("get_weather", ROME))
+    second = family.calls(("now", {}))
+    short = first.removesuffix(family.close).rstrip() if family.close else first
+    events = check(family, f"{short}\n{second}", None)
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["get_weather", "now"]
+
+
+@families
+def test_what_is_no_call_is_text(family: Family) -> None:
+    if family.open and family.garbage is not None:
+        text = f"Hm {family.open}no call{family.close} so"
+        check(family, text, [TextDelta(text)])
