@@ -43,10 +43,12 @@ def decode_shown(content: str | Sequence[ShownBlock], tools: Toolbox, path: str)
     """A string is one text block."""
     if isinstance(content, str):
         return (TextPart(well_formed(content)),)
-    return tuple(part for number, block in enumerate(content) for part in _shown(block, tools, f"{path}[{number}]"))
+    return tuple(
+        part for number, block in enumerate(content) for part in decode_block(block, tools, f"{path}[{number}]")
+    )
 
 
-def _shown(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
+def decode_block(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
     match block:
         case TextBlock(text=text):
             return (TextPart(well_formed(text)),)

@@ -8,7 +8,7 @@ from ...core.errors import InvalidParameter, Unsupported
 from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ...core.request import MAX_STOP_STRINGS, Request, SamplingParams
 from ...processing.quirks import without_client_marks
-from .content import decode_assistant, decode_result, decode_shown
+from .content import decode_assistant, decode_block, decode_result, decode_shown
 from .schema import (
     AssistantMessage,
     CountTokensBody,
@@ -112,7 +112,7 @@ def _user(message: UserMessage, names: dict[str, str], tools: Toolbox, path: str
         if isinstance(block, ToolResultBlock):
             results.append(decode_result(block, names, tools, f"{path}[{number}]"))
         else:
-            shown += decode_shown([block], tools, f"{path}[{number}]")
+            shown += decode_block(block, tools, f"{path}[{number}]")
     messages = [Message("tool", (result,)) for result in results]
     return [*messages, Message("user", tuple(shown))] if shown or not results else messages
 

@@ -1,6 +1,5 @@
 """Events → server-sent events, each with its name. One text delta costs one escape and one join."""
 
-import json
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from ...core.errors import VLLMMLXError
@@ -74,7 +73,8 @@ class MessageStream:
 
     def _end(self, event: Finished) -> bytes:
         reason, sequence = stop_of(event)
-        delta = json.dumps({"stop_reason": reason, "stop_sequence": sequence}, ensure_ascii=False)
+        matched = "null" if sequence is None else escape(sequence)
+        delta = f'{{"stop_reason":"{reason}","stop_sequence":{matched}}}'
         usage = UsageReply.of(event.usage).to_json()
         return f'event: message_delta\ndata: {{"type":"message_delta","delta":{delta},"usage":{usage}}}\n\n'.encode()
 

@@ -1,0 +1,69 @@
+"""Short ways to decode and to write, as the route does it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from vllm_mlx.api.anthropic.decode import MessageSpec, decode_count_request, decode_messages_request
+from vllm_mlx.api.anthropic.encode import MessageStream
+from vllm_mlx.api.anthropic.errors import AnthropicErrors, encode_error
+from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
+from vllm_mlx.core.errors import VLLMMLXError
+from vllm_mlx.core.events import GenerationEvent
+from vllm_mlx.core.messages import Message
+from vllm_mlx.core.request import Request
+
+HI: Any = [{"role": "user", "content": "hi"}]
+TOOL: Any = {"name": "ls", "description": "List.", "input_schema": {"type": "object"}}
+
+
+def body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "tiny", "max_tokens": 100, "messages": HI, **fields}
+
+
+def decode(**fields: Any) -> Request:
+    wire = MessagesBody.model_validate(body(fields))
+    return decode_messages_request(wire, reply_id="msg_1", model="tiny").request
+
+
+def spec_of(**fields: Any) -> MessageSpec:
+    wire = MessagesBody.model_validate(body(fields))
+    return decode_messages_request(wire, reply_id="msg_1", model="tiny").reply
+
+
+def counted(**fields: Any) -> Request:
+    wire = CountTokensBody.model_validate(body(fields))
+    return decode_count_request(wire, request_id="msg_1")
+
+
+def conversation(*wire: Any, **fields: Any) -> tuple[Message, ...]:
+    messages = decode(messages=list(wire), **fields).messages
+    assert messages is not None
+    return messages
+
+
+def refusal(**fields: Any) -> str:
+    """What the client is told, as status 400."""
+    try:
+        decode(**fields)
+    except VLLMMLXError as error:
+        encoded = encode_error(error)
+    except ValidationError as error:
+        encoded = AnthropicErrors().validation(error.errors(), body(fields))
+    else:
+        raise AssertionError("it was accepted")
+    reply: Any = encoded.body
+    assert encoded.status == 400 and reply.error.type == "invalid_request_error"
+    message: str = reply.error.message
+    return message
+
+
+def spec(**fields: Any) -> MessageSpec:
+    return MessageSpec(**{"reply_id": "msg_1", "model": "tiny", **fields})
+
+
+def streamed(events: Iterable[GenerationEvent], **fields: Any) -> str:
+    stream = MessageStream(spec(stream=True, **fields), prompt_tokens=20)
+    wire = stream.open() + b"".join(stream.feed(0, event) for event in events) + stream.close()
+    return wire.decode()

@@ -1,0 +1,285 @@
+"""Wire requests → core Requests."""
+
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.messages import (
+    ImagePart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    ToolSpec,
+)
+from vllm_mlx.core.request import Request, SamplingParams
+
+from .bodies import HI, TOOL, conversation, counted, decode, refusal, spec_of
+
+
+def test_a_whole_request() -> None:
+    """Every field that is honoured, at once."""
+    request = decode(
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": " list ", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "system", "content": "Now in the middle.\n"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Look.\n", "signature": "abc"},
+                    {"type": "redacted_thinking", "data": "xyz"},
+                    {"type": "text", "text": "\nSure. "},
+                    {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {"b": 1, "a": [2]}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "and then?"},
+                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "file\n", "is_error": True},
+                ],
+            },
+        ],
+        tools=[TOOL],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        stop_sequences=["END"],
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        output_config={"effort": "high"},
+        max_tokens=2000,
+    )
+    assert request == Request(
+        request_id="msg_1",
+        messages=(
+            Message("system", (TextPart("Be brief."),)),
+            Message("user", (TextPart(" list "),)),
+            Message("system", (TextPart("Now in the middle.\n"),)),
+            Message(
+                "assistant",
+                (
+                    ReasoningPart("Look.\n"),
+                    TextPart("\nSure. "),
+                    ToolCallPart("call_1", "ls", {"b": 1, "a": [2]}),
+                ),
+            ),
+            Message("tool", (ToolResultPart("call_1", (TextPart("file\n"),), "ls", True),)),
+            Message("user", (TextPart("and then?"),)),
+        ),
+        tools=(ToolSpec("ls", "List.", {"type": "object"}),),
+        tool_choice=ToolChoice("auto"),
+        max_tool_calls=1,
+        sampling=SamplingParams(max_tokens=2000, temperature=0.5, top_p=0.9, top_k=5, stop=("END",)),
+        thinking="on",
+        template_kwargs={"reasoning_effort": "high"},
+    )
+
+
+def test_a_string_is_one_text() -> None:
+    text = [{"type": "text", "text": "hi"}]
+    for role in ("user", "assistant", "system"):
+        assert conversation({"role": role, "content": "hi"}) == conversation({"role": role, "content": text})
+    assert decode(system="hi") == decode(system=text)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [
+        (None, "auto"),
+        ({"type": "disabled"}, "off"),
+        ({"type": "adaptive", "display": "updates"}, "auto"),
+        ({"type": "between_tools"}, "auto"),
+        ({"type": "enabled", "budget_tokens": 1024}, "on"),
+    ],
+)
+def test_thinking(thinking: Any, expected: str) -> None:
+    assert decode(thinking=thinking, max_tokens=2000).thinking == expected
+    assert spec_of(thinking=thinking, max_tokens=2000).shows_thinking
+
+
+def test_omitted_thinking_comes_back_inside_the_signature() -> None:
+    from vllm_mlx.api.sealed import seal
+
+    assert not spec_of(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
+    hidden = {"type": "thinking", "thinking": "", "signature": seal("why\n")}
+    empty = {"type": "thinking", "thinking": "", "signature": "another"}
+    [message] = conversation({"role": "assistant", "content": [hidden, empty]})
+    assert message.parts == (ReasoningPart("why\n"),)
+
+
+def test_a_reply_that_the_client_began_is_gone_on_with() -> None:
+    begun = decode(messages=[*HI, {"role": "assistant", "content": "{"}])
+    assert begun.continue_final_message and not begun.add_generation_prompt
+    call = {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {}}
+    for content in ("", [], [call]):
+        whole = decode(messages=[*HI, {"role": "assistant", "content": content}])
+        assert whole.add_generation_prompt and not whole.continue_final_message
+
+
+def test_content_of_results() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    found = {
+        "type": "search_result",
+        "source": "http://a",
+        "title": "A",
+        "content": [{"type": "text", "text": "is a"}],
+        "citations": {"enabled": True},
+    }
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
+    [message] = conversation(
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "other", "content": [picture, found, document]},
+            ],
+        }
+    )
+    content = (ImagePart("data:image/png;base64,AA=="), TextPart("A\nhttp://a\nis a"), TextPart("words"))
+    assert message == Message("tool", (ToolResultPart("other", content),))
+    [empty] = conversation({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]})
+    assert empty == Message("tool", (ToolResultPart("x", ()),))
+
+
+def test_documents_and_images() -> None:
+    inner = [{"type": "text", "text": "one"}, {"type": "image", "source": {"type": "url", "url": "http://i"}}]
+    document = {"type": "document", "title": "T", "context": "C", "source": {"type": "content", "content": inner}}
+    [message] = conversation({"role": "user", "content": [document, {"type": "text", "text": "sum up"}]})
+    assert message.parts == (TextPart("T\nC"), TextPart("one"), ImagePart("http://i"), TextPart("sum up"))
+
+
+def test_ids_of_calls_are_the_engine_s_again() -> None:
+    calls = [{"type": "tool_use", "id": each, "name": "ls", "input": {}} for each in ("toolu_ab", "their-own")]
+    results = [{"type": "tool_result", "tool_use_id": each["id"], "content": "x"} for each in calls]
+    assistant, first, second = conversation(
+        {"role": "assistant", "content": calls}, {"role": "user", "content": results}
+    )
+    ids = [part.call_id for part in assistant.parts if isinstance(part, ToolCallPart)]
+    assert ids == ["call_ab", "their-own"]
+    assert [part.call_id for part in (*first.parts, *second.parts) if isinstance(part, ToolResultPart)] == ids
+
+
+def test_tools_of_anthropic() -> None:
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "custom", **TOOL, "cache_control": {"type": "ephemeral"}},
+        {"type": "mcp_toolset", "mcp_server_name": "x"},
+    ]
+    assert [tool.name for tool in decode(tools=tools).tools] == ["bash", "ls"]
+
+
+def test_a_deferred_tool_is_introduced_where_it_is_found() -> None:
+    tools = [{**TOOL, "name": "later", "defer_loading": True}, TOOL]
+    found = [{"type": "tool_reference", "tool_name": "later"}, {"type": "tool_reference", "tool_name": "gone"}]
+    request = decode(
+        tools=tools,
+        messages=[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": found}]}],
+    )
+    assert [tool.name for tool in request.tools] == ["ls"]
+    assert request.messages is not None
+    [result] = request.messages[0].parts
+    assert isinstance(result, ToolResultPart)
+    assert result.content == (
+        TextPart(
+            '{"type": "function", "function": {"name": "later", "description": "List.", '
+            '"parameters": {"type": "object"}}}'
+        ),
+        TextPart("The tool gone is not available."),
+    )
+
+
+def test_tools_that_come_and_go_in_the_conversation() -> None:
+    defined = {"type": "tool_definition", "definition": {**TOOL, "name": "new"}}
+    [message] = conversation(
+        {
+            "role": "system",
+            "content": [
+                {"type": "tool_addition", "tool": defined},
+                {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "ls"}},
+                {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "ls"}},
+            ],
+        },
+        tools=[{**TOOL, "defer_loading": True}],
+    )
+    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+    assert '"name": "new"' in texts[0] and '"name": "ls"' in texts[1]
+    assert texts[2] == "The tool ls is no longer available."
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}, {"system": "Be brief."}, {"thinking": {"type": "disabled"}}])
+def test_what_is_counted_is_what_would_run(fields: Any) -> None:
+    run, count = decode(**fields), counted(**fields)
+    names = ("messages", "tools", "tool_choice", "thinking", "template_kwargs", "add_generation_prompt")
+    assert [getattr(run, name) for name in names] == [getattr(count, name) for name in names]
+
+
+def test_unknown_fields_are_let_pass() -> None:
+    extras: dict[str, Any] = {
+        "metadata": {"user_id": "{}"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "service_tier": "auto",
+        "betas": ["x"],
+        "output_config": {"format": {"type": "json_schema", "schema": {}}},
+        "tomorrow": 1,
+    }
+    assert decode(**extras) == decode()
+    assert conversation({"role": "user", "content": "hi", "tomorrow": 1}) == conversation(*HI)
+
+
+BLOCK = "messages[0].content[0]"
+FILE = {"type": "image", "source": {"type": "file", "file_id": "x"}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": None}, "`max_tokens` must be an integer."),
+        ({"max_tokens": 0}, "`max_tokens` must be greater than or equal to 1."),
+        ({"messages": []}, "`messages` must not be empty."),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "`messages[0].role` 'tool' is not supported."),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1000}}, "`thinking.budget_tokens` must be at least 1024"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000},
+            "`thinking.budget_tokens` must be less than `max_tokens`.",
+        ),
+        ({"thinking": {"type": "enabled"}}, "`thinking.budget_tokens` is required."),
+        ({"tool_choice": {"type": "any"}, "tools": [TOOL]}, "`tool_choice` 'any' needs guided decoding"),
+        ({"tool_choice": {"type": "tool", "name": "ls"}, "tools": [TOOL]}, "`tool_choice` 'tool' needs guided"),
+        ({"tools": [{"name": "ls"}]}, "`tools[0].input_schema` is required."),
+        ({"tools": [{"input_schema": {}}]}, "`tools[0].name` is required."),
+        ({"stop_sequences": [""]}, "`stop_sequences` must not contain an empty string."),
+        ({"stop_sequences": ["a"] * 17}, "`stop_sequences` takes at most 16 strings."),
+        ({"temperature": 3}, "`temperature` must be at most 2"),
+        ({"mcp_servers": [{"url": "http://a"}]}, "This server calls no MCP servers"),
+        ({"messages": [{"role": "user", "content": [PDF]}]}, f"`{BLOCK}`: documents of type application/pdf are not"),
+        (
+            {"messages": [{"role": "user", "content": [FILE]}]},
+            f"`{BLOCK}`: this server keeps no files.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]},
+            f"`{BLOCK}.type` 'server_tool_use' is not supported.",
+        ),
+    ],
+)
+def test_refusals_name_the_place(fields: Any, said: str) -> None:
+    assert said in refusal(**fields)
+
+
+def test_max_tokens_is_required() -> None:
+    from pydantic import ValidationError
+
+    from vllm_mlx.api.anthropic.schema import MessagesBody
+
+    with pytest.raises(ValidationError, match="max_tokens"):
+        MessagesBody.model_validate({"messages": HI})
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    [message] = conversation({"role": "user", "content": "cut \ud83d"})
+    assert message.parts == (TextPart("cut \ufffd"),)

@@ -1,0 +1,183 @@
+"""Events → wire bytes, streamed and whole."""
+
+import json
+import timeit
+from typing import Any
+
+import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from vllm_mlx.api.anthropic.encode import MessageStream
+from vllm_mlx.api.anthropic.fold import MessageFold
+from vllm_mlx.api.sealed import unseal
+from vllm_mlx.core.errors import GenerationError, Overloaded
+from vllm_mlx.core.events import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+from ..events import THINKS_AND_CALLS, USAGE, cut_anywhere, finished, replies
+from ..golden import golden
+from .bodies import spec, streamed
+
+EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+
+
+def folded(events: list[GenerationEvent], **fields: Any) -> Any:
+    fold = MessageFold(spec(**fields))
+    for event in events:
+        fold.feed(0, event)
+    return json.loads(fold.finish())
+
+
+def events_of(wire: str) -> list[Any]:
+    """The data of each event, whose name is the data's type."""
+    *events, rest = wire.split("\n\n")
+    assert rest == ""
+    result = []
+    for event in events:
+        name, data = event.split("\n")
+        result.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {result[-1]['type']}"
+    return result
+
+
+def accumulated(wire: str) -> Any:
+    """What the vendor's own package makes of a stream."""
+    message: Any = None
+    buffers: dict[int, bytes] = {}
+    for data in events_of(wire):
+        if data["type"] == "ping":
+            continue
+        message = accumulate_event(event=EVENT.validate_python(data), current_snapshot=message, json_bufs=buffers)
+    return json.loads(message.to_json(exclude_unset=True))
+
+
+def test_the_stream_is_the_golden_one() -> None:
+    assert streamed(THINKS_AND_CALLS) == golden("messages.sse")
+
+
+def test_the_whole_reply_is_the_golden_one() -> None:
+    assert folded(THINKS_AND_CALLS) == json.loads(golden("messages.json"))
+
+
+def text_of(message: Any) -> Any:
+    return [(block["type"], block.get("text", block.get("thinking"))) for block in message["content"]]
+
+
+@given(st.data(), replies())
+def test_a_streamed_message_is_the_folded_one(data: Any, events: list[GenerationEvent]) -> None:
+    """But for arguments that are no JSON: there the package reads what it can."""
+    whole = folded(events)
+    wire = accumulated(streamed(data.draw(cut_anywhere(events))))
+    for message in (whole, wire):
+        for block in message["content"]:
+            if "_raw" in block.get("input", {}) or block["type"] == "tool_use":
+                block.pop("input")
+    assert {**wire, "stop_details": None} == {**whole, "stop_details": None}
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "sequence"),
+    [
+        (finished(), "end_turn", None),
+        (finished(FinishReason.LENGTH), "max_tokens", None),
+        (finished(FinishReason.TOOL_CALLS), "tool_use", None),
+        (finished(FinishReason.STOP, "END"), "stop_sequence", "END"),
+        (finished(FinishReason.STOP, 7), "end_turn", None),
+        (finished(FinishReason.TOOL_CALLS, "END"), "stop_sequence", "END"),
+        (finished(FinishReason.LENGTH, "END"), "max_tokens", None),
+    ],
+)
+def test_ends(end: Finished, reason: str, sequence: str | None) -> None:
+    message = folded([TextDelta("x"), end])
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+    *_, delta, stop = events_of(streamed([TextDelta("x"), end]))
+    assert delta["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    assert stop == {"type": "message_stop"}
+
+
+def test_prompt_tokens_are_input_and_cached_tokens() -> None:
+    usage = folded(THINKS_AND_CALLS)["usage"]
+    parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert sum(usage[part] for part in parts) == USAGE.prompt_tokens
+    assert usage["output_tokens_details"] == {"thinking_tokens": 4}
+
+
+def test_a_start_that_is_not_known_after_a_silence_is_sent_without_the_cache() -> None:
+    stream = MessageStream(spec(), prompt_tokens=20)
+    assert stream.open() == b""
+    start, ping = events_of(stream.keep_alive().decode())
+    assert start["message"]["usage"] == {
+        "input_tokens": 20,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
+    assert ping == {"type": "ping"}
+    assert stream.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert stream.feed(0, Started(20, 12)) == b""
+    assert events_of(stream.feed(0, finished()).decode())[-1]["usage"]["cache_read_input_tokens"] == 12
+
+
+def test_an_error_comes_after_the_end_of_the_open_block() -> None:
+    stream = MessageStream(spec(), prompt_tokens=20)
+    stream.feed(0, Started(20, 12))
+    stream.feed(0, ReasoningDelta("why"))
+    signed, stop, error = events_of(stream.fail(GenerationError("It broke.")).decode())
+    assert signed["delta"]["type"] == "signature_delta" and stop["type"] == "content_block_stop"
+    assert error == {"type": "error", "error": {"type": "api_error", "message": "It broke."}}
+    [overloaded] = events_of(
+        MessageStream(spec(), prompt_tokens=1).fail(Overloaded("Later.", retry_after_s=1)).decode()
+    )
+    assert overloaded["error"]["type"] == "overloaded_error"
+
+
+def test_omitted_thinking_travels_in_the_signature() -> None:
+    events: list[GenerationEvent] = [Started(20, 12), ReasoningDelta("why "), ReasoningDelta("so"), finished()]
+    wire = streamed(events, shows_thinking=False)
+    assert "why" not in wire
+    [block] = accumulated(wire)["content"]
+    assert block == folded(events, shows_thinking=False)["content"][0]
+    assert block["thinking"] == "" and unseal(block["signature"]) == "why so"
+
+
+def test_shown_thinking_has_a_signature_too() -> None:
+    [block] = folded([ReasoningDelta("why"), finished()])["content"]
+    assert block["thinking"] == "why" and block["signature"]
+
+
+def test_a_call_that_is_no_json_keeps_its_text() -> None:
+    events: list[GenerationEvent] = [ToolCallStart(0, "call_1", "ls"), ToolCallDelta(0, '{"a'), finished()]
+    [block] = folded(events)["content"]
+    assert block["input"] == {"_raw": '{"a'}
+
+
+def test_calls_keep_their_argument_order() -> None:
+    events: list[GenerationEvent] = [
+        ToolCallStart(0, "call_1", "ls"),
+        ToolCallDelta(0, '{"z":1,"a":2}'),
+        ToolCallEnd(0),
+        finished(FinishReason.TOOL_CALLS),
+    ]
+    [block] = folded(events)["content"]
+    assert list(block["input"]) == ["z", "a"] and block["id"] == "toolu_1"
+
+
+def test_a_delta_is_cheap() -> None:
+    stream = MessageStream(spec(), prompt_tokens=20)
+    stream.feed(0, Started(20, 12))
+    event = TextDelta("word ")
+    seconds = min(timeit.repeat(lambda: stream.feed(0, event), number=2000, repeat=5)) / 2000
+    assert seconds < 15e-6
