@@ -31,9 +31,7 @@ class EngineConfig:
     prefix_cache: bool = True
     cache_memory_bytes: int | None = None  # None: all that live rows leave free
     snapshot_every: int = 8192  # tokens between copies of state during a long prefill; 0: none
-    cache_reasoning: CacheReasoning = (
-        "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
-    )
+    cache_reasoning: CacheReasoning = "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
     enable_thinking: bool | None = None  # None: on
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"

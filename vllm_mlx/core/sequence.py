@@ -82,6 +82,7 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended it

@@ -98,6 +98,7 @@ class SequenceUpdate:
     tokens: tuple[TokenOutput, ...] = ()
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    cache_hit_kind: str = "miss"
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: VLLMMLXError | None = None

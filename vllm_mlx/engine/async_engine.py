@@ -3,21 +3,28 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from ..cache.stats import Entry
 from ..core.config import EngineConfig, ModelInfo
-from ..core.errors import EngineDead, Overloaded, VLLMMLXError
+from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, VLLMMLXError
 from ..core.memory import MemoryBudget
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..processing.processor import Prepared, Processor
+from ..processing.reply import Reply
 from ..processing.tokenizer import Tokenizer
 from ..runner.loader import Checkpoint, find_checkpoint
 from .engine import Engine
 from .generation import Choice, Generation
+from .stats import ReplyStats, Totals
+from .status import status_fields
 from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
@@ -31,6 +38,7 @@ class AsyncEngine:
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         """Loads everything, here and on the engine thread; returns when requests can come. Raises ConfigError."""
+        self._config = config
         tokenizer = Tokenizer.load(
             checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
         )
@@ -46,6 +54,7 @@ class AsyncEngine:
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="prompt")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id
+        self._totals = Totals(started_s=time.monotonic())
         self._seq_ids = itertools.count()
         self._closing = False
 
@@ -83,18 +92,50 @@ class AsyncEngine:
         prepared = await self._loop.run_in_executor(self._pool, self._processor.prepare, request)
         self._check_open()
         seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
-        num_prompt_tokens = len(prepared.prompt.token_ids)
-        choices = {
-            seq.seq_id: Choice(index, num_prompt_tokens, self._processor.output(prepared))
-            for index, seq in enumerate(seqs)
-        }
+        choices = {seq.seq_id: self._choice(prepared, seq, index) for index, seq in enumerate(seqs)}
         generation = Generation(
-            request.request_id, num_prompt_tokens, choices, abort=self._thread.abort, closed=self._forget
+            request.request_id,
+            len(prepared.prompt.token_ids),
+            choices,
+            abort=self._thread.abort,
+            closed=self._forget,
         )
         for seq in seqs:
             self._generations[seq.seq_id] = generation
         self._thread.add(seqs)
         return generation
+
+    async def count_tokens(self, request: Request) -> int:
+        """Tokens of the prompt that `submit` would run, however long it is. Raises RequestError."""
+        loop = asyncio.get_running_loop()
+        try:
+            prepared = await loop.run_in_executor(self._pool, self._processor.prepare, request)
+        except ContextLengthExceeded as error:
+            return error.num_prompt_tokens
+        return len(prepared.prompt.token_ids)
+
+    async def status(self) -> dict[str, Any]:
+        """How things stand, in the words of docs/api.md. Waits for the step under way. Raises EngineDead."""
+        self._raise_if_dead()
+        report = await asyncio.wrap_future(self._thread.inspect(Engine.report))
+        return status_fields(
+            info=self.info,
+            memory=self.memory,
+            report=report,
+            totals=self._totals,
+            replies=[reply for generation in self._open_generations() for reply in generation.replies],
+            now=time.monotonic(),
+        )
+
+    async def cache_entries(self) -> list[Entry]:
+        """The nodes of the prefix cache's tree. Raises EngineDead."""
+        self._raise_if_dead()
+        return await asyncio.wrap_future(self._thread.inspect(Engine.cache_entries))
+
+    async def clear_cache(self) -> int:
+        """Forget all cached state that no restore is using right now; returns the bytes freed. Raises EngineDead."""
+        self._raise_if_dead()
+        return await asyncio.wrap_future(self._thread.inspect(Engine.clear_cache))
 
     async def shutdown(self, drain_s: float) -> None:
         """Refuse new requests, give running ones `drain_s` to finish, then fail what is left and end the thread."""
@@ -110,9 +151,12 @@ class AsyncEngine:
         """Rows that hold state on the device right now."""
         return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.num_rows))
 
-    def _check_open(self) -> None:
+    def _raise_if_dead(self) -> None:
         if self._thread.error is not None:
             raise self._thread.error
+
+    def _check_open(self) -> None:
+        self._raise_if_dead()
         if self._closing:
             raise Overloaded("The server is shutting down.", retry_after_s=5)
 
@@ -128,9 +172,33 @@ class AsyncEngine:
             cache_salt=prepared.request.cache_salt,
         )
 
+    def _choice(self, prepared: Prepared, seq: Sequence, index: int) -> Choice:
+        request_id = prepared.request.request_id
+        stats = ReplyStats(
+            request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
+            prompt_tokens=seq.num_prompt_tokens,
+            max_tokens=seq.max_tokens,
+            arrived_s=time.monotonic(),
+        )
+        return Choice(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
+
+    def _reply_ended(self, prepared: Prepared, choice: Choice) -> None:
+        """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait."""
+        reply = choice.reply
+        self._processor.remember(prepared, reply)
+        if self._config.prefix_cache:
+            self._pool.submit(self._trim_cache, prepared, choice.seq, reply)
+
+    def _trim_cache(self, prepared: Prepared, seq: Sequence, reply: Reply) -> None:
+        self._thread.keep(seq, self._processor.kept_tokens(prepared, reply))
+
+    def _open_generations(self) -> list[Generation]:
+        return list(dict.fromkeys(self._generations.values()))
+
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
             self._generations.pop(seq_id, None)
+        self._totals.requests += 1
 
     # -- called on the engine thread
 
@@ -154,8 +222,9 @@ class AsyncEngine:
         for update in updates:
             generation = self._generations.get(update.seq_id)
             if generation is not None:
+                self._totals.take(generation.stats(update.seq_id), update, time.monotonic())
                 generation.put(update)
 
     def _fail_all(self, error: VLLMMLXError) -> None:
-        for generation in set(self._generations.values()):
+        for generation in self._open_generations():
             generation.put(error)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..cache.stats import Entry
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, GenerationError
@@ -12,13 +13,14 @@ from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..runner.calibrate import Calibration, calibrate
-from ..runner.device import apply_limits, device_memory
+from ..runner.device import apply_limits, device_memory, device_usage
 from ..runner.loader import Checkpoint, load_weights, weights_bytes
 from ..runner.model import TextModel
 from ..runner.runner import Runner
 from ..scheduler.pacing import PrefillPacer
 from ..scheduler.prefix import PrefixCache
 from ..scheduler.scheduler import Scheduler
+from .report import EngineReport
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,13 @@ class Engine:
         cache = self._scheduler.prefix_cache
         return None if cache is None else cache.tree
 
+    def cache_entries(self) -> list[Entry]:
+        return [] if self.cache_tree is None else list(self.cache_tree.entries())
+
+    def clear_cache(self) -> int:
+        """Returns the bytes freed."""
+        return 0 if self.cache_tree is None else self.cache_tree.clear()
+
     def live_bytes(self) -> int:
         return self._runner.live_bytes()
 
@@ -109,6 +118,24 @@ class Engine:
 
     def abort(self, seq_id: int) -> None:
         self._scheduler.abort(seq_id)
+
+    def keep(self, seq: Sequence, num_tokens: int) -> None:
+        """How much of a finished sequence a later turn can use."""
+        self._scheduler.keep(seq, num_tokens)
+
+    def report(self) -> EngineReport:
+        """How things stand now."""
+        cache = self._scheduler.prefix_cache
+        return EngineReport(
+            num_steps=self.num_steps,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
+            live_bytes=self._runner.live_bytes(),
+            device=device_usage(),
+            cache=None if cache is None else cache.tree.stats,
+            num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
+        )
 
     def step(self, deliver: Deliver) -> None:
         """One step. Tokens are delivered before the prefill that shares the step with them runs.

@@ -7,8 +7,11 @@ from types import TracebackType
 
 from ..core.errors import VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
+from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..processing.output import OutputProcessor
+from ..processing.reply import Reply
+from .stats import ReplyStats
 
 IndexedEvent = tuple[int, GenerationEvent]
 
@@ -16,10 +19,16 @@ IndexedEvent = tuple[int, GenerationEvent]
 class Choice:
     """One of the n replies."""
 
-    def __init__(self, index: int, num_prompt_tokens: int, output: OutputProcessor):
+    def __init__(
+        self, index: int, seq: Sequence, output: OutputProcessor, stats: ReplyStats, ended: Callable[["Choice"], None]
+    ):
+        """`ended` is called once the reply is whole, before its last event is seen."""
         self.index = index
-        self._num_prompt_tokens = num_prompt_tokens
+        self.seq = seq
+        self.stats = stats
+        self._num_prompt_tokens = seq.num_prompt_tokens
         self._output = output
+        self._ended = ended
         self._num_cached_tokens: int | None = None  # known once it has been scheduled
         self.is_open = True
 
@@ -38,13 +47,19 @@ class Choice:
         elif update.num_computed_tokens < self._num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, self._num_prompt_tokens))
         if self._output.stopped:
-            self.is_open = False
-            events += self._output.finish(FinishReason.STOP, cached_tokens=self._num_cached_tokens)
-        elif update.finish_reason is not None:
-            self.is_open = False
-            events += self._output.finish(
-                update.finish_reason, update.stop_token_id, cached_tokens=self._num_cached_tokens
-            )
+            return events + self._finish(FinishReason.STOP, None)
+        if update.finish_reason is not None:
+            return events + self._finish(update.finish_reason, update.stop_token_id)
+        return events
+
+    @property
+    def reply(self) -> Reply:
+        return self._output.reply
+
+    def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:
+        self.is_open = False
+        events = self._output.finish(reason, stop_token_id, cached_tokens=self._num_cached_tokens or 0)
+        self._ended(self)
         return events
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
@@ -72,6 +87,14 @@ class Generation:
         self._closed = closed
         self._news: list[SequenceUpdate | VLLMMLXError] = []
         self._wake = asyncio.Event()
+
+    @property
+    def replies(self) -> list[ReplyStats]:
+        """Those under way."""
+        return [choice.stats for choice in self._choices.values() if choice.is_open]
+
+    def stats(self, seq_id: int) -> ReplyStats:
+        return self._choices[seq_id].stats
 
     async def __aenter__(self) -> "Generation":
         return self

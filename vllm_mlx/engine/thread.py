@@ -27,6 +27,12 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Keep:
+    seq: Sequence
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -39,7 +45,7 @@ class _Inspect:
     answer: "Future[object]"
 
 
-_Message = _Add | _Abort | _Stop | _Inspect
+_Message = _Add | _Abort | _Keep | _Stop | _Inspect
 
 
 class EngineThread:
@@ -66,6 +72,10 @@ class EngineThread:
     def abort(self, seq_ids: Iterable[int]) -> None:
         """Takes effect before the next step: within one prefill chunk."""
         self._inbox.put(_Abort(tuple(seq_ids)))
+
+    def keep(self, seq: Sequence, num_tokens: int) -> None:
+        """Of a finished sequence, what a later turn can use; the rest leaves the prefix cache."""
+        self._inbox.put(_Keep(seq, num_tokens))
 
     def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
         answer: Future[T] = Future()
@@ -112,6 +122,8 @@ class EngineThread:
                 case _Abort(seq_ids):
                     for seq_id in seq_ids:
                         engine.abort(seq_id)
+                case _Keep(seq, num_tokens):
+                    engine.keep(seq, num_tokens)
                 case _Inspect(ask, answer):
                     _answer(engine, ask, answer)
                 case _Stop():

@@ -34,3 +34,14 @@ def apply_limits(budget_bytes: int) -> None:
     recommended = device_memory().recommended_bytes
     if recommended is not None:
         mx.set_wired_limit(min(recommended, budget_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsage:
+    active_bytes: int
+    peak_bytes: int
+    cache_bytes: int  # freed buffers that MLX keeps
+
+
+def device_usage() -> DeviceUsage:
+    return DeviceUsage(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())

@@ -51,6 +51,10 @@ class PrefixCache:
         """The deepest stored point of prompt and reply. The caller, or who carries out the restore, releases it."""
         return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
 
+    def trim(self, seq: Sequence, num_tokens: int) -> None:
+        """Forget what is stored of prompt and reply beyond `num_tokens`, unless others share it."""
+        self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
+
     def drop(self, match: Match, seq: Sequence) -> None:
         """Forget a path that turned out damaged."""
         self.tree.drop(match.space, self._key(seq, match.length))

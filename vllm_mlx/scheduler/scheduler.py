@@ -47,6 +47,7 @@ class Scheduler:
         self._release: list[int] = []
         self._captures: list[Capture] = []  # of rows that leave
         self._restores: list[Restore] = []
+        self._trims: list[tuple[Sequence, int]] = []
         self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
         self._uncached: set[int] = set()  # sequences whose match was damaged: they start from nothing
         self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
@@ -68,7 +69,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._release)
+        return bool(self._waiting or self._running or self._release or self._trims)
 
     def live_bytes(self) -> int:
         """Bytes of all live rows, their padding included, prefilling ones at their full prompt."""
@@ -86,6 +87,11 @@ class Scheduler:
             return False
         self._finish(seq, FinishReason.ABORT)
         return True
+
+    def keep(self, seq: Sequence, num_tokens: int) -> None:
+        """Of a finished sequence only this much can serve a later turn: the rest leaves the cache."""
+        if self._prefix_cache is not None:
+            self._trims.append((seq, num_tokens))
 
     def abort_all(self) -> list[int]:
         seq_ids = [seq.seq_id for seq in (*self._running.values(), *self._waiting)]
@@ -157,6 +163,7 @@ class Scheduler:
                 cache.tree.release(match)
             if not seq.num_preemptions:
                 seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
+                seq.cache_hit_kind = match.kind
         cache.plan_points(seq)
 
     def _follows_another(self, seq: Sequence) -> bool:
@@ -213,6 +220,9 @@ class Scheduler:
             return
         for snapshot in output.snapshots:
             cache.insert(snapshot, self._now)
+        for seq, num_tokens in self._trims:  # by now the step that captured the sequence has run
+            cache.trim(seq, num_tokens)
+        self._trims.clear()
         for restore in output.failed_restores:
             cache.drop(restore.match, restore.seq)
             self._start_over(restore.seq)
@@ -225,6 +235,7 @@ class Scheduler:
             self._release.append(seq.seq_id)
             seq.status = SequenceStatus.WAITING
             seq.num_computed_tokens = seq.num_cached_tokens = 0
+            seq.cache_hit_kind = "miss"
             self._waiting.appendleft(seq)
 
     def _row_bytes(self, *, extra: int) -> int:
@@ -353,6 +364,7 @@ def _news(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate
         tokens=tokens,
         num_computed_tokens=seq.num_computed_tokens,
         num_cached_tokens=seq.num_cached_tokens,
+        cache_hit_kind=seq.cache_hit_kind,
         finish_reason=seq.finish_reason,
         stop_token_id=seq.stop_token_id,
     )

@@ -1,0 +1,20 @@
+"""Figures about the engine, as plain values. Asks nobody."""
+
+from dataclasses import dataclass
+
+from ..cache.stats import TreeStats
+from ..runner.device import DeviceUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """Of one moment between two steps."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    live_bytes: int  # of all rows, their padding included
+    device: DeviceUsage
+    cache: TreeStats | None  # None: the prefix cache is off
+    num_skipped_captures: int  # state not kept for want of memory
