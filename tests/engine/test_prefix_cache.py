@@ -165,7 +165,7 @@ def test_damaged_state_is_dropped_and_the_reply_is_right(model, driver):
     run(driver, ids)
     tree = driver.engine.cache_tree
     for node in tree._store.nodes():
-        node.segment = replace(node.segment, attention=(), windows=())
+        node.segment = replace(node.segment, blocks=(), windows=())
         node.state = None if node.state is None else replace(node.state, layers=())
     assert check(driver, path, ids) == 0
     assert check(driver, path, ids) == 79

@@ -7,6 +7,7 @@ the resume point, both at `RowFootprint.bytes_per_token`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from ..core.memory import allocated_slots
 from .layers import LayerCaches, leaves
 from .segment import ResumeRule
 
+BLOCK_TOKENS = 1024  # of attention KV that is cut as a whole
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
 
 
@@ -24,28 +26,71 @@ class DamagedSnapshot(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class KVSegment:
-    """KV of a run of tokens: attention layers for all of them, window layers from `window_offset` on."""
+class Block:
+    """Attention KV of a few successive tokens, one pair a layer."""
 
     length: int
     attention: tuple[KV, ...]
+
+    def cut(self, start: int, end: int) -> "Block":
+        if (start, end) == (0, self.length):
+            return self
+        return Block(end - start, _cut(self.attention, start, end))
+
+
+@dataclass(frozen=True, slots=True)
+class KVSegment:
+    """KV of a run of tokens: attention layers for all of them, in blocks, window layers from `window_offset` on.
+
+    Blocks make a split cheap: it copies one of them, and the window.
+    """
+
+    length: int
+    blocks: tuple[Block, ...]
     windows: tuple[KV, ...]
     window_offset: int  # tokens from the segment's start
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for kv in (*self.attention, *self.windows) for array in kv)
+        attention = (kv for block in self.blocks for kv in block.attention)
+        return sum(array.nbytes for kv in (*attention, *self.windows) for array in kv)
 
     def split(self, at: int) -> tuple["KVSegment", "KVSegment"]:
         cut = min(max(at - self.window_offset, 0), self.length - self.window_offset)
-        left = KVSegment(at, _cut(self.attention, 0, at), _cut(self.windows, 0, cut), min(self.window_offset, at))
+        num_windowed = self.length - self.window_offset
+        left = KVSegment(at, self._blocks(0, at), _cut(self.windows, 0, cut), min(self.window_offset, at))
         right = KVSegment(
             self.length - at,
-            _cut(self.attention, at, self.length),
-            _cut(self.windows, cut, self.length - self.window_offset),
+            self._blocks(at, self.length),
+            _cut(self.windows, cut, num_windowed),
             max(self.window_offset - at, 0),
         )
         return left, right
+
+    def attention(self, layer: int, num_tokens: int) -> list[KV]:
+        """One layer's KV of the first `num_tokens`, in parts."""
+        return [block.attention[layer] for block in self._lazy_blocks(0, num_tokens)]
+
+    def _blocks(self, start: int, end: int) -> tuple[Block, ...]:
+        return tuple(block.cut(*span) for block, span in self._spans(start, end))
+
+    def _lazy_blocks(self, start: int, end: int) -> list[Block]:
+        return [
+            block
+            if span == (0, block.length)
+            else Block(span[1] - span[0], tuple(_cut_one(kv, *span) for kv in block.attention))
+            for block, span in self._spans(start, end)
+        ]
+
+    def _spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
+        """Blocks that hold tokens of `[start, end)`, each with the part of it that does."""
+        spans, position = [], 0
+        for block in self.blocks:
+            low, high = max(start - position, 0), min(end - position, block.length)
+            if low < high:
+                spans.append((block, (low, high)))
+            position += block.length
+        return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +165,14 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
     `end` is the row's length.
     """
     window_start = start if window is None else max(start, end - window)
-    attention = _cut(row.attention, start, end)
+    edges = [*range(start, end, BLOCK_TOKENS), end]
+    blocks = tuple(Block(high - low, _cut(row.attention, low, high)) for low, high in pairwise(edges))
     windows = tuple(_tail(kv, end - window_start) for kv in row.windows)
     recurrent = tuple(tuple(_own(a) for a in layer) for layer in row.recurrent)
+    attention = [kv for block in blocks for kv in block.attention]
     copies = [array for kv in (*attention, *windows) for array in kv]
     mx.eval(copies, [array for layer in recurrent for array in layer if array is not None])
-    segment = KVSegment(end - start, attention, windows, window_start - start)
+    segment = KVSegment(end - start, blocks, windows, window_start - start)
     return segment, window_start, RecurrentState(recurrent) if recurrent else None
 
 
@@ -141,7 +188,7 @@ def restore(
     for leaf in leaves(caches):
         match leaf:
             case upstream.KVCache():
-                parts = [_taken(piece, piece.segment.attention[attention]) for piece in pieces]
+                parts = [part for piece in pieces for part in piece.segment.attention(attention, piece.take)]
                 leaf.keys, leaf.values = (_join(parts, side, allocated_slots(capacity)) for side in (0, 1))
                 _check(sum(part[0].shape[2] for part in parts) == length, "attention KV is incomplete")
                 leaf.offset = length
@@ -165,7 +212,11 @@ def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: Rec
     num_recurrent = kinds.count(upstream.ArraysCache)
     _check(num_recurrent == (0 if state is None else len(state.layers)), "recurrent state is missing")
     for piece in pieces:
-        _check(len(piece.segment.attention) == kinds.count(upstream.KVCache), "attention layers are missing")
+        num_attention = kinds.count(upstream.KVCache)
+        _check(
+            all(len(block.attention) == num_attention for block in piece.segment.blocks),
+            "attention layers are missing",
+        )
         _check(len(piece.segment.windows) == kinds.count(upstream.RotatingKVCache), "window layers are missing")
 
 
@@ -183,12 +234,9 @@ def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length
     leaf.offset, leaf._idx = length, held
 
 
-def _taken(piece: StoredPiece, kv: KV) -> KV:
-    return kv if piece.take == kv[0].shape[2] else _cut_one(kv, 0, piece.take)
-
-
 def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
     arrays = [part[side] for part in parts]
+    _check(bool(arrays), "KV is missing")
     held = sum(array.shape[2] for array in arrays)
     _check(all(array.shape[0] == 1 for array in arrays), "KV is not of one row")
     if slots > held:

@@ -35,6 +35,7 @@ class PrefixCache:
         self._snapshot_every = snapshot_every
         self._keys: dict[int, bytes] = {}  # seq_id -> packed prompt
         self._points: dict[int, set[int]] = {}  # seq_id -> token counts at which prefill stops to be captured
+        self._lattice: dict[int, set[int]] = {}  # seq_id -> those points that serve an abort only
         self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured, wherever it ends
         self.num_skipped_captures = 0  # for want of memory
         tree.add_model(fingerprint, rule)
@@ -45,6 +46,7 @@ class PrefixCache:
     def close(self, seq: Sequence) -> None:
         self._keys.pop(seq.seq_id, None)
         self._points.pop(seq.seq_id, None)
+        self._lattice.pop(seq.seq_id, None)
         self._capture_soon.discard(seq.seq_id)
 
     def match(self, seq: Sequence, now: float) -> Match:
@@ -66,7 +68,9 @@ class PrefixCache:
         if not self._resumes_anywhere:
             points.update(seq.prompt.snapshot_points)
         if every:
-            points.update(range(start + every, end - every // 2, every))
+            lattice = set(range(start + every, end - every // 2, every)) - points
+            self._lattice[seq.seq_id] = lattice
+            points |= lattice
         self._points[seq.seq_id] = {point for point in points if start < point <= end}
 
     def next_point(self, seq: Sequence) -> int:
@@ -106,7 +110,7 @@ class PrefixCache:
 
     def insert(self, snapshot: Snapshot, now: float) -> bool:
         capture = snapshot.capture
-        return self.tree.insert(
+        is_stored = self.tree.insert(
             self._space(capture.seq),
             capture.key,
             start=capture.start,
@@ -115,6 +119,10 @@ class PrefixCache:
             state=snapshot.state,
             now=now,
         )
+        if is_stored and capture.end >= capture.seq.prefill_end:
+            for point in self._lattice.pop(capture.seq.seq_id, ()):
+                self.tree.drop_state(self._space(capture.seq), capture.key[: point * WORD_BYTES])
+        return is_stored
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
         """Whether `seq` had better wait for what `leader` is computing; the point it waits for is made sure of.
