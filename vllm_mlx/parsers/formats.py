@@ -34,6 +34,8 @@ class ReasoningFormat:
     wrap: tuple[str, str] | None = None  # tags around the answer
     headers: tuple[Opening, ...] = ()  # of messages, where a header says what its message is
     header_tags: tuple[str, ...] = ()  # that stand inside of `headers`
+    gate: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # what opens and ends thoughts, where headers do
+    atoms: tuple[str, ...] = ()  # tokens that the tags are spelled with, where they are no tokens themselves
 
     @property
     def tags(self) -> tuple[str, ...]:

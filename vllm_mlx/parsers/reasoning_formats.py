@@ -26,6 +26,8 @@ _HARMONY = ReasoningFormat(
     closes=("<|end|>", "<|return|>"),
     headers=HARMONY_HEADERS,
     header_tags=(_MESSAGE, "<|constrain|>"),
+    gate=(("<|channel|>analysis<|message|>",), ("<|channel|>final<|message|>",)),
+    atoms=("<|channel|>",),
 )
 _RECIPIENT_HEADER = header(_MESSAGE, recipient_route)
 _MUSE = ReasoningFormat(
@@ -37,6 +39,8 @@ _MUSE = ReasoningFormat(
         Opening("assistant to=", _RECIPIENT_HEADER, Place.AT_START, keeps_marker=True),
     ),
     header_tags=(_MESSAGE,),
+    gate=(("to=self<|message|>",), ("to=user<|message|>",)),
+    atoms=(_MESSAGE,),
 )
 _GRANITE = ReasoningFormat(
     ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
@@ -64,6 +68,7 @@ _IFM = ReasoningFormat(
 _FRAMES = ReasoningFormat(
     ("<|open|>think<|sep|>",),
     ("<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    atoms=("<|close|>",),
 )
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
@@ -85,7 +90,9 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "kimi_k3": _FRAMES,
     "cohere_command3": _COHERE,
     "inkling": _INKLING,
-    "plamo3": _tags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "plamo3": ReasoningFormat(
+        ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",), atoms=("<|plamo:end_",)
+    ),
     "muse": _MUSE,
     "longcat": _tags("<longcat_think>", "</longcat_think>"),
     "apertus": _tags("<|inner_prefix|>", "<|inner_suffix|>"),
