@@ -17,6 +17,7 @@ from .routes.health import health_routes
 from .routes.models import models_routes
 from .routes.openai import openai_routes
 from .routes.responses import responses_routes
+from .routes.status import status_routes
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
@@ -27,6 +28,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app.include_router(anthropic_routes(engine, config, models))
     app.include_router(responses_routes(engine, config, models))
     app.include_router(models_routes(engine, models))
+    app.include_router(status_routes(engine))
     app.include_router(health_routes(engine))
     add_error_handlers(app)
     return app

@@ -1,10 +1,11 @@
 """What the server asks of an engine. `engine.AsyncEngine` is one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..api.encoder import TokenNames
+from ..cache.stats import Entry
 from ..core.config import ModelInfo
 from ..core.events import GenerationEvent
 from ..core.request import Request
@@ -46,6 +47,18 @@ class Engine(Protocol):
 
     async def count_tokens(self, request: Request) -> int:
         """Tokens of the prompt that `submit` would run, however long it is. Raises RequestError."""
+        ...
+
+    async def status(self) -> dict[str, Any]:
+        """How things stand. Raises EngineDead."""
+        ...
+
+    async def cache_entries(self) -> Sequence[Entry]:
+        """The nodes of the prefix cache's tree. Raises EngineDead."""
+        ...
+
+    async def clear_cache(self) -> int:
+        """Forget cached state; returns the bytes freed. Raises EngineDead."""
         ...
 
     async def shutdown(self, drain_s: float) -> None:

@@ -1,0 +1,120 @@
+"""`/v1/status` and `/v1/cache` over a real engine: the names monitors read, and figures that agree with the replies."""
+
+import httpx
+import pytest
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+from .running import serving
+
+REQUEST_FIELDS = {
+    "request_id": str,
+    "status": str,
+    "phase": str,
+    "elapsed_s": float,
+    "prompt_tokens": int,
+    "completion_tokens": int,
+    "max_tokens": int,
+    "progress": float,
+    "tokens_per_second": float,
+    "cache_hit_type": str,
+    "cached_tokens": int,
+}
+SERVER_FIELDS = {
+    "status": str,
+    "model": str,
+    "uptime_s": float,
+    "steps_executed": int,
+    "num_running": int,
+    "num_waiting": int,
+    "total_requests_processed": int,
+    "total_prompt_tokens": int,
+    "total_completion_tokens": int,
+    "generation_tps": float,
+    "prompt_tps": float,
+    "requests": list,
+}
+CACHE_FIELDS = {
+    "hits": int,
+    "misses": int,
+    "hit_rate": float,
+    "evictions": int,
+    "tokens_saved": int,
+    "current_memory_mb": float,
+    "max_memory_mb": float,
+    "memory_utilization": float,
+    "entry_count": int,
+}
+
+
+@pytest.fixture
+def server(checkpoint):
+    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30)
+    engine = AsyncEngine.start(config)
+    with serving(engine) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        yield client
+
+
+def ask(client: httpx.Client, text: str, **fields) -> dict:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 5, "temperature": 0, **fields}
+    reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def has_types(values: dict, types: dict) -> bool:
+    return all(type(values[name]) is kind for name, kind in types.items())
+
+
+def test_an_idle_server_has_every_field(server):
+    status = server.get("/v1/status").json()
+    assert has_types(status, SERVER_FIELDS)
+    assert has_types(status["cache"], CACHE_FIELDS)
+    assert status["status"] == "idle"
+    assert status["requests"] == []
+    assert set(status["metal"]) == {"active_memory_gb", "peak_memory_gb", "cache_memory_gb"}
+
+
+def test_totals_agree_with_what_clients_were_told(server):
+    usages = [ask(server, text)["usage"] for text in ("hello there", "hello there", "another question")]
+    status = server.get("/v1/status").json()
+    assert status["total_requests_processed"] == 3
+    assert status["total_prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert status["total_completion_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached[0] == 0
+    assert cached[1] == usages[1]["prompt_tokens"] - 1
+    assert status["total_cached_tokens"] == sum(cached)
+    assert status["cache"]["tokens_saved"] == sum(cached)
+    assert status["cache"]["hits"] + status["cache"]["misses"] == 3
+    assert 0 < status["cache"]["current_memory_mb"] <= status["cache"]["max_memory_mb"]
+    assert status["memory"]["cache_bytes"] == pytest.approx(status["cache"]["current_memory_mb"] * 1e6, abs=600)
+
+
+def test_a_request_under_way_is_shown(server):
+    body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
+    with server.stream("POST", "/v1/completions", json=body) as reply:
+        lines = reply.iter_lines()
+        for _ in range(6):
+            next(lines)
+        status = server.get("/v1/status").json()
+        assert status["status"] == "running"
+        [request] = status["requests"]
+        assert has_types(request, REQUEST_FIELDS)
+        assert request["phase"] == "generation"
+        assert 0 < request["progress"] < 1
+        assert request["ttft_s"] > 0
+        assert request["cache_hit_type"] == "miss"
+        assert status["num_running"] == 1
+
+
+def test_the_cache_can_be_seen_and_cleared(server):
+    ask(server, "hello there, this is a question")
+    seen = server.get("/v1/cache").json()
+    assert sum(entry["segment_bytes"] for entry in seen["data"]) > 0
+    assert {entry["parent_id"] for entry in seen["data"]} <= {None, *(entry["node_id"] for entry in seen["data"])}
+    assert server.delete("/v1/cache").json()["freed_bytes"] > 0
+    assert server.get("/v1/cache").json()["data"] == []
+    usage = ask(server, "hello there, this is a question")["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
