@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -76,6 +76,7 @@ def text_of(message: Any) -> Any:
     return [(block["type"], block.get("text", block.get("thinking"))) for block in message["content"]]
 
 
+@settings(deadline=None)  # the package builds its types at first
 @given(st.data(), replies())
 def test_a_streamed_message_is_the_folded_one(data: Any, events: list[GenerationEvent]) -> None:
     """But for arguments that are no JSON: there the package reads what it can."""

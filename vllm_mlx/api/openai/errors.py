@@ -16,6 +16,7 @@ from .replies import ErrorDetail, ErrorReply
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+UNKNOWN = "unknown_parameter"  # the client's own word
 
 
 class OpenAIErrors:
@@ -38,7 +39,7 @@ class OpenAIErrors:
 
 def encode_error(error: VLLMMLXError, renamed: Mapping[str, str] | None = None) -> HTTPError:
     detail = error_detail(error)
-    if renamed and detail.param is not None:
+    if renamed and detail.param is not None and detail.code != UNKNOWN:
         detail.param = renamed.get(detail.param, detail.param)
     retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
     return HTTPError(_status(error), ErrorReply(error=detail), detail.code, retry_after_s)

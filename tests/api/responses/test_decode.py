@@ -1,0 +1,237 @@
+"""Wire requests → core Requests."""
+
+from typing import Any
+
+import pytest
+
+from vllm_mlx.api.responses.fields import SKIPPED_ITEMS
+from vllm_mlx.api.sealed import seal
+from vllm_mlx.core.messages import (
+    ImagePart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    ToolSpec,
+)
+from vllm_mlx.core.request import Request, SamplingParams
+
+from .bodies import NAMESPACE, TOOL, conversation, decode, decoded, refusal
+
+
+def call(name: str, call_id: str = "call_1", **fields: Any) -> Any:
+    return {"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name, "arguments": "{}", **fields}
+
+
+def result(output: Any, call_id: str = "call_1") -> Any:
+    return {"type": "function_call_output", "id": "fco_1", "call_id": call_id, "output": output}
+
+
+def test_a_whole_request() -> None:
+    """As Codex sends it, and with every field that is honoured."""
+    request = decode(
+        instructions="Be brief.",
+        input=[
+            {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "D"}]},
+            {"role": "user", "content": " list\n"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm\n"}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "\nSure", "annotations": []}],
+            },
+            call("ls", arguments='{"b":1,"a":2}'),
+            call("wait", "call_2", namespace="multi"),
+            result("file\n"),
+            result([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://i"}], "call_2"),
+        ],
+        tools=[TOOL, NAMESPACE, {"type": "web_search", "external_web_access": True}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        max_output_tokens=50,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=4,
+        min_p=0.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        seed=7,
+        cache_salt="s",
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"format": {"type": "text"}, "verbosity": "low"},
+        include=["reasoning.encrypted_content"],
+        store=False,
+        prompt_cache_key="k",
+        client_metadata={"session_id": "x"},
+    )
+    assert request == Request(
+        request_id="resp_1",
+        messages=(
+            Message("system", (TextPart("Be brief."),)),
+            Message("system", (TextPart("D"),)),
+            Message("user", (TextPart(" list\n"),)),
+            Message(
+                "assistant",
+                (
+                    ReasoningPart("Hm\n"),
+                    TextPart("\nSure"),
+                    ToolCallPart("call_1", "ls", {"b": 1, "a": 2}),
+                    ToolCallPart("call_2", "multi__wait", {}),
+                ),
+            ),
+            Message("tool", (ToolResultPart("call_1", (TextPart("file\n"),), "ls"),)),
+            Message("tool", (ToolResultPart("call_2", (TextPart("a"), ImagePart("http://i")), "multi__wait"),)),
+        ),
+        tools=(ToolSpec("ls", "List.", {"type": "object"}), ToolSpec("multi__wait", None, None)),
+        tool_choice=ToolChoice("auto"),
+        max_tool_calls=1,
+        sampling=SamplingParams(
+            max_tokens=50,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=4,
+            min_p=0.1,
+            presence_penalty=0.1,
+            frequency_penalty=0.2,
+            repetition_penalty=1.1,
+            seed=7,
+        ),
+        thinking="on",
+        template_kwargs={"reasoning_effort": "low"},
+        cache_salt="s",
+    )
+
+
+def test_a_string_is_one_message_of_the_user() -> None:
+    assert conversation({"role": "user", "content": "hi"}) == decode().messages
+
+
+def test_how_the_reply_is_written() -> None:
+    spec = decoded(tools=[NAMESPACE], store=False, stream=True, reasoning={"summary": "auto"}).reply
+    assert spec.namespaces == {"multi__wait": ("multi", "wait")}
+    assert (spec.store, spec.stream, spec.shows_summary, spec.seals_reasoning) == (False, True, True, False)
+    assert decoded().reply.store and decoded(include=["reasoning.encrypted_content"]).reply.seals_reasoning
+    assert spec.echo["tools"] == [NAMESPACE] and spec.echo["store"] is False
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {
+            "content": [{"type": "reasoning_text", "text": "why"}],
+            "summary": [{"type": "summary_text", "text": "other"}],
+        },
+        {"encrypted_content": seal("why"), "summary": [{"type": "summary_text", "text": "other"}]},
+        {"encrypted_content": "another server's", "summary": [{"type": "summary_text", "text": "why"}]},
+    ],
+)
+def test_reasoning_comes_back_in_whatever_form_the_client_kept_it(item: Any) -> None:
+    [message] = conversation({"type": "reasoning", **item})
+    assert message == Message("assistant", (ReasoningPart("why"),))
+
+
+def test_reasoning_that_cannot_be_read_is_left_out() -> None:
+    assert conversation({"type": "reasoning", "encrypted_content": "x"}, {"role": "user", "content": "hi"}) == (
+        Message("user", (TextPart("hi"),)),
+    )
+
+
+def test_replies_in_a_row_are_one_only_until_something_else_comes() -> None:
+    roles = [message.role for message in conversation(call("ls"), result("x"), call("ls"), call("ls", "call_2"))]
+    assert roles == ["assistant", "tool", "assistant"]
+
+
+def test_custom_calls() -> None:
+    messages = conversation(
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+    )
+    assert messages == (
+        Message("assistant", (ToolCallPart("c", "apply_patch", {"input": "*** Begin"}),)),
+        Message("tool", (ToolResultPart("c", (TextPart("done"),), "apply_patch"),)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["custom", "web_search", "tool_search", "file_search", "mcp", "of_tomorrow"])
+def test_tools_that_are_no_functions_are_taken_and_not_shown(kind: str) -> None:
+    assert [tool.name for tool in decode(tools=[{"type": kind, "name": "x"}, TOOL]).tools] == ["ls"]
+
+
+@pytest.mark.parametrize("kind", sorted(SKIPPED_ITEMS))
+def test_items_of_other_servers_are_skipped(kind: str) -> None:
+    assert len(conversation({"type": kind, "id": "x"}, {"role": "user", "content": "hi"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "thinking"),
+    [(None, "auto"), ({}, "auto"), ({"effort": "none"}, "off"), ({"effort": "high"}, "on")],
+)
+def test_effort(reasoning: Any, thinking: str) -> None:
+    assert decode(reasoning=reasoning).thinking == thinking
+
+
+def test_chat_template_kwargs_go_first() -> None:
+    request = decode(chat_template_kwargs={"enable_thinking": False}, reasoning={"effort": "high"})
+    assert request.thinking == "off"
+
+
+def test_earlier_items_come_before_the_new_ones() -> None:
+    from vllm_mlx.api.responses.decode import decode_response
+    from vllm_mlx.api.responses.schema import ResponsesBody
+
+    before = decoded(input="first").items
+    body = ResponsesBody.model_validate({"input": "second", "instructions": "I"})
+    again = decode_response(body, earlier=before, reply_id="resp_2", model="tiny", created_at=5)
+    assert again.request.messages is not None
+    assert [message.parts[0] for message in again.request.messages] == [
+        TextPart("I"),
+        TextPart("first"),
+        TextPart("second"),
+    ]
+    assert len(again.items) == 1
+
+
+PART = "input[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "of_tomorrow"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, f"{PART}.type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, PART),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, PART),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "ls"}}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"name": "ls"}]}, "tools[0].type"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["of_tomorrow"]}, "include"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"messages": []}, "messages"),
+        ({"temperature": 9}, "temperature"),
+    ],
+)
+def test_refusals_name_the_place(fields: Any, param: str) -> None:
+    error = refusal(**fields)
+    assert error.param == param and error.message

@@ -1,0 +1,132 @@
+"""Events → wire bytes, streamed and whole."""
+
+import json
+import timeit
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai._types import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from vllm_mlx.api.responses.encode import ResponseStream, response_error
+from vllm_mlx.api.responses.fold import ResponseFold
+from vllm_mlx.api.sealed import unseal
+from vllm_mlx.core.errors import (
+    ContextLengthExceeded,
+    GenerationError,
+    Overloaded,
+)
+from vllm_mlx.core.events import FinishReason, GenerationEvent, ReasoningDelta, TextDelta
+
+from ..events import THINKS_AND_CALLS, cut_anywhere, finished, replies
+from ..golden import golden
+from .bodies import spec, streamed
+
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+EVERYTHING: Any = {
+    "namespaces": {"multi__wait": ("multi", "wait")},
+    "shows_summary": True,
+    "seals_reasoning": True,
+    "echo": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+}
+GOLDEN: Any = {**EVERYTHING, "seals_reasoning": False}  # what it packs to is up to the platform's zlib
+
+
+def folded(events: list[GenerationEvent], **fields: Any) -> Any:
+    fold = ResponseFold(spec(**fields))
+    for event in events:
+        fold.feed(0, event)
+    return json.loads(fold.finish())
+
+
+def events_of(wire: str) -> list[Any]:
+    """The data of each event, whose name is the data's type and whose number is its place."""
+    *events, rest = wire.split("\n\n")
+    assert rest == ""
+    result = []
+    for number, event in enumerate(events):
+        name, data = event.split("\n")
+        result.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {result[-1]['type']}" and result[-1]["sequence_number"] == number
+    return result
+
+
+def test_the_stream_is_the_golden_one() -> None:
+    assert streamed(THINKS_AND_CALLS, **GOLDEN) == golden("responses.sse")
+
+
+def test_the_whole_reply_is_the_golden_one() -> None:
+    assert folded(THINKS_AND_CALLS, **GOLDEN) == json.loads(golden("responses.json"))
+
+
+@given(st.data(), replies())
+def test_a_streamed_response_is_the_folded_one(data: Any, events: list[GenerationEvent]) -> None:
+    """The response of the last event, and what the deltas of each item add up to."""
+    whole = folded(events, **EVERYTHING)
+    sent = events_of(streamed(data.draw(cut_anywhere(events)), **EVERYTHING))
+    assert sent[-1]["response"] == whole
+    assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == whole["output"]
+    for index, item in enumerate(whole["output"]):
+        deltas = [event for event in sent if event["type"].endswith(".delta") and event["output_index"] == index]
+        text = "".join(event["delta"] for event in deltas if "summary" not in event["type"])
+        assert text == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+
+
+@settings(deadline=None, max_examples=30)  # the package builds its types at first
+@given(replies())
+def test_the_vendor_s_package_takes_the_stream(events: list[GenerationEvent]) -> None:
+    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
+    for data in events_of(streamed(events, **EVERYTHING)):
+        state.handle_event(EVENT.validate_python(data))
+
+
+def test_reasoning_is_packed_into_the_item_where_the_client_asks_for_it() -> None:
+    reasoning, *_ = folded(THINKS_AND_CALLS, **EVERYTHING)["output"]
+    assert unseal(reasoning["encrypted_content"]) == "Need files.\n"
+
+
+def test_a_reply_cut_by_its_limit_is_incomplete() -> None:
+    events: list[GenerationEvent] = [ReasoningDelta("why"), TextDelta("half"), finished(FinishReason.LENGTH)]
+    whole = folded(events)
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in whole["output"]] == ["completed", "incomplete"]
+    assert events_of(streamed(events))[-1]["type"] == "response.incomplete"
+
+
+def test_a_silence_is_broken_by_the_response_so_far() -> None:
+    stream = ResponseStream(spec())
+    wire = stream.open() + stream.feed(0, ReasoningDelta("why")) + stream.feed(0, TextDelta("so")) + stream.keep_alive()
+    last = events_of(wire.decode())[-1]
+    assert last["type"] == "response.in_progress" and last["response"]["status"] == "in_progress"
+    assert [item["type"] for item in last["response"]["output"]] == ["reasoning"]
+
+
+def test_a_failure_is_the_last_event() -> None:
+    stream = ResponseStream(spec())
+    wire = stream.open() + stream.feed(0, TextDelta("half")) + stream.fail(GenerationError("It broke."))
+    last = events_of(wire.decode())[-1]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": "server_error", "message": "It broke."}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (GenerationError("x"), "server_error"),
+        (Overloaded("x", retry_after_s=1), "rate_limit_exceeded"),
+        (ContextLengthExceeded(num_prompt_tokens=9, max_model_len=8), "context_length_exceeded"),
+    ],
+)
+def test_codes_of_failures(error: Any, code: str) -> None:
+    assert response_error(error).code == code
+
+
+@pytest.mark.parametrize("event", [TextDelta("word "), ReasoningDelta("word ")])
+def test_a_delta_is_cheap(event: GenerationEvent) -> None:
+    stream = ResponseStream(spec(shows_summary=True))
+    seconds = min(timeit.repeat(lambda: stream.feed(0, event), number=2000, repeat=5)) / 2000
+    assert seconds < 15e-6

@@ -1,0 +1,286 @@
+"""The `anthropic` package against the server, over a real socket."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
+from vllm_mlx.core.events import (
+    Failed,
+    FinishReason,
+    PromptProgress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from vllm_mlx.core.messages import ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from vllm_mlx.core.request import Request
+
+from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says
+from .running import Running, eventually, post_bytes, serving
+
+HI: Any = [{"role": "user", "content": "hi"}]
+TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
+ASK: Any = {"model": "tiny", "max_tokens": 50, "messages": HI}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: Running) -> FakeEngine:
+    server.engine.play = hello
+    server.engine.refuse = None
+    for seen in (server.engine.requests, server.engine.counted, server.engine.aborted):
+        seen.clear()
+    return server.engine
+
+
+@pytest.fixture
+def client(server: Running, engine: FakeEngine) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def thinks_and_calls(request: Request, index: int) -> Script:
+    return (
+        Started(PROMPT_TOKENS, 2),
+        PromptProgress(3, PROMPT_TOKENS),
+        ReasoningDelta("Need "),
+        ReasoningDelta("files.\n"),
+        TextDelta("Looking."),
+        ToolCallStart(0, "call_1", "ls"),
+        ToolCallDelta(0, '{"path":'),
+        ToolCallDelta(0, ' "/"}'),
+        ToolCallEnd(0),
+        finished(FinishReason.TOOL_CALLS),
+    )
+
+
+def test_a_message(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    message = client.messages.create(**ASK, extra_body={"temperature": 0})
+    [block] = message.content
+    assert block.type == "text" and block.text == "Hello"
+    assert (message.stop_reason, message.model, message.role) == ("end_turn", "tiny", "assistant")
+    assert message.id == engine.requests[0].request_id
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (5, 2, 2)
+
+
+def test_a_streamed_message(client: anthropic.Anthropic) -> None:
+    with client.messages.stream(**ASK) as stream:
+        assert "".join(stream.text_stream) == "Hello"
+        message = stream.get_final_message()
+    assert message.usage.cache_read_input_tokens == 2 and message.stop_reason == "end_turn"
+
+
+def test_the_beta_path(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    message = client.beta.messages.create(**ASK, betas=["interleaved-thinking-2025-05-14"])
+    assert message.content[0].type == "text"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_round_trip_with_a_tool(client: anthropic.Anthropic, engine: FakeEngine, stream: bool) -> None:
+    """What the package sends back is what the model said, to the last blank."""
+    engine.play = thinks_and_calls
+    if stream:
+        with client.messages.stream(**ASK, tools=TOOLS) as events:
+            message = events.get_final_message()
+    else:
+        message = client.messages.create(**ASK, tools=TOOLS)
+    assert message.stop_reason == "tool_use"
+    call = message.content[-1]
+    assert call.type == "tool_use" and call.id == "toolu_1" and call.input == {"path": "/"}
+    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "a"}]}
+    said: Any = {"role": "assistant", "content": message.content}
+    client.messages.create(model="tiny", max_tokens=50, messages=[*HI, said, result], tools=TOOLS)
+    messages = engine.requests[-1].messages
+    assert messages is not None
+    assert messages[1].parts == (
+        ReasoningPart("Need files.\n"),
+        TextPart("Looking."),
+        ToolCallPart("call_1", "ls", {"path": "/"}),
+    )
+    assert messages[2].parts == (ToolResultPart("call_1", (TextPart("a"),), "ls"),)
+
+
+def test_the_tool_runner(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    """The package's own loop: call, result, answer."""
+
+    @anthropic.beta_tool
+    def ls(path: str) -> str:
+        """List a folder."""
+        return f"files of {path}"
+
+    engine.play = lambda request, index: (
+        says("Two files.") if request.messages and request.messages[-1].role == "tool" else thinks_and_calls(request, 0)
+    )
+    runner = client.beta.messages.tool_runner(**ASK, tools=[ls])
+    *_, last = runner
+    assert last.content[0].type == "text" and last.content[0].text == "Two files."
+    messages = engine.requests[-1].messages
+    assert messages is not None
+    result = messages[-1].parts[0]
+    assert isinstance(result, ToolResultPart) and result.content == (TextPart("files of /"),)
+
+
+def test_count_tokens(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    counted = client.messages.count_tokens(model="tiny", messages=HI, tools=TOOLS, system="Be brief.")
+    assert counted.input_tokens == PROMPT_TOKENS
+    client.messages.create(**ASK, tools=TOOLS, system="Be brief.")
+    [count], [run] = engine.counted, engine.requests
+    assert (count.messages, count.tools, count.thinking) == (run.messages, run.tools, run.thinking)
+
+
+async def _count_all(url: str) -> list[int]:
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client:
+        asked = [client.messages.count_tokens(model="tiny", messages=HI) for _ in range(27)]
+        return [each.input_tokens for each in await asyncio.gather(*asked)]
+
+
+def test_many_counts_at_once(server: Running, engine: FakeEngine) -> None:
+    """As Claude Code asks for them to show what fills its context."""
+    assert asyncio.run(_count_all(server.url)) == [PROMPT_TOKENS] * 27
+    assert engine.requests == []
+
+
+async def _stream_async(url: str) -> str:
+    async with (
+        anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client,
+        client.messages.stream(**ASK) as stream,
+    ):
+        return await stream.get_final_text()
+
+
+def test_the_asynchronous_client(server: Running, engine: FakeEngine) -> None:
+    assert asyncio.run(_stream_async(server.url)) == "Hello"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_a_400_before_any_stream(
+    client: anthropic.Anthropic, engine: FakeEngine, stream: bool
+) -> None:
+    engine.refuse = ContextLengthExceeded(num_prompt_tokens=600, max_model_len=512)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**ASK, stream=stream)
+    body: Any = caught.value.body
+    assert body["error"]["message"] == "prompt is too long: 600 tokens > 512 maximum"
+
+
+def test_errors_are_the_package_s_own(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**{**ASK, "model": "claude-9"})
+    with pytest.raises(anthropic.BadRequestError, match="budget_tokens"):
+        client.messages.create(**ASK, thinking={"type": "enabled", "budget_tokens": 5})
+    engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        client.messages.create(**ASK)
+    assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"] == "2"
+    assert caught.value.body == {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "Too many requests wait."},
+    }
+
+
+def test_a_failure_is_a_500_in_a_whole_reply_and_an_event_in_a_stream(
+    client: anthropic.Anthropic, engine: FakeEngine
+) -> None:
+    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Failed(GenerationError("The row broke.")))
+    with pytest.raises(anthropic.InternalServerError, match="The row broke"):
+        client.messages.create(**ASK)
+    with pytest.raises(anthropic.APIStatusError, match="The row broke"), client.messages.stream(**ASK) as stream:
+        stream.get_final_message()
+
+
+def test_a_client_that_goes_ends_its_generation(server: Running, engine: FakeEngine) -> None:
+    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Pause())
+    connection = server.connect()
+    connection.sendall(post_bytes("/v1/messages", json.dumps({**ASK, "stream": True})))
+    eventually(lambda: bool(engine.running))
+    connection.close()
+    eventually(lambda: not engine.running)
+    assert len(engine.aborted) == 1
+
+
+def test_silence_is_broken_by_pings_in_the_prefill_too() -> None:
+    engine = FakeEngine(
+        play=lambda request, index: (
+            Pause(0.3),
+            Started(PROMPT_TOKENS, 2),
+            PromptProgress(3, PROMPT_TOKENS),
+            Pause(0.3),
+            TextDelta("a"),
+            Pause(0.3),
+            finished(),
+        )
+    )
+    with serving(engine, keep_alive_s=0.05) as server, server.http() as client:
+        wire = client.post("/v1/messages", json={**ASK, "stream": True}).text
+        names = [line.removeprefix("event: ") for line in wire.splitlines() if line.startswith("event: ")]
+        with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as vendor:
+            assert vendor.messages.create(**ASK).content[0].type == "text"
+            with vendor.messages.stream(**ASK) as stream:
+                assert stream.get_final_text() == "a"
+    assert names[:2] == ["message_start", "ping"]
+    text = names.index("content_block_start")
+    assert names[:text].count("ping") >= 4 and names[text:].count("ping") >= 4
+    assert [name for name in names if name != "ping"] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_what_never_reaches_a_route_is_in_the_envelope_too() -> None:
+    settings: Any = {"api_keys": ("right",), "max_body_bytes": 1000}
+    with serving(FakeEngine(), **settings) as server, server.http(headers={"x-api-key": "right"}) as client:
+        as_json = {"content-type": "application/json"}
+        answers = {
+            "authentication_error": client.post("/v1/messages", json=ASK, headers={"x-api-key": "wrong"}),
+            "not_found_error": client.get("/v1/messages/unknown"),
+            "request_too_large": client.post("/v1/messages", json={**ASK, "system": "x" * 2000}),
+            "invalid_request_error": client.post("/v1/messages", content=b"{bad", headers=as_json),
+        }
+        wrong_method = client.get("/v1/messages")
+        with pytest.raises(anthropic.AuthenticationError):
+            anthropic.Anthropic(base_url=server.url, api_key="no", max_retries=0).messages.create(**ASK)
+        bearer = anthropic.Anthropic(base_url=server.url, auth_token="right", api_key=None, max_retries=0)
+        assert bearer.messages.create(**ASK).role == "assistant"
+        assert client.get("/v1/models", headers={"x-api-key": "wrong"}).json()["error"]["code"] == "invalid_api_key"
+    for kind, answer in answers.items():
+        body = answer.json()
+        assert set(body) == {"type", "error"} and (body["type"], body["error"]["type"]) == ("error", kind)
+    assert wrong_method.status_code == 405 and wrong_method.json()["type"] == "error"
+
+
+def test_missing_fields_are_named(server: Running, engine: FakeEngine) -> None:
+    with server.http() as client:
+        answer = client.post("/v1/messages", json={"model": "tiny", "messages": HI})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {"type": "invalid_request_error", "message": "`max_tokens` is required."}
+
+
+def test_a_probe_is_harmless(server: Running) -> None:
+    with server.http() as client:
+        for path in ("/", "/api/hello"):
+            assert client.head(path).status_code == 200 and client.get(path).status_code == 200
+
+
+def test_models_in_anthropic_s_form(client: anthropic.Anthropic) -> None:
+    models = client.models.list(limit=1000)
+    assert [model.id for model in models] == ["tiny", "alias"]
+    model = client.models.retrieve("alias")
+    assert (model.display_name, model.max_input_tokens, model.created_at.year) == ("alias", 512, 2023)

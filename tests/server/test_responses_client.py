@@ -1,0 +1,269 @@
+"""The `openai` package's Responses against the server, over a real socket."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
+from vllm_mlx.core.events import (
+    Failed,
+    FinishReason,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from vllm_mlx.core.request import Request
+
+from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says
+from .running import Running, eventually, post_bytes, serving
+
+TOOLS: Any = [
+    {"type": "function", "name": "ls", "parameters": {"type": "object"}},
+    {"type": "namespace", "name": "multi", "tools": [{"type": "function", "name": "wait"}]},
+    {"type": "web_search"},
+]
+ASK: Any = {"model": "tiny", "input": "hi"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: Running) -> FakeEngine:
+    server.engine.play = hello
+    server.engine.refuse = None
+    for seen in (server.engine.requests, server.engine.aborted):
+        seen.clear()
+    return server.engine
+
+
+@pytest.fixture
+def client(server: Running, engine: FakeEngine) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def thinks_and_calls(request: Request, index: int) -> Script:
+    return (
+        Started(PROMPT_TOKENS, 2),
+        ReasoningDelta("Need files.\n"),
+        TextDelta("Looking."),
+        ToolCallStart(0, "call_1", "ls"),
+        ToolCallDelta(0, '{"path":'),
+        ToolCallDelta(0, ' "/"}'),
+        ToolCallEnd(0),
+        ToolCallStart(1, "call_2", "multi__wait"),
+        ToolCallEnd(1),
+        finished(FinishReason.TOOL_CALLS),
+    )
+
+
+REPLY = (
+    ReasoningPart("Need files.\n"),
+    TextPart("Looking."),
+    ToolCallPart("call_1", "ls", {"path": "/"}),
+    ToolCallPart("call_2", "multi__wait", {}),
+)
+
+
+def messages_of(engine: FakeEngine) -> tuple[Message, ...]:
+    messages = engine.requests[-1].messages
+    assert messages is not None
+    return messages
+
+
+def test_a_response(client: openai.OpenAI, engine: FakeEngine) -> None:
+    reply = client.responses.create(**ASK, instructions="Be brief.", temperature=0)
+    assert (reply.output_text, reply.status, reply.model) == ("Hello", "completed", "tiny")
+    assert reply.id == engine.requests[0].request_id and reply.instructions == "Be brief."
+    assert reply.usage is not None and reply.usage.total_tokens == 9
+    assert reply.usage.input_tokens_details.cached_tokens == 2
+
+
+def test_a_streamed_response(client: openai.OpenAI, engine: FakeEngine) -> None:
+    engine.play = thinks_and_calls
+    with client.responses.stream(**ASK, tools=TOOLS) as stream:
+        events = list(stream)
+        reply = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
+    call = reply.output[3]
+    assert call.type == "function_call" and (call.namespace, call.name, call.arguments) == ("multi", "wait", "{}")
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_a_round_trip_with_tools(client: openai.OpenAI, engine: FakeEngine, store: bool) -> None:
+    """Stateless or stored, the next prompt goes on from what was said, to the last blank."""
+    engine.play = thinks_and_calls
+    reply: Any = client.responses.create(**ASK, tools=TOOLS, store=store, include=["reasoning.encrypted_content"])
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": item.name} for item in reply.output[2:]
+    ]
+    said: Any = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in reply.output)]
+    client.responses.create(
+        model="tiny",
+        tools=TOOLS,
+        input=results if store else [*said, *results],
+        **({"previous_response_id": reply.id} if store else {}),
+    )
+    assert messages_of(engine) == (
+        Message("user", (TextPart("hi"),)),
+        Message("assistant", REPLY),
+        Message("tool", (ToolResultPart("call_1", (TextPart("ls"),), "ls"),)),
+        Message("tool", (ToolResultPart("call_2", (TextPart("wait"),), "multi__wait"),)),
+    )
+
+
+def test_references_to_stored_items(client: openai.OpenAI, engine: FakeEngine) -> None:
+    reply = client.responses.create(**ASK)
+    reference: Any = {"type": "item_reference", "id": reply.output[0].id}
+    client.responses.create(model="tiny", input=[reference, {"role": "user", "content": "more"}])
+    assert messages_of(engine)[0] == Message("assistant", (TextPart("Hello"),))
+    with pytest.raises(openai.BadRequestError, match="no item `msg_x` is stored"):
+        client.responses.create(model="tiny", input=[{"type": "item_reference", "id": "msg_x"}])
+
+
+def test_stored_responses_are_read_listed_and_deleted(client: openai.OpenAI) -> None:
+    first = client.responses.create(**ASK)
+    second = client.responses.create(model="tiny", input="and?", previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).output_text == "Hello"
+    items: Any = client.responses.input_items.list(second.id, order="asc", limit=2)
+    assert items.has_more and len(list(items)) == 3
+    listed = list(client.responses.input_items.list(second.id))
+    assert [item.type for item in listed] == ["message"] * 3
+    assert len({item.id for item in listed}) == 3
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="No response"):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="tiny", input="x", previous_response_id=second.id)
+    assert caught.value.code == "previous_response_not_found"
+    with pytest.raises(openai.BadRequestError, match="`limit`"):
+        client.responses.input_items.list(second.id, limit=0)
+
+
+def test_a_response_that_is_not_stored_is_not_found(client: openai.OpenAI) -> None:
+    reply = client.responses.create(**ASK, store=False)
+    for look in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            look(reply.id)
+
+
+def test_a_streamed_response_is_stored_too(client: openai.OpenAI) -> None:
+    with client.responses.stream(**ASK) as stream:
+        reply = stream.get_final_response()
+    assert client.responses.retrieve(reply.id).output_text == "Hello"
+
+
+def test_in_the_background(client: openai.OpenAI, engine: FakeEngine) -> None:
+    queued = client.responses.create(**ASK, background=True)
+    assert queued.status == "queued"
+    eventually(lambda: client.responses.retrieve(queued.id).status == "completed")
+    done = client.responses.cancel(queued.id)
+    assert (done.status, done.output_text) == ("completed", "Hello")
+    engine.play = lambda request, index: (Started(7, 0), Failed(GenerationError("The row broke.")))
+    failing = client.responses.create(**ASK, background=True)
+    eventually(lambda: client.responses.retrieve(failing.id).status == "failed")
+    error = client.responses.retrieve(failing.id).error
+    assert error is not None and error.message == "The row broke."
+
+
+def test_what_runs_in_the_background_can_be_cancelled(client: openai.OpenAI, engine: FakeEngine) -> None:
+    engine.play = lambda request, index: (Started(7, 0), Pause())
+    running = client.responses.create(**ASK, background=True)
+    with pytest.raises(openai.BadRequestError, match="has not ended"):
+        client.responses.create(**ASK, previous_response_id=running.id)
+    assert client.responses.cancel(running.id).status == "cancelled"
+    assert client.responses.retrieve(running.id).status == "cancelled"
+    assert engine.aborted == [running.id] and not engine.running
+    deleted = client.responses.create(**ASK, background=True)
+    client.responses.delete(deleted.id)
+    assert not engine.running
+    engine.play = hello
+    with pytest.raises(openai.BadRequestError, match="`background`"):
+        client.responses.cancel(client.responses.create(**ASK).id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_a_400_before_any_stream(
+    client: openai.OpenAI, engine: FakeEngine, stream: bool
+) -> None:
+    engine.refuse = ContextLengthExceeded(num_prompt_tokens=600, max_model_len=512)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**ASK, stream=stream)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+    assert "maximum context length is 512 tokens. However" in caught.value.message
+
+
+def test_errors(client: openai.OpenAI, engine: FakeEngine) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="gpt-9", input="hi")
+    with pytest.raises(openai.BadRequestError, match=r"text\.format"):
+        client.responses.create(**ASK, text={"format": {"type": "json_object"}})
+    engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.responses.create(**ASK)
+    assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"] == "2"
+
+
+def test_a_failure_is_a_500_in_a_whole_reply_and_an_event_in_a_stream(
+    client: openai.OpenAI, engine: FakeEngine
+) -> None:
+    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Failed(GenerationError("The row broke.")))
+    with pytest.raises(openai.InternalServerError, match="The row broke"):
+        client.responses.create(**ASK)
+    *_, last = client.responses.create(**ASK, stream=True)
+    assert last.type == "response.failed"
+    assert last.response.error is not None and last.response.error.message == "The row broke."
+
+
+def test_a_limit_leaves_an_incomplete_response(client: openai.OpenAI, engine: FakeEngine) -> None:
+    engine.play = lambda request, index: says("half", reason=FinishReason.LENGTH)
+    reply = client.responses.create(**ASK, max_output_tokens=5)
+    assert reply.status == "incomplete" and reply.incomplete_details is not None
+    assert reply.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_client_that_goes_ends_its_generation(server: Running, engine: FakeEngine) -> None:
+    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Pause())
+    connection = server.connect()
+    connection.sendall(post_bytes("/v1/responses", json.dumps({**ASK, "stream": True})))
+    eventually(lambda: bool(engine.running))
+    connection.close()
+    eventually(lambda: not engine.running)
+    assert len(engine.aborted) == 1
+
+
+def test_silence_is_broken_by_the_response_so_far() -> None:
+    engine = FakeEngine(play=lambda request, index: (Pause(0.3), TextDelta("a"), Pause(0.3), finished()))
+    with (
+        serving(engine, keep_alive_s=0.05) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+        client.responses.stream(**ASK) as stream,
+    ):
+        names = [event.type for event in stream]
+        assert stream.get_final_response().output_text == "a"
+    assert names[0] == "response.created" and names.count("response.in_progress") >= 6
+
+
+async def _ask_all(url: str) -> list[str]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
+        replies = await asyncio.gather(*(client.responses.create(**ASK) for _ in range(20)))
+        async with client.responses.stream(**ASK) as stream:
+            last = await stream.get_final_response()
+        return [reply.output_text for reply in (*replies, last)]
+
+
+def test_the_asynchronous_client(server: Running, engine: FakeEngine) -> None:
+    assert asyncio.run(_ask_all(server.url)) == ["Hello"] * 21
