@@ -7,13 +7,14 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from .base import OutputParser
-from .detect import detect_formats, resolve_formats
+from .detect import OF_THE_CHECKPOINT, detect_formats, resolve_formats
+from .gate import make_gate
 from .generic import GENERIC, TOOL_FORMATS
 from .plain import PlainParser
 from .reasoning_formats import REASONING_FORMATS
 from .tagged import TaggedParser, new_call_id
 
-__all__ = ["OutputParser", "detect_formats", "make_parser", "reasoning_markers", "resolve_formats"]
+__all__ = ["OutputParser", "detect_formats", "make_gate", "make_parser", "reasoning_markers", "resolve_formats"]
 
 
 def make_parser(
@@ -32,6 +33,8 @@ def make_parser(
     piece; None: markers count as text, until one of their format comes as a special piece.
     `call_ids`: makes the ids of calls to which the model gave none; None: as the format's templates take them.
     """
+    reasoning = "qwen3" if reasoning in OF_THE_CHECKPOINT else reasoning  # nothing is known of the checkpoint here
+    tools = "generic" if tools in OF_THE_CHECKPOINT else tools
     for name, known in ((reasoning, REASONING_FORMATS), (tools, TOOL_FORMATS)):
         if name is not None and name not in known:
             raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")

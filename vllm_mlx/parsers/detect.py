@@ -1,51 +1,29 @@
 """Which formats a checkpoint speaks, from its chat template and its vocabulary."""
 
 import re
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 
 from ..core.errors import ConfigError
 from .generic import TOOL_FORMATS
 from .reasoning_formats import REASONING_FORMATS
+from .signatures import REASONING_SIGNATURES, REASONING_TOKENS, TOOL_SIGNATURES, TOOL_TOKENS, Signature
 
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """A format is spoken where the template has all of `template` and none of `unless`."""
-
-    name: str
-    template: tuple[str, ...]
-    unless: tuple[str, ...] = ()
-
-    def matches(self, template: str) -> bool:
-        return all(part in template for part in self.template) and not any(part in template for part in self.unless)
-
-
-# The first that matches counts, so the particular ones come first.
-_REASONING = (
-    _Signature("deepseek_r1", ("<｜Assistant｜>", "</think>"), unless=("thinking",)),
-    _Signature("qwen3", ("</think>",)),
-    _Signature("qwen3", ("<think>",)),
-)
-_TOOLS = (
-    _Signature("qwen3_xml", ("<tool_call>", "<function=", "<parameter=")),
-    _Signature("hermes", ("<tool_call>",), unless=("<arg_key>", "<tool_sep>")),
-)
-_REASONING_TOKENS = {"qwen3": ("<think>", "</think>")}
+# Names under which other servers read the rules that a checkpoint carries: here those are what is found in it.
+OF_THE_CHECKPOINT = ("hf", "beam", "response_template")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
 
 
 def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:
     """Return the names of the reasoning format and of the tool format, None where there is none.
 
-    The vocabulary tells of thoughts only: many tokenizers hold tool tags that their model never learnt to use.
+    A template that shows tools to the model, in no way that is known, gets the generic tool format.
     """
     template = _COMMENT.sub("", chat_template or "")
-    reasoning = next((signature.name for signature in _REASONING if signature.matches(template)), None)
-    tools = next((signature.name for signature in _TOOLS if signature.matches(template)), None)
-    if reasoning is None:
-        by_tokens = (name for name, tokens in _REASONING_TOKENS.items() if all(token in vocabulary for token in tokens))
-        reasoning = next(by_tokens, None)
+    reasoning = _named(REASONING_SIGNATURES, template) or _spelled(REASONING_TOKENS, vocabulary)
+    tools = _named(TOOL_SIGNATURES, template)
+    if tools is None and _TOOLS_VARIABLE.search(template):
+        tools = _spelled(TOOL_TOKENS, vocabulary) or "generic"
     return reasoning, tools
 
 
@@ -60,8 +38,16 @@ def resolve_formats(
     )
 
 
+def _named(signatures: Sequence[Signature], template: str) -> str | None:
+    return next((signature.name for signature in signatures if signature.matches(template)), None)
+
+
+def _spelled(spellings: Sequence[tuple[str, tuple[str, ...]]], vocabulary: Container[str]) -> str | None:
+    return next((name for name, tokens in spellings if all(token in vocabulary for token in tokens)), None)
+
+
 def _choose(flag: str, choice: str, detected: str | None, known: Mapping[str, object]) -> str | None:
-    if choice == "auto":
+    if choice == "auto" or choice in OF_THE_CHECKPOINT:
         return detected
     if choice == "none":
         return None

@@ -112,3 +112,9 @@ _ALIASES = {
     "apertus": ("apertus2509",),
 }  # fmt: skip
 REASONING_FORMATS |= {alias: REASONING_FORMATS[name] for name, aliases in _ALIASES.items() for alias in aliases}
+_SGLANG_ALIASES = {
+    "deepseek-r1": "deepseek_r1", "deepseek-v3": "deepseek_v3", "deepseek-v4": "deepseek_v4",
+    "deepseek-v41": "deepseek_v41", "gpt-oss": "gpt_oss", "qwen3-thinking": "qwen3",
+    "minimax-append-think": "minimax_m2_append_think", "minimax-m3": "minimax_m3",
+}  # fmt: skip
+REASONING_FORMATS |= {alias: REASONING_FORMATS[name] for alias, name in _SGLANG_ALIASES.items()}
