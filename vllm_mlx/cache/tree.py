@@ -209,6 +209,22 @@ class PrefixTree:
             self._retreat(node, node.end)
         return before - self.used_bytes
 
+    def thin(self, space: Space, key: bytes, *, keep_last: int) -> int:
+        """Frees the states that a growing conversation has left behind on the key's path. Returns the bytes freed.
+
+        The first stays (what several conversations share ends there), the last `keep_last`, those at which paths part,
+        and pinned ones.
+        """
+        leaf, common = self._store.nearest(space, key)
+        before = self.used_bytes
+        if leaf is None or not common:
+            return 0
+        stateful = [node for node in leaf.at(common).path() if node.state is not None and node.end <= common]
+        for node in stateful[1 : len(stateful) - keep_last]:
+            if node.num_children < 2 and not node.pins:
+                self._store.set_state(node, None, now=self._now)
+        return before - self.used_bytes
+
     def drop(self, space: Space, key: bytes, *, start: int = 0) -> int:
         """Removes every node on the key's path that reaches beyond `start`, and all that follows on them.
 

@@ -12,6 +12,7 @@ from ..core.memory import RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import Capture, Snapshot
 
+_STATES_OF_A_CONVERSATION = 4  # newest state copies of one path: this turn's and the last one's points
 MIN_SHARED_TOKENS = 32  # below this, waiting for another prefill to share costs more than it saves
 
 
@@ -120,6 +121,7 @@ class PrefixCache:
             now=now,
         )
         if is_stored and capture.end >= capture.seq.prefill_end:
+            self.tree.thin(self._space(capture.seq), capture.key, keep_last=_STATES_OF_A_CONVERSATION)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
                 self.tree.drop_state(self._space(capture.seq), capture.key[: point * WORD_BYTES])
         return is_stored
