@@ -52,4 +52,5 @@ def test_a_point_where_paths_part_stays():
 def test_nothing_goes_while_there_are_few():
     tree = tree_with_turns([10, 20, 30])
     assert tree.thin(SPACE, pack(range(30)), keep_last=2) == 0
+    assert tree.thin(SPACE, pack(range(30)), keep_last=5) == 0
     assert tree.thin(SPACE, pack([5]), keep_last=0) == 0

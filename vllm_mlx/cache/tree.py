@@ -220,7 +220,7 @@ class PrefixTree:
         if leaf is None or not common:
             return 0
         stateful = [node for node in leaf.at(common).path() if node.state is not None and node.end <= common]
-        for node in stateful[1 : len(stateful) - keep_last]:
+        for node in stateful[1 : max(1, len(stateful) - keep_last)]:
             if node.num_children < 2 and not node.pins:
                 self._store.set_state(node, None, now=self._now)
         return before - self.used_bytes
