@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -17,11 +17,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is installed
 
 from vllm_mlx.api import extras  # noqa: E402
+from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa: E402
 from vllm_mlx.api.openai import fields  # noqa: E402
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody  # noqa: E402
+from vllm_mlx.api.responses import fields as response_fields  # noqa: E402
+from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar, takes_several  # noqa: E402
 from vllm_mlx.cli.settings import POSITIONAL, Panel, flag_name, settings_fields  # noqa: E402
+from vllm_mlx.processing.quirks import QUIRKS  # noqa: E402
 
+FIELDS = {"chat completions, completions": fields.BODY_FIELDS, "responses": response_fields.BODY_FIELDS}
 PAGES = ("configuration.md", "api.md")
 
 
@@ -59,27 +64,45 @@ def honoured(names: Iterable[str]) -> str:
 
 
 def honoured_fields() -> str:
+    """A field that two endpoints of one protocol share is listed once."""
     shared = GenerationBody.model_fields
-    own: dict[str, type[Any]] = {"chat completions": ChatCompletionBody, "completions": CompletionBody}
-    rows = [["both", honoured(shared)]]
-    rows += [[name, honoured(key for key in body.model_fields if key not in shared)] for name, body in own.items()]
-    return table(["endpoint", "fields"], rows)
+    counted = CountTokensBody.model_fields
+    rows = {
+        "chat completions and completions": shared,
+        "chat completions": [name for name in ChatCompletionBody.model_fields if name not in shared],
+        "completions": [name for name in CompletionBody.model_fields if name not in shared],
+        "messages and count_tokens": counted,
+        "messages": [name for name in MessagesBody.model_fields if name not in counted and name != "mcp_servers"],
+        "responses": ResponsesBody.model_fields,
+    }
+    return table(["endpoint", "fields"], [[name, honoured(names)] for name, names in rows.items()])
 
 
 def taken_fields() -> str:
     rows = []
-    for name, rule in fields.BODY_FIELDS.items():
-        if isinstance(rule, extras.Ignored):
-            values = (
-                "any" if extras.ANY in rule.values else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
-            )
-            rows.append([f"`{name}`", values, rule.reason, rule.otherwise])
-    return table(["field", "values taken", "why nothing is done", "other values are refused"], rows)
+    for where, rules in FIELDS.items():
+        for name, rule in rules.items():
+            if isinstance(rule, extras.Ignored):
+                values = (
+                    "any" if extras.ANY in rule.values else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
+                )
+                rows.append([where, f"`{name}`", values, rule.reason, rule.otherwise])
+    return table(["endpoint", "field", "values taken", "why nothing is done", "other values are refused"], rows)
 
 
 def refused_fields() -> str:
-    refused = {name: rule for name, rule in fields.BODY_FIELDS.items() if isinstance(rule, extras.Refused)}
-    return table(["field", "what to do instead"], [[f"`{name}`", rule.advice] for name, rule in refused.items()])
+    rows = [
+        [where, f"`{name}`", rule.advice]
+        for where, rules in FIELDS.items()
+        for name, rule in rules.items()
+        if isinstance(rule, extras.Refused)
+    ]
+    return table(["endpoint", "field", "what to do instead"], rows)
+
+
+def client_quirks() -> str:
+    rows = [[f"{quirk.client} {quirk.seen_in}", quirk.sends, quirk.handling] for quirk in QUIRKS]
+    return table(["client", "sends", "what is done"], rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -87,6 +110,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "honoured": honoured_fields,
     "taken": taken_fields,
     "refused": refused_fields,
+    "quirks": client_quirks,
 }
 
 
