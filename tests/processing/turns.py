@@ -68,7 +68,7 @@ def letter_by_letter(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 class Session:
-    """One client's conversation. `echo`: how it sends replies back; `encode`: which ids the model writes a text with."""
+    """One client's conversation. `echo`: how it sends replies back; `encode`: with which ids the model writes."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Session:
         self.processor = processor
         self.messages = list(messages)
         self.turns: list[Turn] = []
-        self._echo = echo
-        self._encode = encode
+        self.echo = echo
+        self.encode = encode
         self._options = {"tools": TOOLS, **options}
 
     def request(self) -> Request:
@@ -95,10 +95,10 @@ class Session:
     def answer(self, text: str, reason: FinishReason = FinishReason.STOP) -> Turn:
         """The model replies with `text`, its end token included; the client takes the reply into its conversation."""
         prepared = self.prepare()
-        turn = Turn(prepared, generate(self.processor, prepared, self._encode(self.processor.tokenizer, text), reason))
+        turn = Turn(prepared, generate(self.processor, prepared, self.encode(self.processor.tokenizer, text), reason))
         self.processor.remember(prepared, turn.reply)
         self.turns.append(turn)
-        self.messages.append(self._echo(turn.reply.message))
+        self.messages.append(self.echo(turn.reply.message))
         return turn
 
     def ask(self, text: str) -> None:

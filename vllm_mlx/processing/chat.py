@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, replace
 
+from ..core.messages import Message
 from ..core.request import Request
 from .conversation_key import TextDigest
 from .encoded import Base, Encoded, encode
@@ -17,7 +18,7 @@ from .tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
     request: Request  # its replies as they were given, not as the client sent them back
-    key: bytes  # in the memory, of all its messages
+    key: bytes  # in the memory, of all the messages before the reply
     text: str
     token_ids: tuple[int, ...]
     base: Base | None = None
@@ -47,7 +48,7 @@ class ChatPrompts:
 
     def remember(self, prompt: ChatPrompt, reply: Reply, *, starts_in_reasoning: bool) -> None:
         """A reply that was cut inside a call is not what any client sends back."""
-        if reply.is_whole and reply.token_ids and not prompt.request.continue_final_message:
+        if reply.is_whole and reply.token_ids:
             self._memory.add(_entry(prompt, reply, starts_in_reasoning), prompt.token_ids)
 
     def common_tokens(self, prompt: ChatPrompt, reply: Reply, later: Request, end: str, in_reasoning: bool) -> int:
@@ -91,6 +92,13 @@ class ChatPrompts:
         return None
 
 
+def whole_message(request: Request, reply: Message) -> Message:
+    """What a conversation holds of a reply: with the start that the client gave, where it gave one."""
+    if not request.continue_final_message or not request.messages:
+        return reply
+    return replace(request.messages[-1], parts=(*request.messages[-1].parts, *reply.parts))
+
+
 def _entry(prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> Remembered:
     base = prompt.base
     num_base = 0 if base is None else base.num_tokens
@@ -103,6 +111,6 @@ def _entry(prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> Remem
         base_tokens=num_base,
         tail=array("I", prompt.token_ids[num_base:]),
         marks=prompt.marks,
-        reply=reply,
+        reply=replace(reply, message=whole_message(prompt.request, reply.message)),
         starts_in_reasoning=starts_in_reasoning,
     )

@@ -54,10 +54,7 @@ class Encoded:
         start = self._window(end)
         mine, theirs = (self._tokenizer.encoding(text[start : end + _LOOKAHEAD]) for text in (self.text, other))
         num_common = common_prefix(mine.ids, theirs.ids)
-        if num_common == 0:
-            return self._boundary(start)
-        span = mine.token_to_chars(num_common - 1)
-        return self._boundary(start + span[1] if span is not None else start)
+        return self._boundary(start + _clean_end(mine, num_common))
 
     def _window(self, end: int) -> int:
         """Where to begin tokenising so that the ids around `end` come out as in the whole text."""
@@ -94,6 +91,15 @@ class Encoded:
             if index is not None:
                 return int(index)
         return None
+
+
+def _clean_end(encoding: tokenizers.Encoding, num_tokens: int) -> int:
+    """Characters that the first `num_tokens` stand for, without one whose bytes reach into the next token."""
+    for index in range(num_tokens, 0, -1):
+        before, after = encoding.token_to_chars(index - 1), encoding.token_to_chars(index)
+        if before is not None and (after is None or before[1] <= after[0]):
+            return before[1]
+    return 0
 
 
 def encode(tokenizer: Tokenizer, text: str, base: Base | None = None) -> Encoded:

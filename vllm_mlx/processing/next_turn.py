@@ -2,7 +2,7 @@
 
 from ..core.config import CacheReasoning
 from ..core.errors import TemplateError
-from .chat import ChatPrompt, ChatPrompts
+from .chat import ChatPrompt, ChatPrompts, whole_message
 from .probes import after_reply
 from .reply import Reply
 
@@ -27,7 +27,8 @@ class NextTurn:
     def _reproduced(self, prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> int:
         sentinel = _absent(prompt.text, repr(reply.message))
         longest = 0
-        for request in after_reply(prompt.request, reply.message, sentinel):
+        message = whole_message(prompt.request, reply.message)
+        for request in after_reply(prompt.request, message, sentinel):
             try:
                 num_tokens = self._prompts.common_tokens(prompt, reply, request, sentinel, starts_in_reasoning)
             except TemplateError:

@@ -41,13 +41,14 @@ def with_next_turn(request: Request) -> Iterator[tuple[Request, ...]]:
 
 
 def after_reply(request: Request, reply: Message, sentinel: str) -> Iterator[Request]:
-    """The request that can follow a reply, with the reasoning and without: results of its calls, else a question."""
+    """The request that can follow: with the reply's reasoning, then without; results of its calls, else a question.
+
+    `reply`: the whole message, where the request asked to go on with one.
+    """
     assert request.messages is not None
     calls = [part for part in reply.parts if isinstance(part, ToolCallPart)]
     follow = tuple(_result(call, sentinel) for call in calls) or (_user(sentinel),)
-    before = request.messages
-    if request.continue_final_message:
-        before, reply = before[:-1], Message("assistant", (*before[-1].parts, *reply.parts))
+    before = request.messages[:-1] if request.continue_final_message else request.messages
     yield _asking(request, (*before, reply, *follow))
     if any(isinstance(part, ReasoningPart) for part in reply.parts):
         plain = tuple(part for part in reply.parts if not isinstance(part, ReasoningPart))

@@ -12,6 +12,7 @@ from .next_turn import NextTurn
 from .output import OutputProcessor
 from .prompt import PromptProcessor
 from .reply import Reply
+from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class Processor:
         self._vocab_size = vocab_size
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
+        self.replies = ReplyMemory()
         self._prompts = PromptProcessor(
             tokenizer,
             ChatTemplate(tokenizer, enable_thinking=config.enable_thinking),
@@ -49,6 +51,7 @@ class Processor:
             vocab_size=vocab_size,
             reasoning=self.reasoning,
             tools=self.tools,
+            memory=self.replies,
         )
         self._next_turn = NextTurn(self._prompts.chats)
         self._cache_reasoning = config.cache_reasoning

@@ -8,6 +8,8 @@ from typing import Any
 from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart
 
+_MAX_DEPTH = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -31,14 +33,14 @@ class _Call:
         self.is_closed = False
 
     def read(self) -> dict[str, Any] | None:
-        """None: cut off, or no JSON object."""
+        """None: cut off, no JSON object, or one nested deeper than is worth comparing."""
         if not self.is_closed:
             return None
         try:
             value = json.loads("".join(self.arguments) or "{}")
         except (ValueError, RecursionError):
             return None
-        return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) and _is_flat(value, _MAX_DEPTH) else None
 
 
 class _Prose:
@@ -89,3 +91,15 @@ def _part(part: _Prose | _Call) -> Part:
     if isinstance(part, _Prose):
         return part.kind("".join(part.texts))
     return ToolCallPart(part.start.call_id, part.start.name, part.read() or {})
+
+
+def _is_flat(value: Any, depth: int) -> bool:
+    """Whether JSON nests at most so deep."""
+    match value:
+        case dict():
+            items = list(value.values())
+        case list():
+            items = value
+        case _:
+            return True
+    return depth > 0 and all(_is_flat(item, depth - 1) for item in items)

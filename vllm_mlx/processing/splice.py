@@ -3,9 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..core.messages import Message
 from ..core.request import Request
+from ..parsers import reasoning_markers
 from .detokenizer import context_ids
 from .echo import is_same
 from .output import reply_parser
@@ -29,6 +31,7 @@ class Splicer:
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._tools = tools
+        self._thought = () if reasoning is None else reasoning_markers(reasoning)
         texts = sorted(tokenizer.marker_tokens, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         ends = (tokenizer.added_token(token_id) for token_id in tokenizer.eos_token_ids)
@@ -45,12 +48,16 @@ class Splicer:
             return Splice(len(reply.token_ids), len(text) + len(end))
         turn, turn_end = self._turn(rest, end)
         if turn_end:
-            written = self._read(text, end, request, in_reasoning)
-            rendered = self._read(turn, turn_end if end else "", request, in_reasoning)
-            if _are_same(written, rendered) and is_same(written[0], reply.message):
-                if end == turn_end:
-                    return Splice(len(reply.token_ids), len(turn) + len(end))
-                return Splice(len(reply.token_ids) - bool(end), len(turn))
+            read = partial(self._read, request=request, in_reasoning=in_reasoning)
+            written = read(text, end)
+            if is_same(written.message, reply.message):
+                if written.says_the_same(read(turn, turn_end if end else "")):
+                    is_end_same = end == turn_end
+                    num_tokens = len(reply.token_ids) - bool(end and not is_end_same)
+                    return Splice(num_tokens, len(turn) + len(end) * is_end_same)
+                unclosed = self._before_last_tag(turn)
+                if not end and written.says_the_same(read(unclosed, "")):
+                    return Splice(len(reply.token_ids), len(unclosed))
         if rest.startswith(text):
             return Splice(len(reply.token_ids) - 1, len(text))
         if turn_end and not end and text.startswith(turn.rstrip()):
@@ -89,21 +96,42 @@ class Splicer:
                 high = middle - 1
         return best
 
-    def _read(self, text: str, end: str, request: Request, in_reasoning: bool) -> tuple[Message, bool]:
+    def _before_last_tag(self, turn: str) -> str:
+        """A reply that may hold one call ends with the call's last character, before the tag that closes it."""
+        return turn[: max((added.start() for added in self._added.finditer(turn)), default=0)].rstrip()
+
+    def _read(self, text: str, end: str, request: Request, in_reasoning: bool) -> "_Reading":
         parser = reply_parser(self._tokenizer, request, self._reasoning, self._tools, starts_in_reasoning=in_reasoning)
         reply = ReplyBuilder()
         position = 0
+        added_texts = []
         for added in self._added.finditer(text):
+            added_texts.append(added.group())
             reply.feed(parser.feed(text[position : added.start()]))
             reply.feed(parser.feed(added.group(), special=True))
             position = added.end()
         reply.feed(parser.feed(text[position:]))
         if end in parser.markers:
             reply.feed(parser.feed(end, special=True))
-        is_thinking = parser.in_reasoning
+        in_reasoning = parser.in_reasoning
         reply.feed(parser.finish())
-        return reply.message(), is_thinking
+        return _Reading(reply.message(), tuple(added_texts), tuple(map(text.count, self._thought)), in_reasoning)
 
 
-def _are_same(one: tuple[Message, bool], other: tuple[Message, bool]) -> bool:
-    return one[1] == other[1] and is_same(one[0], other[0])
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A turn's text, as a reply."""
+
+    message: Message
+    added: tuple[str, ...]  # added tokens, in order
+    num_thoughts: tuple[int, ...]  # tags that open, and that close one
+    ends_in_reasoning: bool
+
+    def says_the_same(self, other: "_Reading") -> bool:
+        """A thought of nothing at all is no spacing: with its tags or without, a model reads something else."""
+        return (
+            self.ends_in_reasoning == other.ends_in_reasoning
+            and self.added == other.added
+            and self.num_thoughts == other.num_thoughts
+            and is_same(self.message, other.message)
+        )

@@ -1,0 +1,98 @@
+"""What stays of a reply, by policy and by what the template makes of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.messages import Message, TextPart
+from vllm_mlx.core.request import Request
+from vllm_mlx.processing.processor import Processor
+from vllm_mlx.processing.reply import Reply
+from vllm_mlx.processing.tokenizer import Tokenizer
+
+from .habits import HABITS
+from .turns import Session, Turn, make_processor, system, user
+
+THOUGHT = "<think>\nhm\n</think>\n\nDone.<|im_end|>"
+DONE = Message("assistant", (TextPart("Done."),))
+START = (system("Be kind."), user("Go."))
+
+
+@pytest.fixture(scope="module")
+def processor_with(qwen_folder: Path) -> Callable[..., Processor]:
+    return lambda habit, **options: make_processor(Tokenizer.load(qwen_folder, chat_template=HABITS[habit]), **options)
+
+
+def kept(processor: Processor, turn: Turn) -> int:
+    """Counted from the end of the prompt."""
+    return processor.kept_tokens(turn.prepared, turn.reply) - len(turn.prepared.prompt.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "expected"),
+    [("keep", THOUGHT, None), ("drop", THOUGHT, 0), ("drop", "Done.<|im_end|>", None), ("auto", THOUGHT, 0)],
+)
+def test_policies_where_the_next_question_strips(processor_with, policy: str, text: str, expected: int | None) -> None:
+    processor = processor_with("strips reasoning", cache_reasoning=policy)
+    turn = Session(processor, messages=START).answer(text)
+    assert kept(processor, turn) == (len(turn.reply.token_ids) if expected is None else expected)
+
+
+def test_a_request_may_ask_for_another_policy(processor_with) -> None:
+    processor = processor_with("strips reasoning")
+    turn = Session(processor, messages=START).answer(THOUGHT)
+    total = len(turn.token_ids)
+    assert processor.kept_tokens(turn.prepared, turn.reply, "keep") == total
+    assert processor.kept_tokens(turn.prepared, turn.reply, "drop") == total - len(turn.reply.token_ids)
+
+
+def test_an_unknown_policy_is_refused(processor_with) -> None:
+    with pytest.raises(ConfigError, match="--cache-reasoning"):
+        processor_with("keeps reasoning", cache_reasoning="some")
+
+
+def test_a_tool_loop_keeps_what_a_question_strips(processor_with) -> None:
+    processor = processor_with("after the last question")
+    call = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>'
+    session = Session(processor, messages=START)
+    calling = session.answer(call)
+    session.give_results("text")
+    final = session.answer(THOUGHT)
+    assert kept(processor, calling) == len(calling.reply.token_ids)
+    assert processor.kept_tokens(final.prepared, final.reply) <= len(calling.prepared.prompt.token_ids)
+    assert processor.kept_tokens(final.prepared, final.reply) >= len(calling.prepared.prompt.token_ids) - 2
+
+
+def test_the_sentinel_may_stand_in_the_conversation(processor_with) -> None:
+    processor = processor_with("keeps reasoning")
+    text = "sentinel0 sentinel1 sentinel3"
+    turn = Session(processor, messages=(user(text),)).answer(f"{text} sentinel2<|im_end|>")
+    assert kept(processor, turn) == len(turn.reply.token_ids)
+
+
+def test_a_reply_that_writes_the_next_turn_itself_is_kept_up_to_its_start(processor_with) -> None:
+    processor = processor_with("keeps reasoning")
+    prepared = Session(processor, messages=START).prepare()
+    ids = processor.tokenizer.encode("Done.<|im_end|>\n<|im_start|>user\nsentinel0 says", add_special_tokens=False)
+    reply = Reply(message=DONE, token_ids=tuple(ids))
+    num_kept = processor.kept_tokens(prepared, reply) - len(prepared.prompt.token_ids)
+    assert processor.tokenizer.decode(ids[:num_kept]) == "Done.<|im_end|>\n<|im_start|>user\n"
+
+
+def test_a_template_that_refuses_every_next_turn_keeps_what_the_caller_floors(processor_with) -> None:
+    processor = processor_with("strict roles")
+    session = Session(processor, messages=(user("hi"),))
+    turn = session.answer('<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>')
+    assert turn.reply.calls
+    assert processor.kept_tokens(turn.prepared, turn.reply) == 0
+
+
+def test_completions_keep_everything(processor_with) -> None:
+    processor = processor_with("keeps reasoning")
+    prepared = processor.prepare(Request(request_id="r", prompt="hello"))
+    reply = Reply(message=DONE, token_ids=(1, 2, 3))
+    assert processor.kept_tokens(prepared, reply) == len(prepared.prompt.token_ids) + 3
+    processor.remember(prepared, reply)
+    assert len(processor.replies) == 0
