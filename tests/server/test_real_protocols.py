@@ -1,0 +1,106 @@
+"""Messages and Responses over a tiny random checkpoint: from the socket to the tokens and back."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+from .running import Running, serving
+
+HI: Any = [{"role": "user", "content": "hi"}]
+ASK: Any = {"model": "tiny", "max_tokens": 12, "messages": HI, "extra_body": {"temperature": 0}}
+RESPOND: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
+    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    with serving(engine) as running:
+        yield running
+
+
+@pytest.fixture
+def claude(server: Running) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def gpt(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def content(message: Any) -> Any:
+    return [(block.type, getattr(block, "text", None), getattr(block, "thinking", None)) for block in message.content]
+
+
+def test_a_streamed_message_is_the_whole_one(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(**ASK)
+    with claude.messages.stream(**ASK) as stream:
+        streamed = stream.get_final_message()
+    assert content(streamed) == content(whole) and streamed.stop_reason == whole.stop_reason
+    assert streamed.usage.output_tokens == whole.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize("fields", [{}, {"system": "Be brief."}, {"thinking": {"type": "disabled"}}])
+def test_what_is_counted_is_what_runs(claude: anthropic.Anthropic, fields: Any) -> None:
+    tools: Any = [{"name": "list_files", "input_schema": {"type": "object"}}]
+    usage = claude.messages.create(**ASK, **fields, tools=tools).usage
+    counted = claude.messages.count_tokens(model="tiny", messages=HI, tools=tools, **fields)
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert counted.input_tokens > claude.messages.count_tokens(model="tiny", messages=HI, **fields).input_tokens
+
+
+def test_a_prompt_that_does_not_fit_is_counted_and_refused(claude: anthropic.Anthropic) -> None:
+    long: Any = [{"role": "user", "content": "word " * 2000}]
+    counted = claude.messages.count_tokens(model="tiny", messages=long).input_tokens
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model="tiny", max_tokens=5, messages=long, stream=True)
+    body: Any = caught.value.body
+    assert body["error"]["message"] == f"prompt is too long: {counted} tokens > 256 maximum"
+
+
+def test_a_limit_beyond_the_context_is_cut(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(model="tiny", max_tokens=20_000, messages=HI)
+    usage = message.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens <= 256
+
+
+def test_cache_marks_and_billing_do_not_change_the_prompt(claude: anthropic.Anthropic) -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3;"}
+    marked = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+    counts = {
+        claude.messages.count_tokens(model="tiny", messages=HI, system=system).input_tokens
+        for system in ("Be brief.", [marked], [billing, marked])
+    }
+    assert len(counts) == 1
+
+
+def test_a_streamed_response_is_the_whole_one(gpt: openai.OpenAI) -> None:
+    whole = gpt.responses.create(**RESPOND)
+    with gpt.responses.stream(**RESPOND) as stream:
+        *_, last = stream
+    assert last.type in ("response.completed", "response.incomplete") and last.type == f"response.{whole.status}"
+    assert last.response.output_text == whole.output_text
+    assert whole.usage is not None and last.response.usage is not None
+    assert last.response.usage.output_tokens == whole.usage.output_tokens > 0
+
+
+def test_a_stored_response_is_gone_on_from(gpt: openai.OpenAI) -> None:
+    first = gpt.responses.create(**RESPOND)
+    second = gpt.responses.create(**{**RESPOND, "input": "more"}, previous_response_id=first.id)
+    assert first.usage is not None and second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def test_a_response_that_does_not_fit_is_refused(gpt: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.responses.create(model="tiny", input="word " * 2000, stream=True)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
