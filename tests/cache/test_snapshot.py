@@ -1,0 +1,142 @@
+"""Copies of a row's state: complete, detached, and put together again exactly."""
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from vllm_mlx.cache import layers, snapshot
+from vllm_mlx.cache.match import Piece
+from vllm_mlx.cache.segment import ResumeRule
+
+TOKENS = [(7 * i) % 500 for i in range(90)]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "gemma3_text", "falcon_h1", "gpt_oss"])
+def model(request, checkpoint):
+    return load_model(checkpoint(request.param))[0]
+
+
+def run(model, caches, tokens):
+    logits = model(mx.array([tokens]), cache=caches)
+    mx.eval(logits, layers.state_arrays(caches))
+    return logits[0, -1]
+
+
+def filled(model, tokens):
+    caches = make_prompt_cache(model)
+    run(model, caches, tokens)
+    return caches
+
+
+def rule(model) -> ResumeRule:
+    found = snapshot.resume_rule(filled(model, TOKENS[:2]))
+    assert found is not None
+    return found
+
+
+def take(model, caches, start, end, row=0):
+    return snapshot.capture(snapshot.view(caches, row, end), start, end, rule(model).window)
+
+
+def pieces(*captured):
+    start, result = 0, []
+    for segment, window_start, _ in captured:
+        end = start + segment.length
+        result.append(Piece(segment=segment, start=start, end=end, window_start=window_start, take=segment.length))
+        start = end
+    return result
+
+
+def continued(model, parts, state, length):
+    caches = make_prompt_cache(model)
+    snapshot.restore(caches, parts, state, length=length, capacity=length + 20)
+    return run(model, caches, TOKENS[length : length + 5])
+
+
+def test_a_restored_row_goes_on_like_the_one_that_was_copied(model):
+    caches = filled(model, TOKENS[:60])
+    copy = take(model, caches, 0, 60)
+    expected = run(model, caches, TOKENS[60:65])
+    assert mx.allclose(continued(model, pieces(copy), copy[2], 60), expected, atol=1e-4)
+
+
+def test_state_copied_in_parts_is_the_same(model):
+    caches = make_prompt_cache(model)
+    parts = []
+    for start, end in ((0, 13), (13, 50), (50, 60)):
+        run(model, caches, TOKENS[start:end])
+        parts.append(take(model, caches, start, end))
+    expected = run(model, caches, TOKENS[60:65])
+    assert mx.allclose(continued(model, pieces(*parts), parts[-1][2], 60), expected, atol=1e-4)
+
+
+def test_a_copy_does_not_change_when_its_row_goes_on(model):
+    caches = filled(model, TOKENS[:40])
+    copy = take(model, caches, 0, 40)
+    before = [mx.array(kv) for block in copy[0].blocks for pair in block.attention for kv in pair]
+    mx.eval(before)
+    for token in TOKENS[40:80]:
+        run(model, caches, [token])
+    after = [kv for block in copy[0].blocks for pair in block.attention for kv in pair]
+    assert all(mx.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_row_is_copied_out_of_a_batch(model):
+    rows = [filled(model, TOKENS[:length]) for length in (20, 33, 48)]
+    alone = [take(model, row, 0, length) for row, length in zip(rows, (20, 33, 48), strict=True)]
+    batch = layers.merge(rows)
+    for row, length in enumerate((20, 33, 48)):
+        copy = take(model, batch, 0, length, row)
+        assert copy[0].nbytes == alone[row][0].nbytes
+        expected = run(model, filled(model, TOKENS[:length]), TOKENS[length : length + 5])
+        assert mx.allclose(continued(model, pieces(copy), copy[2], length), expected, atol=1e-4)
+
+
+def test_split_parts_own_their_bytes_and_join_to_the_whole(model):
+    copy = take(model, filled(model, TOKENS[:60]), 0, 60)
+    segment, window_start, state = copy
+    for at in (1, 25, 59):
+        left, right = segment.split(at)
+        assert (left.length, right.length) == (at, 60 - at)
+        assert left.nbytes + right.nbytes == segment.nbytes
+        parts = pieces((left, min(window_start, at), None), (right, max(window_start, at), None))
+        expected = continued(model, pieces(copy), state, 60)
+        assert mx.allclose(continued(model, parts, state, 60), expected, atol=1e-5)
+
+
+def test_bytes_are_what_the_footprint_says(model):
+    caches = filled(model, TOKENS[:60])
+    segment, _, state = take(model, caches, 0, 60)
+    held = segment.nbytes + (0 if state is None else state.nbytes)
+    assert held == layers.footprint(caches).copy_bytes(60)
+
+
+def test_a_restored_row_has_room_to_grow(model):
+    copy = take(model, filled(model, TOKENS[:60]), 0, 60)
+    caches = make_prompt_cache(model)
+    snapshot.restore(caches, pieces(copy), copy[2], length=60, capacity=300)
+    assert all(leaf.keys.shape[2] == 512 for leaf in layers.leaves(caches) if type(leaf).__name__ == "KVCache")
+
+
+def test_parts_that_do_not_fit_together_are_damage(model):
+    copy = take(model, filled(model, TOKENS[:60]), 0, 60)
+    segment, window_start, state = copy
+    half = segment.split(30)[0]
+    for parts, kept in (
+        (pieces((half, min(window_start, 30), None)), state),
+        ([], state),
+        (pieces(copy), None if state is not None else snapshot.RecurrentState(((None,),))),
+    ):
+        with pytest.raises(snapshot.DamagedSnapshot):
+            snapshot.restore(make_prompt_cache(model), parts, kept, length=60, capacity=80)
+
+
+def test_a_long_run_is_held_in_blocks(checkpoint):
+    model = load_model(checkpoint("qwen3"))[0]
+    tokens = [(3 * i) % 500 for i in range(2500)]
+    segment, _, _ = take(model, filled(model, tokens), 0, 2500)
+    assert [block.length for block in segment.blocks] == [1024, 1024, 452]
+    left, right = segment.split(1500)
+    assert left.blocks[0] is segment.blocks[0]
+    assert [block.length for block in right.blocks] == [548, 452]

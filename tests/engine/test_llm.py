@@ -1,0 +1,89 @@
+"""The Python API: the same replies as a plain loop, in the order asked, with errors that name the field."""
+
+import pytest
+
+from vllm_mlx import LLM, SamplingParams
+from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter
+from vllm_mlx.core.events import FinishReason
+
+from .harness import plain_loop
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(checkpoint):
+    return checkpoint("qwen3")
+
+
+@pytest.fixture(scope="module")
+def llm(path):
+    with LLM(path, memory_budget_bytes=1 << 30, max_model_len=2048) as llm:
+        yield llm
+
+
+def test_token_ids_go_on_as_a_plain_loop_does(llm, path):
+    prompts = [[5, 6, 7], [9] * 30]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = [logprob.token_id for logprob in output.outputs[0].logprobs]
+        assert ids == plain_loop(path, prompt, 8)[0][: len(ids)]
+        assert output.num_prompt_tokens == len(prompt)
+        assert output.outputs[0].usage.completion_tokens == 8
+        assert output.outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_one_prompt_or_several(llm):
+    [alone] = llm.generate("Hello world", GREEDY)
+    [ids] = llm.generate([5, 6, 7], GREEDY)
+    together = llm.generate(["Hello world", [5, 6, 7]], GREEDY)
+    assert [output.text for output in together] == [alone.text, ids.text]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_chat_one_conversation_or_several(llm):
+    conversations = [[{"role": "user", "content": text}] for text in ("hi", "what is this?")]
+    together = llm.chat(conversations, GREEDY)
+    assert [llm.chat(conversation, GREEDY)[0].text for conversation in conversations] == [o.text for o in together]
+    assert together[0].outputs[0].usage.prompt_tokens > 1
+
+
+def test_chat_takes_the_fields_of_a_chat_completion(llm):
+    question = [{"role": "user", "content": "hi"}]
+    plain = llm.chat(question, GREEDY)[0]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    assert llm.chat(question, GREEDY, tools=[tool])[0].num_prompt_tokens > plain.num_prompt_tokens
+    off = llm.chat(question, GREEDY, chat_template_kwargs={"enable_thinking": False})[0]
+    assert off.num_prompt_tokens != plain.num_prompt_tokens
+
+
+def test_n_replies_with_seeds(llm):
+    sampling = SamplingParams(temperature=1, max_tokens=8, seed=4, n=3)
+    [first], [second] = llm.generate("Hello", sampling), llm.generate("Hello", sampling)
+    assert [reply.text for reply in first.outputs] == [reply.text for reply in second.outputs]
+    assert len({reply.text for reply in first.outputs}) > 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "param"),
+    [
+        (lambda llm: llm.generate([[5, 99999]]), InvalidParameter, "prompt"),
+        (lambda llm: llm.generate([[5] * 3000]), ContextLengthExceeded, "messages"),
+        (lambda llm: llm.chat([{"role": "nobody", "content": "x"}]), InvalidParameter, None),
+        (lambda llm: llm.generate("x", SamplingParams(temperature=-1)), InvalidParameter, "temperature"),
+        (lambda llm: llm.generate("x", SamplingParams(logit_bias={5000: 1.0})), InvalidParameter, "logit_bias"),
+    ],
+)
+def test_wrong_input_names_its_field_and_disturbs_nobody(llm, call, error, param):
+    before = llm.generate("Hello world", GREEDY)[0].text
+    with pytest.raises(error) as caught:
+        call(llm)
+    assert param is None or caught.value.param == param
+    assert llm.generate("Hello world", GREEDY)[0].text == before
+
+
+def test_wrong_settings():
+    with pytest.raises(TypeError, match="no setting speed"):
+        LLM("demo", speed=9)
+    with pytest.raises(ConfigError):
+        LLM("./nowhere")
