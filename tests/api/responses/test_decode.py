@@ -113,8 +113,9 @@ def test_a_string_is_one_message_of_the_user() -> None:
 def test_how_the_reply_is_written() -> None:
     spec = decoded(tools=[NAMESPACE], store=False, stream=True, reasoning={"summary": "auto"}).reply
     assert spec.namespaces == {"multi__wait": ("multi", "wait")}
-    assert (spec.store, spec.stream, spec.shows_summary, spec.seals_reasoning) == (False, True, True, False)
-    assert decoded().reply.store and decoded(include=["reasoning.encrypted_content"]).reply.seals_reasoning
+    assert (spec.store, spec.stream, spec.shows_summary, spec.seals_reasoning) == (False, True, True, True)
+    assert decoded().reply.store and not decoded().reply.seals_reasoning
+    assert decoded(include=["reasoning.encrypted_content"]).reply.seals_reasoning
     assert spec.echo["tools"] == [NAMESPACE] and spec.echo["store"] is False
 
 

@@ -30,7 +30,7 @@ class ResponseSpec:
     store: bool = True
     background: bool = False
     shows_summary: bool = False
-    seals_reasoning: bool = False
+    seals_reasoning: bool = False  # what is not stored comes back only if the client can send it back
     namespaces: Namespaces = field(default_factory=dict)
     echo: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ def decode_response(
         store=body.store is not False,
         background=bool(body.background),
         shows_summary=reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
-        seals_reasoning=ENCRYPTED_REASONING in (body.include or ()),
+        seals_reasoning=body.store is False or ENCRYPTED_REASONING in (body.include or ()),
         namespaces=namespaces,
         echo=_echo(body),
     )

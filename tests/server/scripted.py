@@ -1,0 +1,83 @@
+"""A server for real clients, without a model: `python -m tests.server.scripted PORT COMMAND`.
+
+Each conversation has its agent run COMMAND with the shell tool it has, reads the result, and says so. Requests are
+written to standard output, one JSON object a line.
+"""
+
+import json
+import secrets
+import sys
+import threading
+
+from vllm_mlx.core.events import (
+    FinishReason,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from vllm_mlx.core.messages import ToolResultPart
+from vllm_mlx.core.request import Request
+from vllm_mlx.server.app import create_app
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.run import listen, run
+
+from .fakes import FakeEngine, Script, finished, says
+
+SHELLS = {"Bash": "command", "bash": "command", "exec_command": "cmd", "shell": "command"}
+
+
+class ScriptedAgent:
+    """Thinks, talks and calls as a model would, in pieces."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._lock = threading.Lock()
+
+    def play(self, request: Request, index: int) -> Script:
+        results = [
+            part for message in request.messages or () for part in message.parts if isinstance(part, ToolResultPart)
+        ]
+        shell = next((tool.name for tool in request.tools if tool.name in SHELLS), None)
+        self._tell(request, results)
+        if shell is None:
+            return says('{"title": ', '"Scripted"}')
+        if results:
+            return says("The command ", "has run.")
+        return self._call(shell)
+
+    def _call(self, shell: str) -> Script:
+        arguments = json.dumps({SHELLS[shell]: self._command, "description": "Scripted"})
+        half = len(arguments) // 2
+        return (
+            Started(7, 2),
+            ReasoningDelta("I should "),
+            ReasoningDelta("run it.\n"),
+            TextDelta("\nRunning it. "),
+            ToolCallStart(0, f"call_{secrets.token_hex(12)}", shell),
+            ToolCallDelta(0, arguments[:half]),
+            ToolCallDelta(0, arguments[half:]),
+            ToolCallEnd(0),
+            finished(FinishReason.TOOL_CALLS),
+        )
+
+    def _tell(self, request: Request, results: list[ToolResultPart]) -> None:
+        roles = [message.role for message in request.messages or ()]
+        texts = [part.text for result in results for part in result.content if hasattr(part, "text")]
+        replies = [repr(message.parts) for message in request.messages or () if message.role == "assistant"]
+        told = {"roles": roles, "tools": len(request.tools), "replies": replies, "results": texts}
+        with self._lock:
+            print(json.dumps(told), flush=True)
+
+
+def main() -> None:
+    port, command = sys.argv[1:]
+    engine = FakeEngine(play=ScriptedAgent(command).play)
+    config = ServerConfig(served_model_names=("scripted",))
+    run(create_app(engine, config), engine, listen("127.0.0.1", int(port)), drain_s=0)
+
+
+if __name__ == "__main__":
+    main()
