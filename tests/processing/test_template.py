@@ -181,3 +181,75 @@ def test_reason_of_the_template_is_quoted(with_template) -> None:
 def test_gemma_style_template_renders(with_template) -> None:
     text = render(with_template((TEMPLATES / "gemma.jinja").read_text()), USER)
     assert text.endswith("<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n")
+
+
+# Templates that take calls in ways of their own
+
+ASKED = (
+    USER,
+    Message("assistant", (ToolCallPart("call_0123456789", "get_weather", {"city": "Rome", "n": [1, None]}),)),
+    Message("tool", (ToolResultPart("call_0123456789", (TextPart("sunny"),)),)),
+)
+LOOP = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}BODY{% endfor %}"
+    "{% if m.role == 'tool' %}{{ m.name }}={{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("{{ c.function.name }}{{ c.function.arguments | tojson }}", 'get_weather{"city": "Rome", "n": [1, null]}'),
+        ("{{ c.function.name + c.function.arguments }}", 'get_weather{"city": "Rome", "n": [1, null]}'),
+        ("{{ c.function.name }}{{ c.function.arguments }}", 'get_weather{"city": "Rome", "n": [1, null]}'),
+        (
+            "{{ c.function.name }}{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}",
+            "get_weather<city>Rome<n>[1, None]",
+        ),
+        (
+            "{% if c.function.arguments is string %}{{ raise_exception('no text') }}{% endif %}{{ c.function.name }}"
+            "{{ c.function.arguments | tojson }}",
+            'get_weather{"city": "Rome", "n": [1, null]}',
+        ),
+    ],
+)
+def test_arguments_are_objects_or_text_as_the_template_takes_them(with_template, body: str, expected: str) -> None:
+    text = render(with_template(LOOP.replace("BODY", body)), *ASKED, tools=(WEATHER,))
+    assert text == expected + "get_weather=sunny"
+
+
+def test_calls_that_a_template_shows_without_content_only(with_template) -> None:
+    body = "{% if m.content is not defined %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endif %}"
+    assert render(with_template(LOOP.replace("BODY", body)), *ASKED).startswith("get_weather{")
+
+
+def test_ids_of_nine_letters_where_a_template_insists(with_template) -> None:
+    body = (
+        "{% if c.id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}{{ c.id }} {{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}"
+    )
+    tokenizer = with_template(LOOP.replace("BODY", body))
+    first = render(tokenizer, *ASKED).split()[0]
+    assert len(first) == 9
+    assert render(tokenizer, *ASKED).split()[0] == first
+    kept = Message("assistant", (ToolCallPart("abcDEF123", "get_weather", {}),))
+    assert render(tokenizer, USER, kept).startswith("abcDEF123 ")
+
+
+def test_tool_results_bear_the_name_of_the_tool_that_was_called() -> None:
+    assert [message.get("name") for message in template_messages(ASKED)] == [None, None, "get_weather"]
+
+
+@pytest.mark.parametrize(
+    ("server", "thinking", "expected"),
+    [
+        (None, "auto", "unset"),
+        (None, "on", "True"),
+        (True, "auto", "True"),
+        (False, "auto", "False"),
+        (True, "off", "False"),
+    ],
+)
+def test_a_template_that_knows_thinking_by_another_name(with_template, server, thinking, expected) -> None:
+    tokenizer = with_template("{% if thinking is defined %}{{ thinking }}{% else %}unset{% endif %}")
+    assert render(tokenizer, USER, enable_thinking=server, thinking=thinking) == expected

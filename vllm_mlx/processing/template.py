@@ -1,6 +1,11 @@
 """Conversation → text, through the checkpoint's own chat template. Knows no ids."""
 
+import hashlib
+import itertools
+import json
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -19,12 +24,26 @@ _RESERVED = frozenset({
 })  # fmt: skip
 
 
+_THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How a template takes the tool calls of a message."""
+
+    arguments_are_text: bool = False  # JSON text, where it does not write objects as JSON itself
+    empty_content: str | None = ""  # of a message of calls alone; None: the key is left out
+    ids_are_short: bool = False  # nine letters or digits
+
+
 class ChatTemplate:
-    """`enable_thinking`: the server's default; None means on."""
+    """`enable_thinking`: the server's default; None means on, or what a template does that only knows `thinking`."""
 
     def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None):
         self._tokenizer = tokenizer
-        self._enable_thinking = enable_thinking is not False
+        self._enable_thinking = enable_thinking
+        self._style: CallStyle | None = None
 
     def render(self, request: Request) -> str:
         """Raises TemplateError where there is no template or it refuses the conversation."""
@@ -37,7 +56,7 @@ class ChatTemplate:
         tools = [tool.to_openai() for tool in request.tools] if request.tool_choice.mode != "none" else []
         try:
             return self._tokenizer.apply_chat_template(
-                template_messages(request.messages),
+                template_messages(request.messages, self._style_for(request.messages)),
                 tools=tools or None,
                 add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
                 continue_final_message=request.continue_final_message,
@@ -56,29 +75,73 @@ class ChatTemplate:
                     f"`chat_template_kwargs` must not set `{name}`: the request has a field for it.",
                     param="chat_template_kwargs",
                 )
-        thinking = self._enable_thinking if request.thinking == "auto" else request.thinking == "on"
-        return {"enable_thinking": thinking, **request.template_kwargs}
+        chosen = self._enable_thinking if request.thinking == "auto" else request.thinking == "on"
+        variables: dict[str, Any] = {"enable_thinking": chosen is not False}
+        if chosen is not None and _THINKING_VARIABLE.search(self._tokenizer.chat_template or ""):
+            variables["thinking"] = chosen
+        return {**variables, **request.template_kwargs}
+
+    def _style_for(self, messages: Sequence[Message]) -> CallStyle:
+        if not any(isinstance(part, ToolCallPart) for message in messages for part in message.parts):
+            return CallStyle()
+        if self._style is None:
+            self._style = next(filter(self._shows_call, _styles()), CallStyle())
+        return self._style
+
+    def _shows_call(self, style: CallStyle) -> bool:
+        """Found by rendering, for templates drop or garble what they did not expect as often as they refuse it."""
+        call = ToolCallPart("call_of_probe", "probe_tool", {"probe_key": "probe_value"})
+        messages = [
+            Message("user", (TextPart("probe"),)),
+            Message("assistant", (call,)),
+            Message("tool", (ToolResultPart(call.call_id, (TextPart("probe_result"),)),)),
+        ]
+        tools = [{"type": "function", "function": {"name": call.name, "parameters": {"type": "object"}}}]
+        try:
+            without, text = (
+                self._tokenizer.apply_chat_template(
+                    template_messages(shown, style), tools=tools, add_generation_prompt=True
+                )
+                for shown in (messages[:1], messages)
+            )
+        except _FAILURES:
+            return False
+        is_shown = text.count(call.name) > without.count(call.name) and "probe_value" in text
+        return is_shown and "{'probe_key'" not in text and '\\"probe_key' not in text
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _styles() -> Iterable[CallStyle]:
+    """The usual one first."""
+    return (
+        CallStyle(arguments_are_text, empty_content, ids_are_short)
+        for ids_are_short, empty_content, arguments_are_text in itertools.product(
+            (False, True), ("", None), (False, True)
+        )
+    )
+
+
+def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
     """The dicts that chat templates read. A tool result is a message of its own, wherever the client put it."""
+    style = style or CallStyle()
     result: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the tools that were called, by the call
     for message in messages:
+        names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
         run: list[Part] = []
         for part in message.parts:
             if isinstance(part, ToolResultPart):
                 if run:
-                    result.append(_template_message(message, run))
+                    result.append(_template_message(message, run, style))
                     run = []
-                result.append(_tool_result(part))
+                result.append(_tool_result(part, names.get(part.call_id), style))
             else:
                 run.append(part)
         if run or not message.parts:
-            result.append(_template_message(message, run))
+            result.append(_template_message(message, run, style))
     return result
 
 
-def _template_message(message: Message, parts: Sequence[Part]) -> dict[str, Any]:
+def _template_message(message: Message, parts: Sequence[Part], style: CallStyle) -> dict[str, Any]:
     # Text of the model itself was one stream; parts of a client are separate texts.
     content = _content(parts, separator="" if message.role == "assistant" else "\n")
     result: dict[str, Any] = {"role": message.role, "content": content}
@@ -87,19 +150,30 @@ def _template_message(message: Message, parts: Sequence[Part]) -> dict[str, Any]
     reasoning = [part.text for part in parts if isinstance(part, ReasoningPart)]
     if reasoning:
         result["reasoning_content"] = "".join(reasoning)
-    calls = [_tool_call(part) for part in parts if isinstance(part, ToolCallPart)]
+    calls = [_tool_call(part, style) for part in parts if isinstance(part, ToolCallPart)]
     if calls:
+        result["content"] = content or style.empty_content
         result["tool_calls"] = calls
     return result
 
 
-def _tool_call(part: ToolCallPart) -> dict[str, Any]:
-    return {"id": part.call_id, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}
+def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
+    arguments = json.dumps(part.arguments, ensure_ascii=False) if style.arguments_are_text else part.arguments
+    function = {"name": part.name, "arguments": arguments}
+    return {"id": _call_id(part.call_id, style), "type": "function", "function": function}
 
 
-def _tool_result(part: ToolResultPart) -> dict[str, Any]:
-    result = {"role": "tool", "tool_call_id": part.call_id, "content": _content(part.content, separator="\n")}
-    return result if part.name is None else {**result, "name": part.name}
+def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
+    content = _content(part.content, separator="\n")
+    result = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
+    name = part.name if part.name is not None else called
+    return result if name is None else {**result, "name": name}
+
+
+def _call_id(call_id: str, style: CallStyle) -> str:
+    if not style.ids_are_short or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
