@@ -18,7 +18,7 @@ from .families import FAMILIES
 from .support import Piece, as_special, run, tool
 
 # Letters that are in no tag, no key and no tool name: each must come out again.
-PAYLOAD = "QVXZ東🙂"
+PAYLOAD = "QΩЖ東🙂"
 TOOLS = [tool("now", q={"type": "string"}, t={"type": "array"}), tool("write", text={})]
 TOOL_NAMES = sorted({id(format): name for name, format in reversed(TOOL_FORMATS.items())}.values())
 REASONING_NAMES = sorted({id(format): name for name, format in reversed(REASONING_FORMATS.items())}.values())
@@ -35,7 +35,7 @@ def fragments(tools: str, reasoning: str) -> st.SearchStrategy[list[str]]:
     """Pieces of the format's own tags, whole and broken, of its calls, and of anything."""
     tags = [*TOOL_FORMATS[tools].tags, *REASONING_FORMATS[reasoning].tags]
     broken = [tag[: len(tag) // 2] for tag in tags if len(tag) > 3]
-    calls = [family.calls(("now", {"q": "QV"}), ("write", {})) for family in FAMILIES if family.name == tools]
+    calls = [family.calls(("now", {"q": "QΩ"}), ("write", {})) for family in FAMILIES if family.name == tools]
     halves = [part for call in calls for part in (call[: len(call) // 3], call[len(call) // 3 :], call)]
     pieces = st.sampled_from([*(tag for tag in tags if tag), *broken, *halves, *COMMON])
     return st.lists(st.one_of(pieces, pieces, pieces, st.text(max_size=4)), max_size=14)
