@@ -11,7 +11,7 @@ from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, GenerationError
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence
-from ..core.step import SequenceUpdate
+from ..core.step import SequenceUpdate, StepPlan
 from ..runner.calibrate import Calibration, calibrate
 from ..runner.device import apply_limits, device_memory, device_usage
 from ..runner.loader import Checkpoint, load_weights, weights_bytes
@@ -143,6 +143,7 @@ class Engine:
         Whatever goes wrong in a step as a whole fails the sequences under way, and the next step is well.
         """
         self.num_steps += 1
+        plan = StepPlan()
         try:
             plan = self._scheduler.schedule(time.monotonic())
             if updates := self._scheduler.update(self._runner.decode(plan)):
@@ -153,6 +154,8 @@ class Engine:
             logger.exception("An engine step failed")
             failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
             self._runner.reset()
+            for restore in plan.restores:
+                restore.release()
             deliver([SequenceUpdate(seq_id=seq_id, error=failure) for seq_id in self._scheduler.abort_all()])
 
 
