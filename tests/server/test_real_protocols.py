@@ -104,3 +104,32 @@ def test_a_response_that_does_not_fit_is_refused(gpt: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         gpt.responses.create(model="tiny", input="word " * 2000, stream=True)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
+def test_a_reply_that_the_client_began_is_gone_on_with(claude: anthropic.Anthropic) -> None:
+    begun: Any = [*HI, {"role": "assistant", "content": "Hello"}]
+    counted = claude.messages.count_tokens(model="tiny", messages=begun).input_tokens
+    asked = claude.messages.count_tokens(model="tiny", messages=HI).input_tokens
+    usage = claude.messages.create(**{**ASK, "messages": begun}).usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted != asked
+
+
+def test_a_round_trip_with_a_tool_and_a_system_message_in_the_middle(claude: anthropic.Anthropic) -> None:
+    call: Any = {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {"path": "/"}}
+    result: Any = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "a"}]}
+    messages: Any = [
+        *HI,
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}, call]},
+        {"role": "user", "content": [result]},
+    ]
+    tools: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
+    message = claude.messages.create(**{**ASK, "messages": messages}, tools=tools)
+    assert message.usage.output_tokens > 0
+
+
+def test_a_picture_is_refused_by_a_model_that_takes_none(claude: anthropic.Anthropic) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    picture: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    with pytest.raises(anthropic.BadRequestError, match="takes no images"):
+        claude.messages.create(**{**ASK, "messages": picture})
