@@ -39,6 +39,13 @@ def test_all_but_the_first_and_the_newest_go():
     assert resume_points(tree, 60) == [10, 50, 60]
 
 
+def test_a_point_that_is_still_asked_for_stays():
+    tree = tree_with_turns([10, 20, 30, 40, 50, 60])
+    tree.thin(SPACE, pack(range(60)), keep_last=1, keep=(30, 35))
+    tree.check_integrity()
+    assert resume_points(tree, 60) == [10, 30, 60]
+
+
 def test_a_point_where_paths_part_stays():
     tree = tree_with_turns([10, 20, 30, 40, 50])
     other = pack([*range(30), 777])

@@ -3,7 +3,7 @@
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from .index import WORD_BYTES, num_tokens
 from .insertion import Insertion
@@ -209,11 +209,11 @@ class PrefixTree:
             self._retreat(node, node.end)
         return before - self.used_bytes
 
-    def thin(self, space: Space, key: bytes, *, keep_last: int) -> int:
+    def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Container[int] = ()) -> int:
         """Frees the states that a growing conversation has left behind on the key's path. Returns the bytes freed.
 
-        The first stays (what several conversations share ends there), the last `keep_last`, those at which paths part,
-        and pinned ones.
+        The first stays (what several conversations share ends there), the last `keep_last`, those after `keep` tokens
+        or at which paths part, and pinned ones.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
@@ -221,7 +221,7 @@ class PrefixTree:
             return 0
         stateful = [node for node in leaf.at(common).path() if node.state is not None and node.end <= common]
         for node in stateful[1 : max(1, len(stateful) - keep_last)]:
-            if node.num_children < 2 and not node.pins:
+            if node.num_children < 2 and not node.pins and node.end not in keep:
                 self._store.set_state(node, None, now=self._now)
         return before - self.used_bytes
 

@@ -121,7 +121,8 @@ class PrefixCache:
             now=now,
         )
         if is_stored and capture.end >= capture.seq.prefill_end:
-            self.tree.thin(self._space(capture.seq), capture.key, keep_last=_STATES_OF_A_CONVERSATION)
+            points = capture.seq.prompt.snapshot_points  # a question after many tool calls goes back to an old one
+            self.tree.thin(self._space(capture.seq), capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
                 self.tree.drop_state(self._space(capture.seq), capture.key[: point * WORD_BYTES])
         return is_stored
