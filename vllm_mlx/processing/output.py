@@ -247,11 +247,12 @@ def reply_parser(
     """For one reply to the request. `reasoning`, `tools`: names of the formats."""
     if request.messages is None:
         return make_parser(None, None)
-    has_tools = bool(request.tools) and request.tool_choice.mode != "none"
+    declared = (*request.tools, *request.unlisted_tools)
+    has_tools = bool(declared) and request.tool_choice.mode != "none"
     return make_parser(
         reasoning,
         tools if has_tools else None,
-        tool_specs=[tool.to_openai() for tool in request.tools],
+        tool_specs=[tool.to_openai() for tool in declared],
         starts_in_reasoning=starts_in_reasoning,
         marker_tokens=tokenizer.marker_tokens,
         **({} if call_ids is None else {"call_ids": call_ids}),

@@ -73,6 +73,7 @@ def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -
         request_id=request_id,
         messages=messages,
         tools=tuple(tools.listed),
+        unlisted_tools=tuple(tools.deferred),
         tool_choice=tool_choice,
         max_tool_calls=max_tool_calls,
         sampling=sampling,
