@@ -22,7 +22,7 @@ class Family:
     tokens: tuple[str, ...] = ()
     inside: str = "a <think> </tool_call> [b] {c} <d>"  # a string that holds what looks like tags
     garbage: str | None = ""  # behind `open`, what is no call
-    nests: bool = True
+    drops: str = "\0"  # a tag that is no text, even where there is no call
 
     def calls(self, *calls: tuple[str, Arguments]) -> str:
         written = (self.call(name, arguments, index) for index, (name, arguments) in enumerate(calls))
@@ -321,7 +321,7 @@ FAMILIES = [
     ),
     listed("xlam", "", "", garbage=None),
     listed("xlam", "```json\n", "\n```"),
-    tagged("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+    tagged("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "", drops="<|message_sep|>"),
     tagged("gigachat3", "<|function_call|>", ""),
     Family("minicpm5", as_xml('<function name="@">', "</function>", '<param name="@">', "</param>"), garbage=None),
     Family(
@@ -362,6 +362,7 @@ FAMILIES = [
         "inkling",
         as_json("<|content_invoke_tool_json|>", "<|end_message|>", arguments="args"),
         tokens=("<|content_invoke_tool_json|>", "<|end_message|>"),
+        drops="<|end_message|>",
     ),
     Family("plamo3", _plamo, "<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>", tokens=_PLAMO),
     Family("muse", as_invoke("atem:"), "<atem:function_calls>\n", "</atem:function_calls>"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.parsers import make_parser
+from vllm_mlx.parsers import make_parser, opens_thought
 from vllm_mlx.parsers.reasoning_formats import REASONING_FORMATS
 
 from .support import as_special, cuts, run, tool
@@ -245,3 +245,33 @@ def test_after_a_call_in_its_own_way_no_other_is_looked_for() -> None:
 def test_foreign_calls_inside_thoughts_are_thoughts() -> None:
     text = f"<think>{FOREIGN['json in tags']}</think>"
     assert run([text], tools="kimi_k2", tool_specs=TOOLS) == [Thought(FOREIGN["json in tags"])]
+
+
+# Prompts and the ends of messages
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "expected"),
+    [
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("qwen3", "say <think> twice<|im_end|>\n<|im_start|>assistant\n", False),
+        ("k2_horizon", "<ifm|think_faster>", True),
+        ("kimi_k3", "<|open|>think<|sep|>", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("openai_gptoss", "<|start|>assistant", False),
+    ],
+)
+def test_prompts_that_open_a_thought(reasoning: str, prompt: str, expected: bool) -> None:
+    assert opens_thought(reasoning, prompt) is expected
+
+
+@pytest.mark.parametrize(
+    ("tools", "end"), [("gigachat3", "<|message_sep|>"), ("llama3_json", "<|eom_id|>"), ("inkling", "<|end_message|>")]
+)
+def test_the_token_that_ends_a_message_is_no_text(tools: str, end: str) -> None:
+    for options in ({}, {"marker_tokens": frozenset({end, "<|role_sep|>"})}):
+        pieces = [*"Hi", (end, True)]
+        assert run(pieces, reasoning=None, tools=tools, tool_specs=TOOLS, **options) == [Text("Hi")]

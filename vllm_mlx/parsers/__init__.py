@@ -14,7 +14,15 @@ from .plain import PlainParser
 from .reasoning_formats import REASONING_FORMATS
 from .tagged import TaggedParser, new_call_id
 
-__all__ = ["OutputParser", "detect_formats", "make_gate", "make_parser", "reasoning_markers", "resolve_formats"]
+__all__ = [
+    "OutputParser",
+    "detect_formats",
+    "make_gate",
+    "make_parser",
+    "opens_thought",
+    "reasoning_markers",
+    "resolve_formats",
+]
 
 
 def make_parser(
@@ -62,6 +70,13 @@ def reasoning_markers(reasoning: str) -> tuple[str, str]:
     """The tags that open and close a thought in the format of this name."""
     format = REASONING_FORMATS[reasoning]
     return format.opens[0] if format.opens else format.headers[0].marker, format.closes[0]
+
+
+def opens_thought(reasoning: str, prompt: str) -> bool:
+    """Whether a rendered prompt ends with a tag, of one or several tokens, that opens a thought."""
+    format = REASONING_FORMATS[reasoning]
+    opens = format.gate[0] if format.gate is not None else format.opens
+    return prompt.rstrip().endswith(tuple(tag.strip() for tag in opens))
 
 
 def _new_ids(length: int | None) -> Callable[[], str]:

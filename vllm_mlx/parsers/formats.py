@@ -47,6 +47,7 @@ class ReasoningFormat:
 class ToolFormat:
     openings: tuple[Opening, ...]
     closes: tuple[str, ...] = ()  # of a call, or of what holds calls; dropped behind a call
+    drops: tuple[str, ...] = ()  # that end a message, and are no part of any text
     inner_tags: tuple[str, ...] = ()  # that stand inside of bodies
     id_length: int | None = None  # of the call ids that the family's template takes; None: any
     reasoning: ReasoningFormat | None = None  # that reads the headers of messages, where none was chosen
@@ -58,4 +59,4 @@ class ToolFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return (*self.opens, *self.closes, *self.inner_tags)
+        return (*self.opens, *self.closes, *self.drops, *self.inner_tags)

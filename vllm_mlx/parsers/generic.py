@@ -41,7 +41,7 @@ _CLOSES = ("</function_call>", "</longcat_tool_call>", "<|tool_call_end|>")
 GENERIC = ToolFormat(
     tuple(replace(opening, needs_tools=True) for opening in _openings),
     (*_CLOSES, *dict.fromkeys(close for part in _PARTS for close in part.closes)),
-    tuple(dict.fromkeys(tag for part in _PARTS for tag in part.inner_tags)),
+    inner_tags=tuple(dict.fromkeys(tag for part in _PARTS for tag in part.inner_tags)),
     is_fallback=True,
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {**FAMILY_FORMATS, "generic": GENERIC}

@@ -195,6 +195,8 @@ class TaggedParser:
         elif marker in tags.closes and self._content.follows_call and not self._is_thinking:
             self._take(len(marker))
             self._content.after_call()
+        elif marker in tags.drops:
+            self._take(len(marker))
         elif marker in tags.openings:
             self._open_call(tags.openings[marker], marker)
         else:

@@ -1,6 +1,7 @@
 """How model families write tool calls, by the names that users choose them with."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from .bodies import Body, BodyContext, NewBody
@@ -81,7 +82,7 @@ def _xml_format(tags: XmlTags, open: str, *closes: str, steps: tuple[str, ...] =
         body = after(step, then=body)
     openings = [Opening(open, body), Opening(tags.function, _xml(tags), keeps_marker=True, needs_tools=True)]
     openings += [Opening(step, _xml(tags)) for step in steps[:1]]
-    return ToolFormat(tuple(openings), closes, (*tags.texts, *steps))
+    return ToolFormat(tuple(openings), closes, inner_tags=(*tags.texts, *steps))
 
 
 FUNCTION = _xml(_FUNCTION)
@@ -148,7 +149,7 @@ def _nested(section: str, section_end: str, call: str, body: NewBody, *closes: s
 
 
 def _with_tags(format: ToolFormat, *tags: str) -> ToolFormat:
-    return ToolFormat(format.openings, format.closes, tags, format.id_length)
+    return replace(format, inner_tags=tags)
 
 
 # Calls written as expressions
@@ -170,7 +171,7 @@ def _braces(dialect: Dialect) -> NewBody:
 
 
 def _tagged(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ()) -> ToolFormat:
-    return ToolFormat((Opening(open, body),), closes, inner)
+    return ToolFormat((Opening(open, body),), closes, inner_tags=inner)
 
 
 def _bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_THOUGHTS) -> Opening:
@@ -184,7 +185,7 @@ _HERMES = ToolFormat(
         Opening("<function=", FUNCTION, keeps_marker=True, needs_tools=True),
     ),
     ("</tool_call>",),
-    _FUNCTION.texts,
+    inner_tags=_FUNCTION.texts,
 )
 _MIMO = ToolFormat(
     (
@@ -192,10 +193,10 @@ _MIMO = ToolFormat(
         Opening("<function=", _xml(_VERBATIM_FUNCTION), keeps_marker=True, needs_tools=True),
     ),
     ("</tool_call>",),
-    _FUNCTION.texts,
+    inner_tags=_FUNCTION.texts,
 )
 _GLM = ToolFormat(
-    (Opening("<tool_call>", choice({"{": JSON, "<": FUNCTION}, ARG_KEY)),), ("</tool_call>",), _ARG_KEY.texts
+    (Opening("<tool_call>", choice({"{": JSON, "<": FUNCTION}, ARG_KEY)),), ("</tool_call>",), inner_tags=_ARG_KEY.texts
 )
 _HUNYUAN = _tagged(JSON_LIST, "<tool_calls>", "</tool_calls>")
 _HY_BODY = choice({"{": JSON}, _HY_ARG_KEY)
@@ -211,7 +212,7 @@ _LLAMA_JSON = ToolFormat(
         _bare(several(_BARE_JSON, _LLAMA_CALLS), "{"),
         _bare(several(_BARE_JSON, _PURE_LIST), "[", Place.AT_START),
     ),
-    ("<|eom_id|>",),
+    drops=("<|eom_id|>",),
 )
 _XLAM_LIST = several(_BARE_JSON, _LIST)
 _XLAM = ToolFormat(
@@ -258,10 +259,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "openai": ToolFormat(
         HARMONY_HEADERS,
         ("<|call|>", "<|end|>"),
-        ("<|message|>", "<|constrain|>"),
+        inner_tags=("<|message|>", "<|constrain|>"),
         reasoning=REASONING_FORMATS["openai_gptoss"],
     ),
-    "mistral": ToolFormat((Opening("[TOOL_CALLS]", MISTRAL),), (), ("[ARGS]", "[CALL_ID]"), id_length=9),
+    "mistral": ToolFormat((Opening("[TOOL_CALLS]", MISTRAL),), inner_tags=("[ARGS]", "[CALL_ID]"), id_length=9),
     "llama3_json": _LLAMA_JSON,
     "pythonic": ToolFormat((_BARE_PYTHON,)),
     "llama4_pythonic": ToolFormat((Opening("<|python_start|>", PYTHON_CALLS), _BARE_PYTHON), ("<|python_end|>",)),
@@ -283,7 +284,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             Opening("<｜tool_call_begin｜>", after("function<｜tool_sep｜>", then=_xml(_invoke("steptml:")))),
         ),
         ("<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
-        ("<｜tool_sep｜>", *_invoke("steptml:").texts),
+        inner_tags=("<｜tool_sep｜>", *_invoke("steptml:").texts),
     ),
     "internlm": _tagged(JSON, "<|action_start|><|plugin|>", "<|action_end|>"),
     "phi4_mini_json": _tagged(several(JSON, _PURE_LIST), "functools"),
@@ -292,9 +293,9 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "xlam": _XLAM,
     "gigachat3": ToolFormat(
         (Opening("<|message_sep|>\n\nfunction call<|role_sep|>\n", JSON), Opening("<|function_call|>", JSON)),
-        ("<|message_sep|>",),
+        drops=("<|message_sep|>",),
     ),
-    "minicpm5": ToolFormat((Opening("<function name=", _xml(_CDATA), keeps_marker=True),), (), _CDATA.texts),
+    "minicpm5": ToolFormat((Opening("<function name=", _xml(_CDATA), keeps_marker=True),), inner_tags=_CDATA.texts),
     "dots": _xml_format(_invoke(), "<dots_function_call>", "</dots_function_call>"),
     "k2_horizon": ToolFormat(
         (
@@ -302,17 +303,21 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             Opening("<ifm|tool_call>", _IFM_BODY),
         ),
         ("</ifm|tool_call>", "</ifm|tool_calls>"),
-        _IFM_ARG_KEY.texts,
+        inner_tags=_IFM_ARG_KEY.texts,
     ),
     "kimi_k3": _xml_format(_FRAMES, *_FRAME_TOOLS),
-    "inkling": _tagged(JSON, "<|content_invoke_tool_json|>", "<|end_message|>"),
+    "inkling": ToolFormat(
+        (Opening("<|content_invoke_tool_json|>", JSON),),
+        ("<|end_message|>",),
+        drops=("<|end_message|>",),
+    ),
     "plamo3": ToolFormat(
         (
             Opening("<|plamo:begin_tool_requests:plamo|>", after(_PLAMO_CALL, then=_named(*_PLAMO_STEPS))),
             Opening(_PLAMO_CALL, _named(*_PLAMO_STEPS)),
         ),
         _PLAMO_ENDS,
-        tuple(text for step in _PLAMO_STEPS if isinstance(step, Tag) for text in step.texts),
+        inner_tags=tuple(text for step in _PLAMO_STEPS if isinstance(step, Tag) for text in step.texts),
     ),
     "muse": _xml_format(_invoke("atem:"), "<atem:function_calls>", "</atem:function_calls>"),
     "cohere_command3": _tagged(JSON_LIST, "<|START_ACTION|>", "<|END_ACTION|>"),

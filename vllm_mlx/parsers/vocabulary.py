@@ -69,6 +69,7 @@ class TagVocabulary:
         self.thought_opens = frozenset(map(encode, reasoning.opens if reasoning else ()))
         self.thought_closes = frozenset(map(encode, reasoning.closes if reasoning else ()))
         self.closes = tuple(dict.fromkeys(encode(close) for format in self._tools for close in format.closes))
+        self.drops = frozenset(encode(tag) for format in self._tools for tag in format.drops)
         self.wrap = (encode(reasoning.wrap[0]), encode(reasoning.wrap[1])) if reasoning and reasoning.wrap else None
         self.enclosing = (*self.closes, *self._at(Place.ANYWHERE))
         self._set_splitters()
@@ -78,7 +79,7 @@ class TagVocabulary:
 
     def _set_splitters(self) -> None:
         thoughts = [*self.thought_opens, *self.thought_closes]
-        in_text = [*thoughts, *self.closes, *self._at(Place.ANYWHERE, Place.OUTSIDE_THOUGHTS)]
+        in_text = [*thoughts, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_THOUGHTS)]
         self.in_thought = MarkerSplitter([*thoughts, *self._at(Place.ANYWHERE)])
         self.in_text = MarkerSplitter(in_text)
         self.at_start = MarkerSplitter([*in_text, *self._at(Place.AT_START), *(self.wrap or ())[:1]])
