@@ -51,6 +51,11 @@ class ContentFraming:
             return text[:-1]
         return text
 
+    def release(self) -> str:
+        """What was held inside of an answer: no tag that ends it came."""
+        held, self._held = (self._held, "") if self._after is _After.TEXT else ("", self._held)
+        return held
+
     def after_reasoning(self) -> None:
         self._held = ""
         self._after = _After.REASONING

@@ -174,6 +174,8 @@ class TaggedParser:
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """`marker` stands at the start of what is pending."""
         tags = self._tags
+        if not self._is_thinking and (tags.wrap is None or marker not in tags.wrap):
+            self._append_text(self._content.release(), out)
         if marker in tags.thought_opens:
             text = self._take(len(marker))
             self._show_tag(text, out)
@@ -197,6 +199,8 @@ class TaggedParser:
             self._content.after_call()
         elif marker in tags.drops:
             self._take(len(marker))
+            if not self._is_thinking:
+                self._content.absorb_close()
         elif marker in tags.openings:
             self._open_call(tags.openings[marker], marker)
         else:
