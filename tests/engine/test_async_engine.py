@@ -178,3 +178,31 @@ def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkey
             await engine.submit(request())
 
     asyncio.run(run())
+
+
+def test_whoever_stops_waiting_for_the_status_harms_nobody(engine):
+    async def run():
+        reply = asyncio.create_task(collect(engine, request(tuple(range(900)) * 3, max_tokens=20)))
+        await asyncio.sleep(0.01)
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.status(), 1e-4)
+        return await reply
+
+    assert last(asyncio.run(run())).reason is FinishReason.LENGTH
+    assert engine.is_healthy
+
+
+def test_after_shutdown_late_readers_read_and_late_questions_are_refused(checkpoint):
+    async def run():
+        engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
+        async with await engine.submit(request()) as generation:
+            while (await engine.status())["num_running"] or not generation._news:
+                await asyncio.sleep(0.01)
+            await engine.shutdown(0)
+            events = [event async for event in generation]
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(engine.status(), 5)
+        return events
+
+    assert last(asyncio.run(run())).reason is FinishReason.LENGTH

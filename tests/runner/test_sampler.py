@@ -136,3 +136,22 @@ def test_logprobs_are_of_the_models_own_distribution():
 def test_keys_differ_by_seed_and_position():
     keys = {row_key(seed, position) for seed in range(-20, 20) for position in range(50)}
     assert len(keys) == 40 * 50
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 1e-320, "top_p": 0.9},
+        {"temperature": 1.0, "top_p": 1e-50},  # 0 as a float32
+        {"temperature": 1e-4, "top_k": 2**70},
+    ],
+)
+def test_settings_at_the_edge_of_what_numbers_hold_still_take_the_most_likely(settings):
+    assert sample([sequence(seed=3, **settings)]) == [int(LOGITS[0].argmax())]
+
+
+def test_stop_ids_outside_the_vocabulary_hurt_nobody():
+    assert sample([sequence(temperature=0, min_tokens=3, stops=[-30_000, -3, VOCAB, 10**12])]) == [
+        int(LOGITS[0].argmax())
+    ]

@@ -51,6 +51,8 @@ class SamplingParams:
         _check_range("min_tokens", self.min_tokens, 0, None)
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        for token_id in self.stop_token_ids:
+            _check_range("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -7,6 +7,8 @@ from typing import Any
 
 from .events import FinishReason
 
+_GREEDY_TEMPERATURE = 1e-5  # below, dividing logits by it overflows before it changes a draw
+
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
@@ -49,7 +51,7 @@ class TokenSampling:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < _GREEDY_TEMPERATURE or self.top_k == 1
 
     @property
     def has_penalties(self) -> bool:

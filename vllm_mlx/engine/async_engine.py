@@ -186,7 +186,7 @@ class AsyncEngine:
         """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait."""
         reply = choice.reply
         self._processor.remember(prepared, reply)
-        if self._config.prefix_cache:
+        if self._config.prefix_cache and not self._closing:  # the pool takes no work once shut down
             self._pool.submit(self._trim_cache, prepared, choice.seq, reply)
 
     def _trim_cache(self, prepared: Prepared, seq: Sequence, reply: Reply) -> None:

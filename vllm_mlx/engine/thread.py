@@ -59,7 +59,8 @@ class EngineThread:
         self._loaded: Future[EngineFacts] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
-        self.error: EngineDead | None = None
+        self._end: EngineDead | None = None  # once no message is taken any more
+        self.error: EngineDead | None = None  # the same, if it was not told to stop
 
     def start(self) -> EngineFacts:
         """Load on the engine thread and wait for it. Raises what loading raised."""
@@ -78,8 +79,11 @@ class EngineThread:
         self._inbox.put(_Keep(seq, num_tokens))
 
     def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
+        """Fails with EngineDead once the thread has ended. Who lost interest may cancel the future."""
         answer: Future[T] = Future()
         self._inbox.put(_Inspect(ask, answer))  # type: ignore[arg-type]
+        if self._end is not None:
+            self._refuse_questions(self._end)
         return answer
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -106,6 +110,18 @@ class EngineThread:
             logger.exception("The engine thread ended")
             self.error = EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")
             self._died(self.error)
+        self._end = self.error or EngineDead("The engine has been shut down.")
+        self._refuse_questions(self._end)
+
+    def _refuse_questions(self, error: EngineDead) -> None:
+        """Of messages that nobody takes any more. Whoever puts one after `_end` is set calls this itself."""
+        while True:
+            try:
+                message = self._inbox.get(block=False)
+            except Empty:
+                return
+            if isinstance(message, _Inspect) and message.answer.set_running_or_notify_cancel():
+                message.answer.set_exception(error)
 
     def _take_messages(self, engine: Engine) -> bool:
         """Handle all messages, waiting for one while there is no work. False once told to stop."""
@@ -132,6 +148,8 @@ class EngineThread:
 
 
 def _answer(engine: Engine, ask: Callable[[Engine], object], answer: "Future[object]") -> None:
+    if not answer.set_running_or_notify_cancel():
+        return  # who asked is gone; from here on the future cannot be cancelled
     try:
         answer.set_result(ask(engine))
     except Exception as error:

@@ -15,6 +15,7 @@ import numpy as np
 from ..core.sequence import Sequence
 
 _MASK64 = (1 << 64) - 1
+_NO_TOP_K = 2**31 - 1  # more than any vocabulary
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class _Truncation:
         self._active = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in settings)
         self._sorted = any(s.top_k > 0 or s.top_p < 1 for s in settings)
         if self._active:
-            self._top_k = mx.array([s.top_k or 2**31 - 1 for s in settings])[:, None]
+            self._top_k = mx.array([min(s.top_k or _NO_TOP_K, _NO_TOP_K) for s in settings])[:, None]
             self._top_p = _column([s.top_p for s in settings])
             self._log_min_p = _column([float(np.log(s.min_p)) if s.min_p > 0 else -np.inf for s in settings])
 
@@ -144,7 +145,8 @@ class _Truncation:
             descending = -mx.sort(-scores, axis=-1)
             probs = mx.softmax(descending, axis=-1)
             before = mx.cumsum(probs, axis=-1) - probs  # mass of the more likely tokens
-            kept = (before < self._top_p) & (mx.arange(scores.shape[-1])[None] < self._top_k)
+            rank = mx.arange(scores.shape[-1])[None]
+            kept = ((before < self._top_p) & (rank < self._top_k)) | (rank == 0)  # float32 may make top_p a 0
             cutoff = mx.maximum(cutoff, mx.min(mx.where(kept, descending, mx.inf), axis=-1, keepdims=True))
         return mx.where(scores >= cutoff, scores, -mx.inf)
 
@@ -179,7 +181,7 @@ class _MinTokens:
         self._seqs = seqs
         stops = np.zeros((len(seqs), vocab_size), dtype=bool)
         for row, seq in enumerate(seqs):
-            stops[row, [token_id for token_id in seq.stop_token_ids if token_id < vocab_size]] = True
+            stops[row, [token_id for token_id in seq.stop_token_ids if 0 <= token_id < vocab_size]] = True
         self._stops = mx.array(stops)
 
     def apply(self, logits: mx.array) -> mx.array:
