@@ -16,11 +16,11 @@ from vllm_mlx.processing.tokenizer import Tokenizer
 
 from .habits import HABITS
 from .test_points import shared
-from .turns import ECHOES, Session, canonical, letter_by_letter, make_processor, system, user
+from .turns import ECHOES, Session, Turn, canonical, letter_by_letter, make_processor, system, user
 
 TEMPLATES = {name: HABITS[name] for name in HABITS if name not in ("gemma", "strict roles", "tools last")}
 # Words and spaces alone, so that texts without spaces can be compared; some look like parts of markup.
-TEXTS = st.lists(st.sampled_from(["a", "é東", "🙂", " ", "\n", "think", "{", "<", "0", "Yes"]), max_size=6).map("".join)
+TEXTS = st.lists(st.sampled_from(["a", "é東", "🙂", " ", "\n", "think", "{", "<", "0", "the"]), max_size=6).map("".join)
 VALUES = st.one_of(
     TEXTS, st.integers(-3, 3), st.booleans(), st.none(), st.lists(st.floats(-2, 2, width=16), max_size=2)
 )
@@ -78,6 +78,16 @@ def check_said(processor: Processor, session: Session, prepared: Prepared) -> No
     assert all(message in written for message in known)
 
 
+def check_points(processor: Processor, session: Session, done: Turn, prepared: Prepared) -> None:
+    """What was planned for the last prompt is what other prompts share with it."""
+    before = done.prepared.prompt
+    points = before.snapshot_points or (0,)
+    other = Session(processor, messages=(system("Be kind."), user("Something else."))).prepare()
+    assert shared(before.token_ids, other.prompt.token_ids) >= points[0]
+    if session.messages[-1].role == "tool":
+        assert shared(before.token_ids, prepared.prompt.token_ids) >= points[-1]
+
+
 @pytest.mark.parametrize("habit", TEMPLATES)
 @settings(max_examples=60, deadline=None)
 @given(conversation=st.lists(turns(), min_size=1, max_size=4))
@@ -99,6 +109,7 @@ def test_prompts_say_the_same_and_share_what_was_kept(
             session.ask(turn["follow"])
         prepared = session.prepare()
         check_said(processor, session, prepared)
+        check_points(processor, session, done, prepared)
         if not (done.reply.calls and interrupts):
             kept = processor.kept_tokens(done.prepared, done.reply)
             num_prompt = len(done.prepared.prompt.token_ids)

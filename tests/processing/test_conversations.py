@@ -53,8 +53,9 @@ def test_results_extend_the_prompt_and_the_reply_that_asked_for_them(processor_w
         turn = session.answer(CALLING[habit])
         assert processor.kept_tokens(turn.prepared, turn.reply) == len(turn.token_ids)
         session.give_results("done", f"also {number}")
-        prompt = session.prepare().prompt.token_ids
-        assert prompt[: len(turn.token_ids)] == turn.token_ids
+        prepared = session.prepare()
+        assert prepared.prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
+        assert prepared.chat.base.num_tokens == len(turn.token_ids), "what is known is not tokenised again"
     written = [message for message in session.prepare().chat.request.messages if message.role == "assistant"]
     assert written == [turn.reply.message for turn in session.turns]
 
@@ -87,7 +88,7 @@ def test_a_thought_that_the_prompt_opened_ends_before_the_generation_suffix(proc
     session = Session(processor, messages=START)
     turn = session.answer("hm\n</think>\n\nDone.<|im_end|>")
     kept = processor.kept_tokens(turn.prepared, turn.reply)
-    assert processor.tokenizer.decode(turn.token_ids[:kept]).endswith("a.py.<|im_end|>\n<|im_start|>assistant\n")
+    assert processor.tokenizer.decode(turn.token_ids[:kept]).endswith("a.py.<|im_end|>\n<|im_start|>assistant")
     assert kept in turn.prepared.prompt.snapshot_points
 
 

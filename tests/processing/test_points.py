@@ -23,7 +23,7 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
     "system and question": (system("You are terse.\nVery."), user("What is in a.py?")),
     "question alone": (user("What is in a.py?"),),
     "a question that begins as the dummy does": (system("You are terse."), user("0 or not")),
-    "another that does": (system("You are terse."), user("Yes")),
+    "another that does": (system("You are terse."), user("the")),
     "second question": (user("What?"), Message("assistant", (TextPart("This."),)), user("And?")),
     "in a tool loop": (system("Be kind."), user("Read it."), CALLING, RESULT),
     "long in a tool loop": (user("Read it."), CALLING, RESULT, CALLING, RESULT),
@@ -61,17 +61,20 @@ def expected_points(processor: Processor, request: Request) -> set[int]:
     prompt = ids_of(processor, request)
 
     def common(*conversations: tuple[Message, ...]) -> int:
-        return shared(prompt, *(ids_of(processor, replace(request, messages=messages)) for messages in conversations))
+        count = shared(prompt, *(ids_of(processor, replace(request, messages=messages)) for messages in conversations))
+        while processor.tokenizer.decode(prompt[:count])[-1:].isspace():
+            count -= 1
+        return count
 
     leading = request.messages[:1] if request.messages[0].role == "system" else ()
     everywhere = tuple(message for message in request.messages if message.role == "system")
-    points = {common((*systems, user("0 or not")), (*systems, user("Yes"))) for systems in (leading, everywhere)}
+    points = {common((*systems, user("0 or not")), (*systems, user("the"))) for systems in (leading, everywhere)}
     for reply, follow in (
         (TextPart("0"), user("?")),
         (ToolCallPart("c9", "read", {}), Message("tool", (ToolResultPart("c9", (TextPart("?"),), "read"),))),
     ):
         plain = Message("assistant", (reply,))
-        thought = Message("assistant", (ReasoningPart("Yes"), TextPart("Yes"), reply))
+        thought = Message("assistant", (ReasoningPart("the"), TextPart("the"), reply))
         points.add(common((*request.messages, plain, follow), (*request.messages, thought, follow)))
     return {point for point in points if 0 < point < len(prompt)}
 
@@ -92,35 +95,38 @@ def test_the_first_point_ends_tools_and_system(processor_with) -> None:
     prompt = processor.prepare(ask(system("Be kind."), user("hello"))).prompt
     text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[0]])
     assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools")
-    assert text.endswith("</tool_call><|im_end|>\n<|im_start|>user\n")
+    assert text.endswith("</tool_call><|im_end|>\n<|im_start|>user")
 
 
 def test_merged_system_messages_are_one_system_prompt(processor_with) -> None:
     processor = processor_with(HABITS["merges system"])
     prompt = processor.prepare(ask(*CONVERSATIONS["system in between"], tools=())).prompt
     texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
-    assert "<|im_start|>system\nBe kind.\nA task has ended.\n<|im_end|>\n<|im_start|>user\n" in texts
+    assert "<|im_start|>system\nBe kind.\nA task has ended.\n<|im_end|>\n<|im_start|>user" in texts
 
 
 def test_the_generation_suffix_is_left_out(processor_with) -> None:
     processor = processor_with((TEMPLATES / "qwen3_5.jinja").read_text())
     prompt = processor.prepare(ask(user("hello"), tools=())).prompt
     text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[-1]])
-    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant"
 
 
 def test_where_the_next_question_strips_reasoning_is_a_point(processor_with) -> None:
     processor = processor_with(HABITS["after the last question"])
     prompt = processor.prepare(ask(*CONVERSATIONS["in a tool loop"])).prompt
     texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
-    assert texts[-1].endswith("Read it.<|im_end|>\n<|im_start|>assistant\n")
+    assert [text.endswith("Read it.<|im_end|>\n<|im_start|>assistant") for text in texts] == [False, True, False]
+    assert texts[-1].endswith("</tool_response><|im_end|>\n<|im_start|>assistant")
 
 
 def test_a_probe_that_the_template_refuses_leaves_its_point_out(processor_with) -> None:
+    """A result of a tool may follow nowhere."""
     processor = processor_with(HABITS["strict roles"])
-    prompt = processor.prepare(ask(user("hello"))).prompt  # a tool's result may follow nowhere
+    prompt = processor.prepare(ask(user("hello"))).prompt
     assert [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points] == [
-        "<|im_start|>user\n"
+        "<|im_start|>user",
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant",
     ]
 
 

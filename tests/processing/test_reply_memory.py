@@ -164,6 +164,17 @@ def test_a_reply_larger_than_the_memory_is_not_kept() -> None:
     assert len(memory) == memory.num_bytes == 0
 
 
+def test_cleared_it_knows_nothing() -> None:
+    memory = ReplyMemory()
+    messages, entries = chain(3, "a", memory)
+    memory.clear()
+    assert len(memory) == memory.num_bytes == 0
+    assert memory.recall("", messages).replies == ()
+    later = entry_after(tuple(messages), said("b"), base=entries[-1])
+    memory.add(later, range(later.num_prompt_tokens))
+    assert memory.recall("", [*messages, said("b")]).replies[0].base is None
+
+
 def test_texts_of_one_message_count_as_one() -> None:
     one, two = user("a\nb"), Message("user", (TextPart("a"), TextPart("b")))
     assert key_of(one) == key_of(two) != key_of(user("ab"))

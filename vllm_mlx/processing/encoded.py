@@ -50,11 +50,21 @@ class Encoded:
         if end == len(self.text) == len(other):
             return end, len(self.token_ids)
         if self.base is not None and end <= self.base.num_chars:
-            return self.base.entry.mark(end)
+            return self._boundary(end)
         start = self._window(end)
         mine, theirs = (self._tokenizer.encoding(text[start : end + _LOOKAHEAD]) for text in (self.text, other))
         num_common = common_prefix(mine.ids, theirs.ids)
         return self._boundary(start + _clean_end(mine, num_common))
+
+    def before_space(self, point: tuple[int, int]) -> tuple[int, int]:
+        """The boundary at or before this one that white space does not precede: it joins with white space behind it."""
+        end = point[0]
+        while end and self.text[end - 1].isspace():
+            while end and self.text[end - 1].isspace():
+                end -= 1
+            point = self._boundary(end)
+            end = point[0]
+        return point
 
     def _window(self, end: int) -> int:
         """Where to begin tokenising so that the ids around `end` come out as in the whole text."""
@@ -72,6 +82,8 @@ class Encoded:
 
     def _boundary(self, end: int) -> tuple[int, int]:
         """The last boundary between tokens at or before character `end`."""
+        if self.base is not None and end <= self.base.num_chars:
+            return self.base.entry.mark(end)
         index = self._token_at(end - 1)
         if index is None:
             return (0, 0) if self.base is None else self.base.entry.mark(end)

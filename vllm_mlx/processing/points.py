@@ -30,6 +30,6 @@ class SnapshotPoints:
     def _common(self, probes: Sequence[Request], encoded: Encoded) -> Point | None:
         """What all of the probes have in common with the prompt."""
         try:
-            return min(encoded.common(self._template.render(probe)) for probe in probes)
+            return encoded.before_space(min(encoded.common(self._template.render(probe)) for probe in probes))
         except TemplateError:
             return None

@@ -6,8 +6,9 @@ from dataclasses import replace
 from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..core.request import Request
 
-# Two texts that differ from the first character on: no conversation can share a start with both.
-_TEXTS = ("0 or not", "Yes")
+# Two texts that differ from the first character on: no conversation can share a start with both. The word takes a
+# space before it into its token, as words do and digits do not.
+_TEXTS = ("0 or not", "the")
 
 
 def without_conversation(request: Request) -> Iterator[tuple[Request, ...]]:

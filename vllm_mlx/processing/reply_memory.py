@@ -146,6 +146,12 @@ class ReplyMemory:
             while self._recency and (len(self._recency) > self._max_replies or self._num_bytes > self._max_bytes):
                 self._drop(next(iter(self._recency)))
 
+    def clear(self) -> None:
+        with self._lock:
+            self._recency.clear()
+            self._by_key.clear()
+            self._num_bytes = 0
+
     def _find(self, key: bytes, message: Message) -> Remembered | None:
         """The latest; one whose calls have the same ids before one whose calls only say the same."""
         found = [entry for entry in reversed(self._by_key.get(key, ())) if is_echo(message, entry.reply.message)]
