@@ -1,0 +1,97 @@
+"""The command behind scripts/replay. Reports what was cached; never fails because it was little."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from vllm_mlx.core.errors import VLLMMLXError
+
+from .conversation import Conversations
+from .ideal import Ideal, Ideals
+from .player import Outcome, Player
+from .report import print_table, to_json
+from .trace import ReplayError, load
+
+_FILE_WIDTH = 160
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/replay",
+        description="Plays a recorded session of an agent against a running server, as that client would, and says how "
+        "much of each prompt came from the server's prefix cache.",
+    )
+    add = parser.add_argument
+    add("trace", type=Path, metavar="TRACE", help="recorded requests, one JSON object a line")
+    add("--url", required=True, help="of the server, such as http://127.0.0.1:8000")
+    add("--model", help="the name to ask for (default: the first that the server lists)")
+    add("--session", action="append", default=[], metavar="S", help="play this session only; repeat it for more")
+    add("--echo", action="store_true", help="put the server's own replies in the place of the recorded ones, altered "
+        "as that client alters what it sends back")  # fmt: skip
+    add("--max-tokens", type=int, metavar="N", help="lower each reply's limit to N tokens")
+    add(
+        "--checkpoint", type=Path, metavar="DIR", help="what the server runs: its tokenizer and template tell the ideal"
+    )
+    add("--chat-template", type=Path, metavar="FILE", help="the template that the server was given, if it was")
+    add("--brief", action="store_true", help="print sums only")
+    add("--json", type=Path, metavar="FILE", help="write everything there")
+    arguments = parser.parse_args()
+    if arguments.checkpoint is not None and not (arguments.checkpoint / "config.json").is_file():
+        parser.error(f"{arguments.checkpoint} is no folder of a checkpoint: it holds no config.json")
+    return arguments
+
+
+def first_model(url: str) -> str:
+    response = httpx.get(url.rstrip("/").removesuffix("/v1") + "/v1/models", headers=_key(), trust_env=False)
+    return str(response.raise_for_status().json()["data"][0]["id"])
+
+
+def _key() -> dict[str, str]:
+    return {"authorization": f"Bearer {os.environ.get('VLLM_MLX_API_KEY', 'none')}"}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    notes, output = Console(stderr=True), Console()
+    trace = load(arguments.trace, arguments.session)
+    model = arguments.model or first_model(arguments.url)
+    conversations = Conversations(trace, model=model, max_tokens=arguments.max_tokens, echo=arguments.echo)
+    player = Player(arguments.url, conversations, api_key=os.environ.get("VLLM_MLX_API_KEY", "none"))
+    outcomes: list[Outcome] = []
+    with notes.status("playing") as status:
+
+        def done(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            status.update(f"{len(outcomes)} of {len(trace)} requests")
+
+        asyncio.run(player.play(trace, done))
+        status.update("rendering the prompts to tell the ideal")
+        ideals: dict[int, Ideal] = {}
+        if arguments.checkpoint is not None:
+            template = arguments.chat_template.read_text() if arguments.chat_template is not None else None
+            ideals = Ideals(arguments.checkpoint, chat_template=template).of(outcomes)
+    outcomes.sort(key=lambda each: each.recorded.number)
+    if not output.is_terminal:
+        output.width = _FILE_WIDTH
+    print_table(outcomes, ideals, output, brief=arguments.brief)
+    if arguments.json is not None:
+        facts = {"trace": arguments.trace.name, "echo": arguments.echo, "max_tokens": arguments.max_tokens}
+        arguments.json.write_text(json.dumps(to_json(outcomes, ideals, **facts), indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    try:
+        run(parse_arguments())
+    except (ReplayError, VLLMMLXError, OSError, httpx.HTTPError) as error:
+        sys.exit(f"scripts/replay: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

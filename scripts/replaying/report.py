@@ -1,0 +1,131 @@
+"""A replay as a table for people and as JSON for programs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .ideal import Ideal
+from .player import Outcome
+
+_COLUMNS = ("request", "at s", "prompt", "cached", "ideal", "of ideal", "reply", "TTFT")
+_ERROR_CHARS = 60
+
+
+class Sums:
+    """Over several requests."""
+
+    def __init__(self, outcomes: Iterable[Outcome], ideals: Mapping[int, Ideal]):
+        replied = [each for each in outcomes if each.reply is not None and not each.error]
+        self.num_requests = len(replied)
+        self.prompt = sum(each.reply.prompt_tokens for each in replied if each.reply)
+        self.cached = sum(each.reply.cached_tokens for each in replied if each.reply)
+        self.replies = sum(each.reply.completion_tokens for each in replied if each.reply)
+        self.ideal = sum(ideals[each.recorded.number].tokens for each in replied) if ideals else None
+        waits = sorted(each.ttft_s for each in replied if each.ttft_s is not None)
+        self.ttft_s = waits[len(waits) // 2] if waits else None
+
+    @property
+    def share(self) -> float | None:
+        return None if not self.ideal else self.cached / self.ideal
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_requests": self.num_requests,
+            "prompt_tokens": self.prompt,
+            "cached_tokens": self.cached,
+            "ideal_tokens": self.ideal,
+            "cached_of_ideal": self.share,
+            "completion_tokens": self.replies,
+            "median_ttft_s": self.ttft_s,
+        }
+
+
+def groups(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal]) -> dict[str, Sums]:
+    """Each session, all, and, where the ideal is known, by where the longest known beginning came from."""
+    names = dict.fromkeys(each.recorded.session for each in outcomes)
+    found = {name: [each for each in outcomes if each.recorded.session == name] for name in names}
+    if ideals:
+        for title, is_in_session in (("within a session", True), ("across sessions", False)):
+            found[title] = [
+                each
+                for each in outcomes
+                if (ideal := ideals.get(each.recorded.number)) and ideal.is_in_session is is_in_session
+            ]
+    found["all"] = list(outcomes)
+    return {name: sums for name, some in found.items() if (sums := Sums(some, ideals)).num_requests}
+
+
+def print_table(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal], console: Console, *, brief: bool) -> None:
+    """In Markdown, as the docs hold it. `brief`: sums only."""
+    table = Table(box=box.MARKDOWN)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name == "request" else "right", no_wrap=True)
+    for outcome in outcomes if not brief else ():
+        table.add_row(*_row(outcome, ideals.get(outcome.recorded.number)))
+    for name, sums in groups(outcomes, ideals).items():
+        cells = (_number(sums.prompt), _number(sums.cached), _number(sums.ideal), _percent(sums.share))
+        title = f"{name}: {sums.num_requests} requests"
+        table.add_row(title, "", *cells, _number(sums.replies), _ms(sums.ttft_s))
+    console.print(table)
+
+
+def _row(outcome: Outcome, ideal: Ideal | None) -> tuple[str, ...]:
+    recorded, reply = outcome.recorded, outcome.reply
+    name, at = f"{recorded.session} {recorded.endpoint.partition('?')[0]}", f"{recorded.at_s:.2f}"
+    if reply is None or outcome.error:
+        return f"{name} → {outcome.status} {outcome.error[:_ERROR_CHARS]}", at, *[""] * (len(_COLUMNS) - 2)
+    share = None if ideal is None or not ideal.tokens else reply.cached_tokens / ideal.tokens
+    return (
+        name,
+        at,
+        _number(reply.prompt_tokens),
+        _number(reply.cached_tokens),
+        _number(None if ideal is None else ideal.tokens),
+        _percent(share),
+        _number(reply.completion_tokens),
+        _ms(outcome.ttft_s),
+    )
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:.0f} ms"
+
+
+def to_json(outcomes: Sequence[Outcome], ideals: Mapping[int, Ideal], **facts: Any) -> dict[str, Any]:
+    return {
+        **facts,
+        "requests": [_request_json(each, ideals.get(each.recorded.number)) for each in outcomes],
+        "sums": {name: sums.to_json() for name, sums in groups(outcomes, ideals).items()},
+    }
+
+
+def _request_json(outcome: Outcome, ideal: Ideal | None) -> dict[str, Any]:
+    recorded, reply = outcome.recorded, outcome.reply
+    result: dict[str, Any] = {
+        "number": recorded.number,
+        "session": recorded.session,
+        "t": recorded.at_s,
+        "endpoint": recorded.endpoint,
+        "status": outcome.status,
+        "seconds": outcome.ended_s - outcome.sent_s,
+    }
+    if outcome.error:
+        return {**result, "error": outcome.error}
+    if reply is not None:
+        result |= {"prompt_tokens": reply.prompt_tokens, "cached_tokens": reply.cached_tokens}
+        result |= {"completion_tokens": reply.completion_tokens, "ttft_s": outcome.ttft_s}
+    if ideal is not None:
+        result |= {"ideal_tokens": ideal.tokens, "ideal_in_session": ideal.is_in_session}
+        result |= {"tokens_unlike_plain": ideal.num_unlike}
+    return result
