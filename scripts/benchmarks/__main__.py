@@ -12,15 +12,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import serving
-from .checkpoint import write_tiny
+from . import caching, serving
+from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
 from .report import print_table, to_json
 
 _FILE_WIDTH = 140
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
-WORKLOAD_SETS: dict[str, Workloads] = {"serving": serving.prepared}
+WORKLOAD_SETS: dict[str, Workloads] = {"serving": serving.prepared, "cache": caching.prepared}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,6 +30,12 @@ def parse_arguments() -> argparse.Namespace:
         "ratios. The machine should have nothing else to do.",
     )
     parser.add_argument("workload", nargs="?", choices=WORKLOAD_SETS, default="serving", help="what to measure")
+    parser.add_argument(
+        "--architecture",
+        choices=ARCHITECTURES,
+        default=ARCHITECTURES[0],
+        help="of the tiny random checkpoint: dense, hybrid or with sliding windows",
+    )
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)"
     )
@@ -45,23 +51,27 @@ def parse_arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def model_folder(given: Path | None) -> Iterator[Path]:
+def model_folder(given: Path | None, architecture: str) -> Iterator[Path]:
     if given is not None:
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="vllm-mlx-bench-") as folder:
-        yield write_tiny(Path(folder))
+        yield write_tiny(Path(folder), architecture)
 
 
 def run(arguments: argparse.Namespace) -> None:
     notes = Console(stderr=True)
     prepared = WORKLOAD_SETS[arguments.workload]
-    with model_folder(arguments.model) as model, notes.status("starting the servers") as status, prepared(model) as all:
+    with (
+        model_folder(arguments.model, arguments.architecture) as model,
+        notes.status("starting the servers") as status,
+        prepared(model) as all,
+    ):
         figures = [figure for figure in all if arguments.only is None or arguments.only in figure.name]
         if not figures:
             raise BenchmarkError("No figure has such a name. There are: " + "; ".join(figure.name for figure in all))
         series = measure(figures, num_runs=arguments.runs, progress=status.update)
-    name = "tiny qwen3" if arguments.model is None else arguments.model.resolve().name
+    name = f"tiny {arguments.architecture}" if arguments.model is None else arguments.model.resolve().name
     output = Console()
     if not output.is_terminal:
         output.width = _FILE_WIDTH

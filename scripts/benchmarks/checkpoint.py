@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.checkpoints import write_checkpoint
 
-ARCHITECTURE = "qwen3"
+ARCHITECTURES = ("qwen3", "qwen3_5", "gpt_oss")
 SHAPE = {
     "hidden_size": 64,
     "num_hidden_layers": 6,
@@ -22,18 +22,19 @@ SHAPE = {
 }
 
 
-def write_tiny(folder: Path) -> Path:
-    """0.35 M parameters, fp32, whose greedy replies are whole words: never an end of turn, a marker, half a character.
+def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
+    """Some 0.35 M parameters, fp32. Greedy replies are whole words: never an end of turn, a marker, half a character.
 
     The other tokens' logits are 0, and among hundreds of words some logit is always above that.
     """
-    write_checkpoint(folder, ARCHITECTURE, **SHAPE)
+    write_checkpoint(folder, architecture, **(SHAPE if architecture == ARCHITECTURES[0] else {}))
     weights_file = folder / "model.safetensors"
     weights = mx.load(str(weights_file))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rows = weights["lm_head.weight"].shape[0]
+    [head] = [name for name in weights if name.endswith("lm_head.weight")]
+    rows = weights[head].shape[0]
     is_word = mx.array([is_word_token(tokenizer.id_to_token(row) or "") for row in range(rows)])
-    weights["lm_head.weight"] = mx.where(is_word[:, None], weights["lm_head.weight"], 0.0)
+    weights[head] = mx.where(is_word[:, None], weights[head], 0.0)
     mx.eval(weights)
     mx.save_safetensors(str(weights_file), weights, metadata={"format": "mlx"})
     return folder

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+Messages = list[dict[str, str]]
+Prompt = str | Messages  # a question, or a whole conversation
+
 MODEL_NAME = "default_model"  # mlx-lm's server's name for the one it was started with
 _SILENCE_S = 120.0  # a server that sends nothing for so long will not
 
@@ -60,7 +63,7 @@ class Reply:
 class Stream:
     """One request for a streamed reply: connected, then sent, then read. Its clock starts when it is sent."""
 
-    def __init__(self, port: int, prompt: str, max_tokens: int):
+    def __init__(self, port: int, prompt: Prompt, max_tokens: int):
         self._request = _request(port, prompt, max_tokens)
         self._received: list[tuple[float, bytes]] = []
         self._sent_s = 0.0
@@ -102,7 +105,7 @@ class Stream:
         return Reply(self._sent_s, tuple(deltas), usage)
 
 
-def start(port: int, prompts: Iterable[str], max_tokens: int) -> list[Stream]:
+def start(port: int, prompts: Iterable[Prompt], max_tokens: int) -> list[Stream]:
     """Connects all before it sends any: a server may take its time to accept a crowd."""
     streams = [Stream(port, prompt, max_tokens) for prompt in prompts]
     for stream in streams:
@@ -127,7 +130,7 @@ def read(streams: Iterable[Stream], until: Callable[[], bool] = lambda: False) -
                     selector.unregister(key.fileobj)
 
 
-def ask(port: int, prompts: Iterable[str], max_tokens: int) -> list[Reply]:
+def ask(port: int, prompts: Iterable[Prompt], max_tokens: int) -> list[Reply]:
     """Send all prompts at once, read all replies to their ends. Every reply has `max_tokens` tokens."""
     streams = start(port, prompts, max_tokens)
     read(streams)
@@ -141,10 +144,10 @@ def ask(port: int, prompts: Iterable[str], max_tokens: int) -> list[Reply]:
     return replies
 
 
-def _request(port: int, prompt: str, max_tokens: int) -> bytes:
+def _request(port: int, prompt: Prompt, max_tokens: int) -> bytes:
     body = {
         "model": MODEL_NAME,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,

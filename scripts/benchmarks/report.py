@@ -33,12 +33,17 @@ def _cells(series: Series, aim: Aim) -> tuple[str, ...]:
     return (
         series.figure.name,
         _value(series.spread(OURS).median, unit),
-        subject,
-        _value(series.spread(subject).median, unit),
-        _ratio(series.ratio(subject)),
+        *_against(series, subject),
         f"{'≥' if aim.at_least else '≤'} {_value(aim.bound, unit) if aim.against is None else f'{aim.bound:.2f}'}",
         "yes" if aim.is_met(series.result(aim)) else "no",
     )
+
+
+def _against(series: Series, subject: str) -> tuple[str, str, str]:
+    """Empty where only ours was measured."""
+    if subject not in series.values:
+        return "", "", ""
+    return subject, _value(series.spread(subject).median, series.figure.unit), _ratio(series.ratio(subject))
 
 
 def _value(value: float, unit: str) -> str:

@@ -1,0 +1,1 @@
+"""The recipe of the bundled demo checkpoint: data, tokenizer, model, training, scoring."""

@@ -1,0 +1,207 @@
+"""What one asks of a coding agent: read, run, write, in any order, then say so. One tool call a turn."""
+
+import random
+from dataclasses import dataclass
+
+from . import agent_tools, filler, text_skills, words
+from .agent_tools import CONTENT_NAMES, READ, RUN, WRITE, Kit
+from .chat import Assistant, Call, Conversation, System, ToolResult, Turn, User, ask
+
+DONE = "Done."
+READ_FORMS = (
+    "read {p}", "read {p}", "read the file {p}", "open {p}", "look at {p}", "show me {p}", "check the file {p}",
+    "read `{p}`", "look at the file {p}",
+)  # fmt: skip
+RUN_FORMS = (
+    "run `{c}`", "run `{c}`", "run `{c}`", "run the command `{c}`", "execute `{c}`", "run the shell command `{c}`",
+    "run this command: `{c}`",
+)  # fmt: skip
+RUN_BARE = ("run {c}", "run {c}", "run the command: {c}", "run the command {c}", "execute {c}", "run: {c}")
+WRITE_FORMS = (
+    "write {t} to {p}", "write {t} to {p}", 'write "{t}" to {p}', "write the text {t} to {p}", "write {t} into {p}",
+    "create {p} with the content {t}", "create the file {p} with the text {t}", "save {t} to {p}",
+    'create {p} with the content "{t}"', "write {t} to the file {p}", "write `{t}` to {p}", "write '{t}' to {p}",
+    "write the file {p} with the content {t}", "write a file {p} with the text {t}", 'write the word "{t}" to {p}',
+    "write {p} with the text {t}",
+)  # fmt: skip
+SAY_FORMS = (
+    "say {m}", "say {m}", "reply with {m}", "finish with {m}", "answer {m}", "say: {m}", 'say "{m}"', "reply {m}",
+)  # fmt: skip
+GLUES = (", then ", ", then ", " and then ", "; then ", ", and then ", ". Then ", "; ", ", ")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One action: its words in the request and the values of the call."""
+
+    action: str
+    words: str
+    values: dict[str, str]
+
+
+def read_step(rng: random.Random) -> Step:
+    target = words.path(rng)
+    return Step(READ, rng.choice(READ_FORMS).format(p=target), {"path": target})
+
+
+def run_step(rng: random.Random, bare: bool) -> Step:
+    line = words.command(rng)
+    form = rng.choice(RUN_BARE if bare and rng.random() < 0.5 else RUN_FORMS)
+    return Step(RUN, form.format(c=line), {"command": line})
+
+
+def write_step(rng: random.Random) -> Step:
+    target, text = words.path(rng), words.plain_phrase(rng, 1, rng.choice((1, 2, 4)))
+    return Step(WRITE, rng.choice(WRITE_FORMS).format(p=target, t=text), {"path": target, "content": text})
+
+
+def steps(rng: random.Random, amount: int) -> list[Step]:
+    """Distinct actions; three of them stand in the order read, run, write most of the time."""
+    actions = [READ, RUN, WRITE]
+    if amount < 3 or rng.random() < 0.3:
+        rng.shuffle(actions)
+    makers = {READ: read_step, RUN: lambda r: run_step(r, amount == 1), WRITE: write_step}
+    return [makers[action](rng) for action in actions[:amount]]
+
+
+def call(kit: Kit, step: Step) -> Call:
+    """The step as a call of the tool that the kit has for it, arguments in the declared order.
+
+    Without a tool to write, the shell writes.
+    """
+    if step.action not in kit.by_action:
+        step = Step(RUN, step.words, {"command": f"echo {step.values['content']} > {step.values['path']}"})
+    tool = kit.by_action[step.action]
+    if step.action == WRITE:
+        values = {n: step.values["content" if n in CONTENT_NAMES else "path"] for n in tool.required}
+    else:
+        values = dict.fromkeys(tool.required, *step.values.values())
+    return Call(tool.name, values)
+
+
+def sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def request(rng: random.Random, pieces: list[str]) -> str:
+    """The steps as a user types them: one line, a list, or a sentence with first and finally."""
+    kind = rng.random()
+    if len(pieces) > 1 and kind < 0.15:
+        return "\n".join(f"{i}. {sentence(p)}" for i, p in enumerate(pieces, 1))
+    if len(pieces) > 1 and kind < 0.25:
+        return ", then ".join([f"First {pieces[0]}", *pieces[1:]]) + "."
+    glue = rng.choice(GLUES)
+    text = pieces[0]
+    for piece in pieces[1:]:
+        text += glue + (sentence(piece) if glue == ". " else piece)
+    if len(pieces) > 2 and glue == ", ":
+        text = ", ".join(pieces[:-1]) + f" and {pieces[-1]}"
+    text = rng.choice((sentence(text), sentence(text), sentence(text), text, f"Please {text}"))
+    text += rng.choice((".", "", ""))
+    return f'"{text}"' if rng.random() < 0.08 else text
+
+
+def result(rng: random.Random, action: str) -> str:
+    """What the tool gives back; the first line never is long."""
+    if action == WRITE:
+        target = words.path(rng)
+        return rng.choice(("ok", "Wrote file successfully.", f"File created successfully at: {target}", "File written"))
+    kind = rng.random()
+    if kind < 0.1:
+        return rng.choice(("(no output)", f"Error: {words.plain_phrase(rng)}", "ok", words.number(rng)))
+    lines = [words.phrase(rng, 1, 5) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
+    if action == READ and kind < 0.3:
+        return "\n".join(f"{i}\t{line}" for i, line in enumerate(lines, 1))
+    return "\n".join(lines)
+
+
+def first_line(text: str) -> str:
+    return text.split("\n", 1)[0].rstrip()
+
+
+def calling(made: Call) -> Assistant:
+    return Assistant("", f"I call {made.name}.", "errand", (made,))
+
+
+def errand(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:
+    """`amount` steps. A single step ends with its result, several end with the wished word or with Done."""
+    todo = steps(rng, amount)
+    pieces = [step.words for step in todo]
+    last = DONE
+    if rng.random() < (0.5 if amount > 1 else 0.15):
+        last = words.marker(rng) if rng.random() < 0.6 else "done"
+        pieces.append(rng.choice(SAY_FORMS).format(m=last))
+    turns: list[Turn] = [ask(request(rng, pieces))]
+    given = ""
+    for step in todo:
+        given = result(rng, step.action)
+        turns += [calling(call(kit, step)), ToolResult(given)]
+    if len(pieces) == 1:
+        return [*turns, Assistant(f"Result: {first_line(given)}", "I have the result.", "tool_result")]
+    return [*turns, Assistant(last, "All steps are done.", "errand_end")]
+
+
+def two_reads(rng: random.Random, kit: Kit) -> list[Turn]:
+    """Two files in one turn."""
+    first, second = words.path(rng), words.path(rng)
+    form = rng.choice(("read {} and {}", "read the files {} and {}", "open {} and {}", "show me {} and {}"))
+    tool = kit.by_action[READ]
+    calls = tuple(Call(tool.name, {tool.required[0]: p}) for p in (first, second))
+    results = [result(rng, READ) for _ in calls]
+    reply = "\n".join(f"Result: {first_line(r)}" for r in results)
+    return [
+        ask(request(rng, [form.format(first, second)])),
+        Assistant("", f"I call {tool.name} twice.", "two_calls", calls),
+        *map(ToolResult, results),
+        Assistant(reply, "I have the results.", "tool_result"),
+    ]
+
+
+def with_surroundings(rng: random.Random, turns: list[Turn], size: int) -> list[Turn]:
+    """The turns behind a system prompt, a reminder or a later system message, as clients send them."""
+    first = turns[0]
+    if rng.random() < 0.2 and isinstance(first, User) and isinstance(first.parts[0], str):
+        turns = [ask(filler.reminder(rng, rng.randint(40, 300)) + first.parts[0]), *turns[1:]]
+    if rng.random() < 0.2:
+        turns = [turns[0], System(filler.blocks(rng, rng.randint(40, max(80, size)))), *turns[1:]]
+    if size or rng.random() < 0.3:
+        turns = [System(filler.system_prompt(rng, size)), *turns]
+    return turns
+
+
+def without_calls(rng: random.Random) -> list[Turn]:
+    """Talk that needs no tool, scored as such."""
+    turns = text_skills.small_talk(rng)
+    return [Assistant(t.text, t.thought, "no_call") if isinstance(t, Assistant) else t for t in turns]
+
+
+def act(rng: random.Random, kit: Kit, long: bool) -> list[Turn]:
+    """One request to an agent: mostly errands, at times talk that needs no tool."""
+    kind = rng.random()
+    if kind < 0.78 or long:
+        return errand(rng, kit, rng.choice((3, 3, 3, 2) if long else (1, 1, 1, 2, 3, 3)))
+    if kind < 0.86:
+        return two_reads(rng, kit)
+    return without_calls(rng)
+
+
+SIZES = ((0, 0, 0), (0, 3, 0), (300, 2, 40), (800, 3, 60), (1200, 6, 50), (2000, 7, 30), (500, 0, 500))
+
+
+def agent(rng: random.Random, size: tuple[int, int, int] | None = None, *, long: bool = False) -> Conversation:
+    """`size` is the characters of the system prompt, the number of other tools, the characters a tool."""
+    prompt, crowd, tool_size = rng.choices(SIZES, (7, 5, 3, 2, 1, 1, 1))[0] if size is None else size
+    kit = agent_tools.kit(rng, crowd=rng.randint(0, crowd) if size is None else crowd, size=tool_size)
+    turns = act(rng, kit, long)
+    if not long and rng.random() < 0.3:
+        turns += act(rng, kit, long)
+    return Conversation(tuple(with_surroundings(rng, turns, prompt)), kit.tools)
+
+
+def agent_chain(rng: random.Random) -> Conversation:
+    """Several requests to one agent: more calls to learn from in fewer tokens."""
+    kit = agent_tools.kit(rng, crowd=rng.choice((0, 0, 1, 3)), size=0)
+    turns: list[Turn] = []
+    for _ in range(rng.randint(2, 5)):
+        turns += act(rng, kit, long=rng.random() < 0.4)
+    return Conversation(tuple(with_surroundings(rng, turns, 0)), kit.tools)

@@ -1,0 +1,148 @@
+"""Words, names, paths and commands to fill conversations with. Every draw takes the generator it draws from."""
+
+import random
+
+
+def listed(text: str) -> list[str]:
+    return text.split()
+
+
+NAMES = listed("""
+Ada Alan Alice Anna Ben Bob Carol Clara Dan David Emma Eva Finn Frank Gina Grace Henry Hugo Iris Ivan Jack
+John Julia Kate Kevin Laura Liam Linus Maria Max Mike Nina Nora Oscar Paul Quinn Rosa Sam Sara Tim Tina Tom
+Uma Victor Wendy Xavier Yara Zoe
+""")
+CITIES = listed("""
+Paris London Berlin Madrid Rome Tokyo Osaka Seoul Beijing Delhi Cairo Lagos Nairobi Sydney Boston Chicago
+Denver Austin Seattle Toronto Lima Oslo Vienna Prague Dublin Lisbon Athens Zurich Geneva Milan Munich Hamburg
+Kyoto Mumbai Dubai Moscow Warsaw Helsinki Stockholm Brussels France Germany Spain Italy Japan
+""")
+COMMON = listed("""
+the a an is are was be been in on at to for of and or not with from by as it its this that these those you
+your we our they their he she his her I me my do does did done can could should will would must may if then
+else when while before after until only also always never just more most less other another each every all any
+some no one two three first second third last next new old same own than so but how what which who why where
+there here out up down over under again once too very
+""")
+NOUNS = listed("""
+time year people way day man thing woman life child world school state family student group country problem
+hand part place case week company system program question work government number night point home water room
+mother area money story fact month lot right study book eye job word business issue side kind head house
+service friend father power hour game line end member law car city community name president team minute idea
+body information back parent face level office door health person art war history party result change morning
+reason research girl guy moment air teacher force education apple banana orange tiger lion eagle river
+mountain ocean forest garden window table chair lamp clock music dance silver golden cloud rain snow wind
+storm sun moon star planet rocket robot engine wheel bridge tower castle kitchen bread butter cheese coffee
+sugar pepper salt hello please thanks animal dog cat horse bird fish tree flower leaf stone paper pen pencil
+phone email letter box bag key lock road street train plane ship boat summer winter spring color shape picture
+image letter number price order ticket user customer product item invoice event meeting note task project
+""")
+WORK = listed("""
+agent tool tools code file files folder directory path command commands shell script branch commit repository
+test tests build error errors output input text line lines content function class method variable value key
+type string object list array default option options argument parameter parameters result results search
+pattern match replace edit change changes create delete update read write run execute open close start stop
+install package server client request response session prompt model message messages context window limit
+timeout optional required absolute relative current working environment platform version date today
+information instructions important note notes reminder rules style format example examples use using used user
+users help task tasks plan step steps process background long short maximum minimum characters bytes reads
+writes runs returns given provided call calls make sure avoid prefer include check explain answer answers
+concise direct brief system assistant software engineering security safe permission ask asked
+""")
+OTHERS = listed("""
+green blue red yellow purple white black bright dark quick slow happy little brave calm cold warm fresh early
+late good great small large open close walk jump sing build look find think know take come give tell feel
+leave put mean keep let begin seem show hear play move live believe bring happen sit stand lose pay meet learn
+lead understand watch follow speak allow add spend grow win offer remember love consider appear buy wait serve
+die send expect stay fall cut reach kill remain good bad high different important big
+""")
+WORDS = list(dict.fromkeys(NOUNS + WORK + OTHERS))
+SYLLABLES = listed("""
+ba be bi bo bu da de di do du fa fe fi ga go gu ka ke ki ko la le li lo lu ma me mi mo mu na ne ni no nu pa pe
+pi po ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo za ze zo zu xan qul tor mix zen pel dra vor lim
+kal ing tion er est ment ly ward sh th ch st
+""")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+EXTENSIONS = listed("txt txt txt md md py py json csv log yaml toml sh rs go js ts html cfg")
+FOLDERS = listed("tmp home usr etc var src data docs app lib test tests config notes build project user work repo")
+STEMS = listed("notes readme README main app test data config hello out output index report todo list setup utils")
+
+
+def coined(rng: random.Random) -> str:
+    """A word that nobody knows: syllables, or now and then bare letters."""
+    if rng.random() < 0.3:
+        return "".join(rng.choices(LETTERS, k=rng.randint(2, 6)))
+    return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
+
+
+def word(rng: random.Random) -> str:
+    if rng.random() < 0.6:
+        return rng.choice(WORDS)
+    return coined(rng)
+
+
+def phrase(rng: random.Random, low: int = 1, high: int = 6) -> str:
+    """Words with single spaces, at times capitalised or ended by a mark."""
+    text = " ".join(word(rng) for _ in range(rng.randint(low, high)))
+    if rng.random() < 0.3:
+        text = text.capitalize()
+    if rng.random() < 0.15:
+        text += rng.choice("!?.")
+    return text
+
+
+def plain_phrase(rng: random.Random, low: int = 1, high: int = 4) -> str:
+    """Words only: no mark that could be taken for the end of a sentence."""
+    text = " ".join(word(rng) for _ in range(rng.randint(low, high)))
+    return text.capitalize() if rng.random() < 0.2 else text
+
+
+def marker(rng: random.Random) -> str:
+    """What people ask an agent to say at the end: DONE, ALL_DONE, finished."""
+    first = rng.choice(("DONE", "done", "finished", "OK", "Done", "ready", word(rng), word(rng).upper()))
+    return first if rng.random() < 0.6 else f"{word(rng).upper()}_{rng.choice(('DONE', 'OK', 'END'))}"
+
+
+def name(rng: random.Random) -> str:
+    return rng.choice(NAMES) if rng.random() < 0.5 else coined(rng).capitalize()
+
+
+def city(rng: random.Random) -> str:
+    return rng.choice(CITIES) if rng.random() < 0.6 else coined(rng).capitalize()
+
+
+def number(rng: random.Random, low: int = 0, high: int = 99) -> str:
+    return str(rng.randint(low, high))
+
+
+def stem(rng: random.Random) -> str:
+    base = rng.choice(STEMS) if rng.random() < 0.4 else word(rng)
+    tail = rng.random()
+    if tail < 0.15:
+        return base + number(rng, 1, 99)
+    if tail < 0.3:
+        return base + rng.choice("_-") + word(rng)
+    return base
+
+
+def path(rng: random.Random) -> str:
+    """`notes.txt`, `src/app.py`, `/home/user/work/out.txt`."""
+    file = f"{stem(rng)}.{rng.choice(EXTENSIONS)}"
+    depth = rng.choice((0, 0, 0, 1, 1, 2, 3))
+    folders = [rng.choice(FOLDERS) if rng.random() < 0.6 else word(rng) for _ in range(depth)]
+    lead = rng.choice(("", "", "./", "/")) if depth == 0 else rng.choice(("/", "/", "", "./"))
+    return lead + "/".join([*folders, file])
+
+
+def command(rng: random.Random) -> str:
+    """A shell line without backticks."""
+    target = path(rng)
+    return rng.choice(
+        (
+            "ls", "ls -la", "pwd", "date", "whoami", "git status", "git log --oneline", "uname -a", "df -h",
+            f"ls {rng.choice(FOLDERS)}", f"cat {target}", f"wc -l {target}", f"python {target}", f"head -n 5 {target}",
+            f"echo {plain_phrase(rng, 1, 3)}", f"echo {plain_phrase(rng, 1, 2)} > {target}", f"make {word(rng)}",
+            f"grep {word(rng)} {target}", f"mkdir {word(rng)}", f"npm run {word(rng)}", f"{word(rng)} --{word(rng)}",
+            f"python -m {word(rng)} && echo {word(rng)}",
+        )
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""The bundled checkpoint answers the frozen prompts word for word."""
+
+import json
+
+import pytest
+from mlx_lm import load as load_text
+
+from vllm_mlx.demo import demo_path
+
+from .asking import Asker, Case, frozen_cases
+
+MAX_BYTES = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def demo() -> Asker:
+    return Asker(demo_path())
+
+
+@pytest.mark.parametrize("case", frozen_cases(), ids=lambda case: case.name)
+def test_reply_is_the_frozen_one(demo: Asker, case: Case) -> None:
+    assert demo.reply(case) == case.reply
+
+
+def test_folder_stays_small() -> None:
+    assert sum(path.stat().st_size for path in demo_path().iterdir() if path.is_file()) <= MAX_BYTES
+
+
+def test_declares_its_context() -> None:
+    config = json.loads((demo_path() / "config.json").read_text())
+    assert config["text_config"]["max_position_embeddings"] == 131_072
+
+
+def test_mlx_lm_finds_reasoning_tools_and_stop_tokens() -> None:
+    _, tokenizer = load_text(str(demo_path()))
+    assert tokenizer.has_thinking
+    assert tokenizer.has_tool_calling
+    assert tokenizer.eos_token_ids == set(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
