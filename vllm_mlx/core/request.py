@@ -89,7 +89,7 @@ class Request:
     messages: tuple[Message, ...] | None = None  # chat
     prompt: str | tuple[int, ...] | None = None  # text completion: text, or token ids
     tools: tuple[ToolSpec, ...] = ()
-    unlisted_tools: tuple[ToolSpec, ...] = ()  # may be called, but are not listed in the prompt: it names them elsewhere
+    unlisted_tools: tuple[ToolSpec, ...] = ()  # may be called, though the prompt's list leaves them out
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     max_tool_calls: int | None = None  # 1: the reply ends after its first tool call
     sampling: SamplingParams = field(default_factory=SamplingParams)

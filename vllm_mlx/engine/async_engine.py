@@ -190,7 +190,8 @@ class AsyncEngine:
             self._pool.submit(self._trim_cache, prepared, choice.seq, reply)
 
     def _trim_cache(self, prepared: Prepared, seq: Sequence, reply: Reply) -> None:
-        self._thread.keep(seq, self._processor.kept_tokens(prepared, reply))
+        kept = self._processor.kept_tokens(prepared, reply)
+        self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self._generations.values()))
