@@ -181,7 +181,7 @@ def test_without_the_cache_nothing_is_kept(model):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
-def test_preempted_rows_return_exactly_with_what_the_cache_kept(checkpoint, name):
+def test_preempted_rows_return_exactly_from_whatever_the_cache_kept(checkpoint, name):
     path = checkpoint(name)
     prompts = [prompt(300 + 40 * row) for row in range(5)]
     free = Driver(path)
@@ -189,8 +189,6 @@ def test_preempted_rows_return_exactly_with_what_the_cache_kept(checkpoint, name
     tight = Driver(path, rows_bytes=7 * free.engine.facts.footprint.bytes_at(512))
     assert tight.generate(prompts, max_tokens=400) == expected
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
-    if name == "qwen3":  # the others' progress is only of use whole, and may have gone for a finished row's
-        assert tight.engine.cache_tree.stats.num_hits > 0
     tight.engine.cache_tree.check_integrity()
 
 

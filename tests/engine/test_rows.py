@@ -163,3 +163,21 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
         Driver(checkpoint("qwen3"), memory_budget_bytes=1000)
     with pytest.raises(ConfigError, match="--max-model-len"):
         Driver(checkpoint("qwen3"), memory_budget_bytes=30_000_000, max_model_len=60_000)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5"])
+def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
+    driver = Driver(checkpoint(name), max_stall_ms=20_000)
+    start = prompt(250)
+    bookkeeping = 16 * 4 * 16  # two numbers a row and layer: lengths and paddings
+
+    def run(lengths):
+        for length in lengths:
+            driver.add([*start, *prompt(length)], 20)
+        while driver.engine.has_work:
+            driver.step()
+            assert driver.engine.live_bytes() <= driver.engine._scheduler.live_bytes() + bookkeeping
+
+    run(range(0, 320, 40))  # joins at uneven lengths
+    run([4] * 8)  # warm rows
+    run([1500] * 3)  # chunks longer than a window

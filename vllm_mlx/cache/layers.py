@@ -68,6 +68,16 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
     )
 
 
+def leave_window(caches: Iterable[Any]) -> None:
+    """Cut what a chunk of n tokens leaves in sliding-window layers, n - 1 more than the window, back to the window."""
+    for leaf in leaves(caches):
+        if isinstance(leaf, upstream.RotatingKVCache) and not leaf.keep and leaf.keys is not None:
+            excess = leaf.keys.shape[2] - leaf.max_size
+            if excess > 0:  # a chunk leaves the tokens in their order
+                leaf.keys, leaf.values = (mx.contiguous(a[:, :, excess:]) for a in (leaf.keys, leaf.values))
+                leaf._idx = leaf.max_size
+
+
 def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
     """One batch cache a layer from single-row states. Evaluates layer by layer: one layer's copy at a time."""
     merged = []

@@ -8,8 +8,13 @@ ALLOCATION_STEP = 256  # cache buffers grow by this many token slots
 
 
 def allocated_slots(num_tokens: int) -> int:
-    """Token slots a buffer of `num_tokens` occupies."""
+    """Token slots of a buffer made for `num_tokens`."""
     return -(-num_tokens // ALLOCATION_STEP) * ALLOCATION_STEP
+
+
+def most_slots(num_tokens: int) -> int:
+    """Token slots that a buffer of `num_tokens` may occupy: one merged or cut at any length grows by whole steps."""
+    return num_tokens + ALLOCATION_STEP - 1 if num_tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +26,7 @@ class RowFootprint:
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), a pair per window size
 
     def bytes_at(self, num_tokens: int) -> int:
-        slots = allocated_slots(num_tokens)
+        slots = most_slots(num_tokens)
         windowed = sum(min(slots, allocated_slots(window)) * size for window, size in self.windows)
         return self.fixed_bytes + slots * self.bytes_per_token + windowed
 

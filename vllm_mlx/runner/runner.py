@@ -16,7 +16,6 @@ import mlx.core as mx
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..core.errors import GenerationError
-from ..core.memory import ALLOCATION_STEP
 from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
@@ -120,6 +119,7 @@ class Runner:
             caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
         tokens = mx.array([chunk.seq.tokens(chunk.start, chunk.end)])
         self._model.forward(tokens, caches)  # logits stay lazy and are never computed
+        layers.leave_window(caches)
         mx.eval(layers.state_arrays(caches))
         return caches
 
@@ -140,9 +140,7 @@ class Runner:
         seq, match = restore.seq, restore.match
         caches = self._model.new_caches()
         try:
-            snapshot.restore(
-                caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens + ALLOCATION_STEP
-            )
+            snapshot.restore(caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens)
         except (snapshot.DamagedSnapshot, RuntimeError, ValueError):
             logger.exception("A cached prefix could not be restored")
             return False
