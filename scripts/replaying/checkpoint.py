@@ -1,4 +1,4 @@
-"""`python -m scripts.replaying.checkpoint TRACE DIR`: a tiny random checkpoint that reads a trace's words in few tokens.
+"""`python -m scripts.replaying.checkpoint TRACE DIR`: a tiny random checkpoint that takes few tokens for a trace's words.
 
 Serving real checkpoints' prompts takes minutes without a GPU; what is cached of them does not depend on the weights.
 """
@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from scripts.benchmarks.checkpoint import is_word_token
 from tests.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 
 from .trace import load
 
 VOCAB_SIZE = 16384
+ENDS = ("</think>", "<|im_end|>", "<end_of_turn>")
+_END_SCALE = 2.5  # about one token in ten
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 2},
     "qwen3_5": {"num_hidden_layers": 2, "full_attention_interval": 2},
@@ -51,6 +55,17 @@ def train(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
+def write_plainly(weights_file: Path, tokenizer: Tokenizer) -> None:
+    """Makes greedy replies words, with thoughts and turns that end after some ten of them."""
+    weights = mx.load(str(weights_file))
+    [name] = [name for name in weights if name.endswith("lm_head.weight")]
+    scales = [0.0] * weights[name].shape[0]
+    for text, row in tokenizer.get_vocab().items():
+        scales[row] = _END_SCALE if text in ENDS else float(is_word_token(text))
+    weights[name] = weights[name] * mx.array(scales)[:, None]
+    mx.save_safetensors(str(weights_file), weights, metadata={"format": "mlx"})
+
+
 def write(folder: Path, trace: Path, architecture: str) -> None:
     write_checkpoint(
         folder,
@@ -63,6 +78,7 @@ def write(folder: Path, trace: Path, architecture: str) -> None:
     )
     tokenizer = train(list(dict.fromkeys(text for each in load(trace) for text in texts_of(each.body))))
     tokenizer.save(str(folder / "tokenizer.json"))
+    write_plainly(folder / "model.safetensors", tokenizer)
     end = tokenizer.token_to_id("<end_of_turn>" if architecture.startswith("gemma") else "<|im_end|>")
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((folder / name).read_text())
