@@ -1,4 +1,4 @@
-"""`python -m scripts.replaying.checkpoint TRACE DIR`: a tiny random checkpoint that takes few tokens for a trace's words.
+"""A tiny random checkpoint that takes few tokens for a trace's words: `python -m scripts.replaying.checkpoint TRACE DIR`.
 
 Serving real checkpoints' prompts takes minutes without a GPU; what is cached of them does not depend on the weights.
 """
