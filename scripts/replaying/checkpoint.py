@@ -1,4 +1,4 @@
-"""A tiny random checkpoint that takes few tokens for a trace's words: `python -m scripts.replaying.checkpoint TRACE DIR`.
+"""A tiny random checkpoint that takes few tokens for the words of a trace. Run as a module: TRACE DIR.
 
 Serving real checkpoints' prompts takes minutes without a GPU; what is cached of them does not depend on the weights.
 """
