@@ -101,19 +101,22 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several at once: `[{"role": "user", "content": "…"}, …]`.
 
-        Messages and further keywords are those of a chat completion (`tools=[…]`, `reasoning_effort="none"`).
+        Messages and further keywords are those of a chat completion (`tools=[…]`, `temperature=0`); `sampling_params`,
+        where given, stand in for all keywords that say how to sample.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        sampling = sampling_params or SamplingParams()
         requests = []
         for number, conversation in enumerate(conversations):
             body = _chat_body({"messages": list(conversation), **fields})
             decoded = decode_chat(body, reply_id=f"chat-{number}", model="", created=0)
-            requests.append(replace(decoded.requests[0], sampling=sampling))
+            request = decoded.requests[0]
+            requests.append(request if sampling_params is None else replace(request, sampling=sampling_params))
         return self._run_all(requests)
 
     def close(self) -> None:
-        """End the engine and free the model."""
+        """End the engine and free the model. A second time does nothing."""
+        if self._loop.is_closed():
+            return
         self._call(self._engine.shutdown(0))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -148,7 +151,11 @@ class LLM:
         return RequestOutput(request.request_id, generation.num_prompt_tokens, outputs)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return result.result()
+        finally:
+            result.cancel()  # by Ctrl-C: nothing is left running. One that is done stays as it is
 
 
 def _prompts(prompts: Prompt | Items[Prompt]) -> list[str | tuple[int, ...]]:

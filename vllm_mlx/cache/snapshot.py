@@ -52,8 +52,7 @@ class KVSegment:
 
     @property
     def nbytes(self) -> int:
-        attention = (kv for block in self.blocks for kv in block.attention)
-        return sum(array.nbytes for kv in (*attention, *self.windows) for array in kv)
+        return sum(array.nbytes for array in self.arrays())
 
     def split(self, at: int) -> tuple["KVSegment", "KVSegment"]:
         cut = min(max(at - self.window_offset, 0), self.length - self.window_offset)
@@ -65,7 +64,12 @@ class KVSegment:
             _cut(self.windows, cut, num_windowed),
             max(self.window_offset - at, 0),
         )
+        mx.eval(*left.arrays(), *right.arrays())  # a lazy copy would keep what it is cut from alive
         return left, right
+
+    def arrays(self) -> list[mx.array]:
+        attention = (kv for block in self.blocks for kv in block.attention)
+        return [array for kv in (*attention, *self.windows) for array in kv]
 
     def attention(self, layer: int, num_tokens: int) -> list[KV]:
         """One layer's KV of the first `num_tokens`, in parts."""

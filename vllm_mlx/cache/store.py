@@ -84,10 +84,11 @@ class NodeStore:
         if end == leaf.end:
             return
         assert leaf.key is not None and leaf.state is None, "a leaf with a state is not cut"
+        segment = leaf.segment.split(end - leaf.start)[0]  # may fail: before anything has changed
         self.used_bytes -= leaf.size_bytes
         key = leaf.key[: end * WORD_BYTES]
         self.spaces[leaf.space].replace(leaf.key, key, leaf)
-        leaf.segment = leaf.segment.split(end - leaf.start)[0]
+        leaf.segment = segment
         leaf.segment_bytes = leaf.segment.nbytes
         leaf.key, leaf.end, leaf.is_stored_end = key, end, True
         leaf.window_start = min(leaf.window_start, end)

@@ -113,7 +113,11 @@ class PrefixTree:
             state = None
         at = leaf.at(common) if leaf is not None and common else None
         insertion = Insertion(self._store, space=space, key=key, now=self._now)
-        node = insertion.put(at, common, start, segment, window_start, state)
+        try:
+            node = insertion.put(at, common, start, segment, window_start, state)
+        except BaseException:  # a split copies, which can fail
+            insertion.take_back()
+            raise
         if node is not None and insertion.has_changed and not self._fit(node):
             insertion.take_back()
             self._counters.inserts_refused += 1

@@ -43,6 +43,7 @@ class Engine:
         self.facts = facts
         self._scheduler = scheduler
         self._runner = runner
+        self._aborts: list[int] = []  # for the next step, inside its fence: an abort keeps what was computed
         self.num_steps = 0
 
     @classmethod
@@ -90,7 +91,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._aborts)
 
     @property
     def num_rows(self) -> int:
@@ -117,7 +118,8 @@ class Engine:
         self._scheduler.add(seq)
 
     def abort(self, seq_id: int) -> None:
-        self._scheduler.abort(seq_id)
+        """Takes effect at the start of the next step."""
+        self._aborts.append(seq_id)
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """How much of a finished sequence a later turn can use."""
@@ -145,6 +147,8 @@ class Engine:
         self.num_steps += 1
         plan = StepPlan()
         try:
+            while self._aborts:
+                self._scheduler.abort(self._aborts.pop())
             plan = self._scheduler.schedule(time.monotonic())
             if updates := self._scheduler.update(self._runner.decode(plan)):
                 deliver(updates)

@@ -3,6 +3,8 @@
 One model's view of the shared tree. Pure: state goes through here without being looked at.
 """
 
+import logging
+
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
 from ..cache.node import NODE_BYTES, Space
@@ -11,6 +13,8 @@ from ..cache.tree import PrefixTree
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import Capture, Snapshot
+
+logger = logging.getLogger(__name__)
 
 _STATES_OF_A_CONVERSATION = 4  # newest state copies of one path: this turn's and the last one's points
 MIN_SHARED_TOKENS = 32  # below this, waiting for another prefill to share costs more than it saves
@@ -110,16 +114,22 @@ class PrefixCache:
         return Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
 
     def insert(self, snapshot: Snapshot, now: float) -> bool:
+        """False where it is not stored: the row goes on all the same."""
         capture = snapshot.capture
-        is_stored = self.tree.insert(
-            self._space(capture.seq),
-            capture.key,
-            start=capture.start,
-            segment=snapshot.segment,
-            window_start=snapshot.window_start,
-            state=snapshot.state,
-            now=now,
-        )
+        try:
+            is_stored = self.tree.insert(
+                self._space(capture.seq),
+                capture.key,
+                start=capture.start,
+                segment=snapshot.segment,
+                window_start=snapshot.window_start,
+                state=snapshot.state,
+                now=now,
+            )
+        except Exception:
+            logger.exception("A snapshot could not be stored")
+            self.num_skipped_captures += 1
+            return False
         if is_stored and capture.end >= capture.seq.prefill_end:
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls goes back to an old one
             self.tree.thin(self._space(capture.seq), capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)

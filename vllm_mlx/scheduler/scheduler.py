@@ -94,10 +94,14 @@ class Scheduler:
             self._trims.append((seq, num_tokens))
 
     def abort_all(self) -> list[int]:
-        seq_ids = [seq.seq_id for seq in (*self._running.values(), *self._waiting)]
-        for seq_id in seq_ids:
-            self.abort(seq_id)
-        return seq_ids
+        """After a step that failed as a whole: no row is left on the device, so nothing is captured or released."""
+        for restore in self._restores:
+            restore.release()
+        seqs = [*self._running.values(), *self._waiting]
+        for seq in seqs:
+            self._finish(seq, FinishReason.ABORT, keep=False)
+        self._release, self._captures, self._restores = [], [], []
+        return [seq.seq_id for seq in seqs]
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         """`now` in seconds, from any clock that only goes forward: the cache tells old from new by it."""
@@ -220,9 +224,9 @@ class Scheduler:
             return
         for snapshot in output.snapshots:
             cache.insert(snapshot, self._now)
-        for seq, num_tokens in self._trims:  # by now the step that captured the sequence has run
+        trims, self._trims = self._trims, []
+        for seq, num_tokens in trims:  # by now the step that captured the sequence has run
             cache.trim(seq, num_tokens)
-        self._trims.clear()
         for restore in output.failed_restores:
             cache.drop(restore.match, restore.seq)
             self._start_over(restore.seq)
