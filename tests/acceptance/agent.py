@@ -1,0 +1,119 @@
+"""An agent that talks with a running engine turn by turn, and how much of each prompt was known. Knows no protocol."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tests.processing.turns import ECHOES, TOOLS, Echo, system, user
+from vllm_mlx.cache.stats import Entry
+from vllm_mlx.core.events import Failed
+from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.core.sequence import Sequence as Row
+from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.report import EngineReport
+from vllm_mlx.processing.prefix import common_prefix
+from vllm_mlx.processing.reply import Reply
+
+WORDS = ("read the file and say what it does in detail", "write the tests", "list what is in this folder", "why not")
+
+
+def prose(num_words: int, seed: int = 0) -> str:
+    return " ".join(f"{WORDS[(seed + index) % len(WORDS)]} {seed * 7919 + index}" for index in range(num_words))
+
+
+@dataclass(frozen=True)
+class Turn:
+    row: Row
+    reply: Reply
+    ideal: int  # tokens of the prompt that an earlier prompt or reply began with; never all of it
+    gives_results: bool
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (*self.row.prompt.token_ids, *self.row.output_token_ids)
+
+    @property
+    def cached(self) -> int:
+        return self.row.num_cached_tokens
+
+
+@dataclass
+class Ledger:
+    """All ids that an engine has seen or written."""
+
+    known: list[Sequence[int]] = field(default_factory=list)
+
+    def ideal(self, prompt: Sequence[int]) -> int:
+        return min(len(prompt) - 1, max((common_prefix(each, prompt) for each in self.known), default=0))
+
+
+class Agent:
+    """One conversation. Replies go back as `echo` alters them; a reply without calls gets a result all the same."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        ledger: Ledger,
+        *,
+        instructions: str,
+        echo: Echo = ECHOES["verbatim"],
+        sampling: SamplingParams,
+        **options: object,
+    ):
+        self._engine = engine
+        self._ledger = ledger
+        self._echo = echo
+        self._sampling = sampling
+        self._options = {"tools": TOOLS, **options}
+        self.messages = [system(instructions)]
+        self.turns: list[Turn] = []
+
+    def request(self) -> Request:
+        sampling = replace(self._sampling, seed=len(self.turns))
+        return Request(request_id="r", messages=tuple(self.messages), sampling=sampling, **self._options)
+
+    async def ask(self, text: str) -> Turn:
+        self.messages.append(user(text))
+        return await self._answer()
+
+    async def give_results(self, text: str) -> Turn:
+        """To each call of the last reply; to one that it did not make, if it made none."""
+        calls = [(call.call_id, call.name) for call in self.turns[-1].reply.calls]
+        for call_id, name in calls or [(f"call_{len(self.turns)}", "read")]:
+            self.messages.append(Message("tool", (ToolResultPart(call_id, (TextPart(text),), name),)))
+        return await self._answer()
+
+    async def _answer(self) -> Turn:
+        row, reply = await ask(self._engine, self.request())
+        gives_results = self.messages[-1].role == "tool"
+        turn = Turn(row, reply, self._ledger.ideal(row.prompt.token_ids), gives_results)
+        self.turns.append(turn)
+        self._ledger.known.append(turn.token_ids)
+        self.messages.append(self._echo(reply.message))
+        return turn
+
+    @property
+    def share(self) -> float:
+        """Cached, of what could have been."""
+        return sum(turn.cached for turn in self.turns) / sum(turn.ideal for turn in self.turns)
+
+
+async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, Reply]:
+    async with await engine.submit(request) as generation:
+        async for _, event in generation:
+            assert not isinstance(event, Failed), event
+        [choice] = generation._choices.values()
+    return choice.seq, choice.reply
+
+
+async def settled(engine: AsyncEngine) -> tuple[EngineReport, list[Entry]]:
+    """The cache once nothing runs any more and what no next turn needs has gone."""
+    await asyncio.wrap_future(engine._pool.submit(lambda: None))
+    for _ in range(engine._pool._max_workers):  # behind every trim that was under way
+        await asyncio.wrap_future(engine._pool.submit(lambda: None))
+    while (await asyncio.wrap_future(engine._thread.inspect(Engine.report))).num_running:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    return await asyncio.wrap_future(engine._thread.inspect(Engine.report)), await engine.cache_entries()

@@ -1,0 +1,186 @@
+"""Long tool conversations: what of a prompt was known is not computed again, however the client sent replies back."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.processing.habits import HABITS
+from tests.processing.turns import ECHOES, Echo, user
+from vllm_mlx.cache.index import pack
+from vllm_mlx.cache.stats import Entry
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.core.sequence import Sequence as Row
+from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.report import EngineReport
+from vllm_mlx.scheduler.prefix import MIN_SHARED_TOKENS
+
+from .agent import Agent, Ledger, Turn, prose, settled
+from .rote import rote_checkpoint
+
+NUM_TURNS = 20
+LONG_THOUGHTS = [60, pytest.param(300, marks=pytest.mark.full)]  # tokens
+MAX_STATES = 6
+QUESTION_EVERY = 5  # turns; results of calls between
+GREEDY = SamplingParams(temperature=0, max_tokens=400)
+ARCHITECTURES = ("qwen3", "qwen3_5", "gemma3_text")
+
+
+def as_many_clients_do(message):
+    for name in ("reasoning dropped", "arguments with defaults", "text trimmed"):
+        message = ECHOES[name](message)
+    return message
+
+
+@pytest.fixture
+def engine_with(tmp_path: Path):
+    """An engine that answers by rote, with one of the templates."""
+    engines = []
+
+    def start(architecture: str, habit: str, *, thought_tokens: int = 12, **settings: object) -> AsyncEngine:
+        opens = habit != "opens the thought"
+        folder = rote_checkpoint(tmp_path, architecture, thought_tokens=thought_tokens, opens_thought=opens)
+        template = HABITS[habit]
+        if architecture.startswith("gemma"):
+            template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
+        config = EngineConfig(
+            model=str(folder),
+            memory_budget_bytes=4 << 30,
+            chat_template=template,
+            reasoning_parser="qwen3",
+            tool_call_parser="hermes",
+            **settings,
+        )
+        engines.append(AsyncEngine.start(config))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        asyncio.run(engine.shutdown(0))
+
+
+async def converse(engine: AsyncEngine, *, echo: Echo, num_turns: int, words: int, question_every: int) -> Agent:
+    agent = Agent(engine, Ledger(), instructions=prose(words), echo=echo, sampling=GREEDY)
+    for number in range(num_turns):
+        turn: Turn
+        if number % question_every:
+            turn = await agent.give_results(prose(3, number))
+        else:
+            turn = await agent.ask(prose(3, number))
+        assert len(turn.reply.calls) == 1 and turn.reply.has_reasoning
+    return agent
+
+
+def assert_replies_stand_as_sampled(agent: Agent) -> None:
+    """In the prompts that go on from them without a new question."""
+    for earlier, turn in pairwise(agent.turns):
+        if turn.gives_results:
+            assert turn.ideal >= len(earlier.token_ids) - 1
+
+
+def assert_all_known_was_cached(agent: Agent) -> None:
+    shares = [(turn.cached, turn.ideal, len(turn.row.prompt.token_ids)) for turn in agent.turns]
+    assert agent.share >= 0.99, shares
+
+
+CASES = [(architecture, "after the last question") for architecture in ARCHITECTURES] + [("qwen3_5", "keeps reasoning")]
+
+
+@pytest.mark.parametrize(("architecture", "habit"), CASES)
+def test_twenty_turns_with_tools(engine_with: Callable[..., AsyncEngine], architecture: str, habit: str) -> None:
+    engine = engine_with(architecture, habit)
+    agent = asyncio.run(
+        converse(engine, echo=as_many_clients_do, num_turns=NUM_TURNS, words=30, question_every=QUESTION_EVERY)
+    )
+    assert_replies_stand_as_sampled(agent)
+    assert_all_known_was_cached(agent)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("habit", ["keeps reasoning", "strips reasoning", "after the last question"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_twenty_turns_of_every_client(
+    engine_with: Callable[..., AsyncEngine], architecture: str, habit: str, echo: str
+) -> None:
+    engine = engine_with(architecture, habit)
+    agent = asyncio.run(
+        converse(engine, echo=ECHOES[echo], num_turns=NUM_TURNS, words=100, question_every=QUESTION_EVERY)
+    )
+    if habit != "strips reasoning":
+        assert_replies_stand_as_sampled(agent)
+    assert_all_known_was_cached(agent)
+
+
+def test_several_replies_to_one_new_prompt_compute_it_once(engine_with: Callable[..., AsyncEngine]) -> None:
+    engine = engine_with("qwen3_5", "keeps reasoning")
+    sampling = SamplingParams(temperature=0, max_tokens=4, n=4)
+    request = Request(request_id="r", messages=(user(prose(100)),), sampling=sampling)
+    rows = asyncio.run(rows_of(engine, request))
+    cached = sorted(row.num_cached_tokens for row in rows)
+    length = rows[0].num_prompt_tokens
+    assert cached[0] == 0 and all(length - each < MIN_SHARED_TOKENS for each in cached[1:]), (cached, length)
+
+
+# Bytes after ten turns: (words of the system prompt, marks)
+SIZES = [pytest.param(150, id="3k"), pytest.param(1500, id="30k", marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
+
+
+@pytest.mark.parametrize("words", SIZES)
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_ten_turns_hold_each_token_once(engine_with: Callable[..., AsyncEngine], architecture: str, words: int) -> None:
+    engine = engine_with(architecture, "after the last question")
+
+    async def run() -> tuple[Agent, EngineReport, list[Entry]]:
+        agent = await converse(engine, echo=as_many_clients_do, num_turns=10, words=words, question_every=10)
+        return agent, *await settled(engine)
+
+    agent, report, entries = asyncio.run(run())
+    assert_all_known_was_cached(agent)
+    footprint = engine.facts.footprint
+    once = footprint.bytes_per_token * len(agent.turns[-1].token_ids)
+    assert report.cache is not None
+    states = sum(entry.state_bytes for entry in entries)
+    assert report.cache.num_states <= MAX_STATES and states <= MAX_STATES * footprint.fixed_bytes
+    assert report.cache.used_bytes - states <= 1.1 * once
+
+
+@pytest.mark.parametrize("thought_tokens", LONG_THOUGHTS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_thoughts_that_the_template_strips_leave_nothing_behind(
+    engine_with: Callable[..., AsyncEngine], architecture: str, thought_tokens: int
+) -> None:
+    engine = engine_with(architecture, "strips reasoning", thought_tokens=thought_tokens)
+
+    async def run() -> tuple[int, int]:
+        agent = await converse(engine, echo=ECHOES["verbatim"], num_turns=10, words=8, question_every=3)
+        _, entries = await settled(engine)
+        agent.messages.append(user("And now?"))
+        prompt = engine._processor.prepare(agent.request()).prompt.token_ids
+        space = entries[0].space
+        common = engine._thread.inspect(lambda each: each.cache_tree.common_length(space, pack(prompt)))
+        return sum(entry.end - entry.start for entry in entries), await asyncio.wrap_future(common)
+
+    stored, reachable = asyncio.run(run())
+    assert stored == reachable
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_thoughts_that_the_template_keeps_are_not_computed_again(
+    engine_with: Callable[..., AsyncEngine], architecture: str
+) -> None:
+    engine = engine_with(architecture, "after the last question", thought_tokens=300)
+    agent = asyncio.run(converse(engine, echo=as_many_clients_do, num_turns=10, words=8, question_every=10))
+    assert_replies_stand_as_sampled(agent)
+    assert all(turn.cached >= 0.99 * turn.ideal for turn in agent.turns)
+
+
+async def rows_of(engine: AsyncEngine, request: Request) -> list[Row]:
+    async with await engine.submit(request) as generation:
+        async for _ in generation:
+            pass
+        return [choice.seq for choice in generation._choices.values()]
