@@ -1,4 +1,4 @@
-"""A tiny random checkpoint that takes few tokens for the words of a trace. Run as a module: TRACE DIR.
+"""`python -m scripts.replaying.checkpoint TRACE DIR`: a tiny random checkpoint whose vocabulary is that of a trace.
 
 Serving real checkpoints' prompts takes minutes without a GPU; what is cached of them does not depend on the weights.
 """
@@ -18,8 +18,8 @@ from tests.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 from .trace import load
 
 VOCAB_SIZE = 16384
-ENDS = ("</think>", "<|im_end|>", "<end_of_turn>")
-_END_SCALE = 2.5  # about one token in ten
+ENDS = ("<|im_end|>", "<end_of_turn>")
+_END_SCALE = 2.5
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 2},
     "qwen3_5": {"num_hidden_layers": 2, "full_attention_interval": 2},
@@ -55,13 +55,13 @@ def train(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def write_plainly(weights_file: Path, tokenizer: Tokenizer) -> None:
-    """Makes greedy replies words, with thoughts and turns that end after some ten of them."""
+def write_plainly(weights_file: Path, tokenizer: Tokenizer, ends: tuple[str, ...]) -> None:
+    """Makes greedy replies words, and one token in ten or so one of the `ends`."""
     weights = mx.load(str(weights_file))
     [name] = [name for name in weights if name.endswith("lm_head.weight")]
     scales = [0.0] * weights[name].shape[0]
     for text, row in tokenizer.get_vocab().items():
-        scales[row] = _END_SCALE if text in ENDS else float(is_word_token(text))
+        scales[row] = _END_SCALE if text in ends else float(is_word_token(text))
     weights[name] = weights[name] * mx.array(scales)[:, None]
     mx.save_safetensors(str(weights_file), weights, metadata={"format": "mlx"})
 
@@ -78,7 +78,8 @@ def write(folder: Path, trace: Path, architecture: str) -> None:
     )
     tokenizer = train(list(dict.fromkeys(text for each in load(trace) for text in texts_of(each.body))))
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_plainly(folder / "model.safetensors", tokenizer)
+    opens_thought = "<think>\\n' }}" in (folder / "chat_template.jinja").read_text()
+    write_plainly(folder / "model.safetensors", tokenizer, ("</think>", *ENDS) if opens_thought else ENDS)
     end = tokenizer.token_to_id("<end_of_turn>" if architecture.startswith("gemma") else "<|im_end|>")
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((folder / name).read_text())
