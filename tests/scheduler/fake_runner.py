@@ -54,7 +54,8 @@ class FakeRunner:
         return StepOutput(
             prefilled=tuple((chunk.seq.seq_id, chunk.end) for chunk in chunks),
             chunk_timings=tuple(
-                ChunkTiming(chunk.end - chunk.start, (chunk.end - chunk.start) * self._s_per_token) for chunk in chunks
+                ChunkTiming(chunk.start, chunk.end - chunk.start, (chunk.end - chunk.start) * self._s_per_token)
+                for chunk in chunks
             ),
         )
 

@@ -75,6 +75,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
+    start: int  # tokens before it
     num_tokens: int
     seconds: float
 

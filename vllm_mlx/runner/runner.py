@@ -94,7 +94,7 @@ class Runner:
             if fence.run([chunk.seq], partial(self._prefill_chunk, chunk)) is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
-            timings.append(ChunkTiming(chunk.end - chunk.start, time.perf_counter() - start))
+            timings.append(ChunkTiming(chunk.start, chunk.end - chunk.start, time.perf_counter() - start))
             prefilled.append((chunk.seq.seq_id, chunk.end))
             if chunk.capture is not None and (taken := self._capture(chunk.capture)) is not None:
                 snapshots.append(taken)

@@ -1,38 +1,45 @@
 """How many prompt tokens one step may prefill. Learns from measured chunks; reads no clock itself."""
 
+import math
+
 from ..core.step import ChunkTiming
 
 MIN_CHUNK = 16  # tokens: even a slow machine makes progress
 _IDLE_STALLS = 5  # while nothing decodes, one step may take this many stall budgets: long chunks, prompt aborts
+_MAX_GROWTH = 2  # a chunk beside running replies is at most this much longer than any measured before
+_FORGET = 0.9  # weight of what was measured before, at each new chunk
 
 
 class PrefillPacer:
-    """Time of a chunk is taken as `overhead + tokens / rate`.
+    """A chunk of n tokens after s others takes `overhead + a·n + b·(n·s + n²/2)`: the second term is attention.
 
-    Slower news counts at once, faster news by half: a step that is too long is felt, one too short is not.
+    a and b are fitted to measured chunks by least squares of the relative error, newer ones weighing more.
     """
 
     def __init__(self, *, max_stall_s: float, max_chunk: int, tokens_per_s: float, overhead_s: float):
         self._max_stall_s = max_stall_s
         self._max_chunk = max_chunk
-        self._s_per_token = 1 / tokens_per_s
         self._overhead_s = overhead_s
         self._decode_s = 0.0
+        self._longest = 256  # tokens: of the chunks measured, the first by calibration
+        self._s_per_token = 1 / tokens_per_s
+        self._s_per_pair = 0.0
+        self._caution = 1.0  # measured over expected, where the last chunk was slower
+        self._sums = [0.0] * 5
+        self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
 
     @property
     def overhead_s(self) -> float:
         return self._overhead_s
 
-    @property
-    def s_per_token(self) -> float:
-        return self._s_per_token
-
     def observe_chunk(self, timing: ChunkTiming) -> None:
         if timing.num_tokens < MIN_CHUNK:
             self._overhead_s = min(self._overhead_s, timing.seconds)
             return
-        s_per_token = max(1e-9, (timing.seconds - self._overhead_s) / timing.num_tokens)
-        self._s_per_token = max(s_per_token, (s_per_token + self._s_per_token) / 2)
+        expected_s = self.chunk_s(timing.num_tokens, timing.start)
+        self._caution = max(1.0, timing.seconds / expected_s, (1 + self._caution) / 2)
+        self._longest = max(self._longest, timing.num_tokens)
+        self._fit(timing)
 
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
@@ -43,10 +50,39 @@ class PrefillPacer:
             return _IDLE_STALLS * self._max_stall_s
         return max(0.0, self._max_stall_s - self._decode_s)
 
-    def chunk_tokens(self, budget_s: float) -> int:
-        """The longest chunk that is expected to take at most `budget_s`, but no less than MIN_CHUNK."""
-        tokens = int((budget_s - self._overhead_s) / self._s_per_token)
-        return min(self._max_chunk, max(MIN_CHUNK, tokens))
+    def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
+        """The longest chunk from `start` on that is expected to take at most `budget_s`, but no less than MIN_CHUNK."""
+        room_s = max(0.0, budget_s / self._caution - self._overhead_s)
+        square, linear = self._s_per_pair / 2, self._s_per_token + self._s_per_pair * start
+        if square * room_s < 1e-12 * linear * linear:
+            tokens = room_s / linear
+        else:
+            tokens = (math.sqrt(linear * linear + 4 * square * room_s) - linear) / (2 * square)
+        is_careful = budget_s <= self._max_stall_s
+        longest = min(self._max_chunk, _MAX_GROWTH * self._longest) if is_careful else self._max_chunk
+        return min(longest, max(MIN_CHUNK, int(tokens)))
 
-    def chunk_s(self, num_tokens: int) -> float:
-        return self._overhead_s + num_tokens * self._s_per_token
+    def chunk_s(self, num_tokens: int, start: int = 0) -> float:
+        """Expected seconds."""
+        return self._overhead_s + num_tokens * self._s_per_token + _pairs(num_tokens, start) * self._s_per_pair
+
+    def _fit(self, timing: ChunkTiming) -> None:
+        n, pairs = timing.num_tokens, _pairs(timing.num_tokens, timing.start)
+        net_s = max(1e-6, timing.seconds - self._overhead_s)
+        terms = (n * n, n * pairs, pairs * pairs, n * net_s, pairs * net_s)
+        self._sums = [_FORGET * old + term / net_s**2 for old, term in zip(self._sums, terms, strict=True)]
+        nn, n_pairs, pp, nt, pt = self._sums
+        determinant = nn * pp - n_pairs * n_pairs
+        a, b = nt / nn, 0.0  # where all chunks are alike, one rate explains them
+        if determinant > 1e-3 * nn * pp:
+            a, b = (nt * pp - pt * n_pairs) / determinant, (pt * nn - nt * n_pairs) / determinant
+            if b < 0:
+                a, b = nt / nn, 0.0
+            elif a < 0:
+                a, b = 0.0, pt / pp
+        self._s_per_token, self._s_per_pair = max(1e-9, a), b
+
+
+def _pairs(num_tokens: int, start: int) -> float:
+    """Pairs of a token and one it attends to."""
+    return num_tokens * (start + num_tokens / 2)

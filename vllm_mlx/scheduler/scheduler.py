@@ -284,21 +284,22 @@ class Scheduler:
         budget_s = self._pacer.step_budget_s(decoding=decoding)
         riders, spent_s = [], 0.0
         for seq in queue[1:]:
-            num_left = seq.prefill_end - seq.num_computed_tokens
-            cost_s = self._pacer.chunk_s(num_left)
-            if num_left <= self._pacer.chunk_tokens(budget_s) and spent_s + cost_s <= budget_s / 2:
+            start = seq.num_computed_tokens
+            num_left = seq.prefill_end - start
+            cost_s = self._pacer.chunk_s(num_left, start)
+            if num_left <= self._pacer.chunk_tokens(budget_s, start) and spent_s + cost_s <= budget_s / 2:
                 riders.append((seq, num_left))
                 spent_s += cost_s
-        chunks = [self._chunk(queue[0], self._pacer.chunk_tokens(budget_s - spent_s))]
+        chunks = [self._chunk(queue[0], self._pacer.chunk_tokens(budget_s - spent_s, queue[0].num_computed_tokens))]
         chunks += [self._chunk(seq, num_tokens) for seq, num_tokens in riders]
-        spent_s += self._pacer.chunk_s(chunks[0].end - chunks[0].start)
+        spent_s += self._pacer.chunk_s(chunks[0].end - chunks[0].start, chunks[0].start)
         rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
         for seq in rest:  # the head took less than its share
-            num_tokens = self._pacer.chunk_tokens(budget_s - spent_s)
-            if spent_s + self._pacer.chunk_s(MIN_CHUNK) > budget_s:
+            start = seq.num_computed_tokens
+            if spent_s + self._pacer.chunk_s(MIN_CHUNK, start) > budget_s:
                 break
-            chunk = self._chunk(seq, num_tokens)
-            spent_s += self._pacer.chunk_s(chunk.end - chunk.start)
+            chunk = self._chunk(seq, self._pacer.chunk_tokens(budget_s - spent_s, start))
+            spent_s += self._pacer.chunk_s(chunk.end - chunk.start, chunk.start)
             chunks.append(chunk)
         return tuple(chunks)
 
