@@ -223,6 +223,14 @@ def test_pacer_learns_that_the_machine_became_slower_or_faster():
     assert sorted(fast)[len(fast) // 2] >= 0.15
 
 
+def test_many_short_prompts_do_not_make_a_long_one_look_cheap():
+    pacer = PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=980, overhead_s=0.002)
+    prefill(pacer, 10_000)
+    for _ in range(300):
+        pacer.observe_chunk(ChunkTiming(0, 20, 0.0021))  # hardly more than the overhead of any chunk
+    assert max(prefill(pacer, 10_000)) <= 0.27
+
+
 def test_the_first_chunk_beside_replies_is_not_much_longer_than_any_measured():
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=2048, tokens_per_s=100_000, overhead_s=0.0)
     assert pacer.chunk_tokens(0.2) == 512

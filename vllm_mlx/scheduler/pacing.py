@@ -7,13 +7,15 @@ from ..core.step import ChunkTiming
 MIN_CHUNK = 16  # tokens: even a slow machine makes progress
 _IDLE_STALLS = 5  # while nothing decodes, one step may take this many stall budgets: long chunks, prompt aborts
 _MAX_GROWTH = 2  # a chunk beside running replies is at most this much longer than any measured before
+_MIN_FITTED = 64
+_FIRST_PROBE = 256  # tokens of the chunk that calibration measured
 _FORGET = 0.9  # weight of what was measured before, at each new chunk
 
 
 class PrefillPacer:
     """A chunk of n tokens after s others takes `overhead + a·n + b·(n·s + n²/2)`: the second term is attention.
 
-    a and b are fitted to measured chunks by least squares of the relative error, newer ones weighing more.
+    a and b are fitted to measured chunks by least squares, newer and longer ones weighing more.
     """
 
     def __init__(self, *, max_stall_s: float, max_chunk: int, tokens_per_s: float, overhead_s: float):
@@ -21,7 +23,7 @@ class PrefillPacer:
         self._max_chunk = max_chunk
         self._overhead_s = overhead_s
         self._decode_s = 0.0
-        self._longest = 256  # tokens: of the chunks measured, the first by calibration
+        self._longest = _FIRST_PROBE  # tokens of any chunk measured
         self._s_per_token = 1 / tokens_per_s
         self._s_per_pair = 0.0
         self._caution = 1.0  # measured over expected, where the last chunk was slower
@@ -39,7 +41,8 @@ class PrefillPacer:
         expected_s = self.chunk_s(timing.num_tokens, timing.start)
         self._caution = max(1.0, timing.seconds / expected_s, (1 + self._caution) / 2)
         self._longest = max(self._longest, timing.num_tokens)
-        self._fit(timing)
+        if timing.num_tokens >= _MIN_FITTED:  # a short one is mostly overhead
+            self._fit(timing)
 
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
@@ -68,9 +71,9 @@ class PrefillPacer:
 
     def _fit(self, timing: ChunkTiming) -> None:
         n, pairs = timing.num_tokens, _pairs(timing.num_tokens, timing.start)
-        net_s = max(1e-6, timing.seconds - self._overhead_s)
+        net_s = max(0.0, timing.seconds - self._overhead_s)
         terms = (n * n, n * pairs, pairs * pairs, n * net_s, pairs * net_s)
-        self._sums = [_FORGET * old + term / net_s**2 for old, term in zip(self._sums, terms, strict=True)]
+        self._sums = [_FORGET * old + term for old, term in zip(self._sums, terms, strict=True)]
         nn, n_pairs, pp, nt, pt = self._sums
         determinant = nn * pp - n_pairs * n_pairs
         a, b = nt / nn, 0.0  # where all chunks are alike, one rate explains them
