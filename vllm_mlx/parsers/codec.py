@@ -58,6 +58,11 @@ class TokenCodec:
         return _CODED.search(tag) is not None
 
 
+def is_private(char: str) -> bool:
+    """Whether it stands for a token."""
+    return chr(_FIRST) <= char <= chr(_FIRST + _MAX_TOKENS)
+
+
 def tokens_in(tags: Iterable[str], tokens: Iterable[str]) -> frozenset[str]:
     """The tokens that tags are written with. Words and white space alone are no part of a tag's identity."""
     written = "\n\n".join(tags)

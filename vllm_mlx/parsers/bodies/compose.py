@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ..codec import is_private
 from .base import Body, BodyContext, BodyStatus, NewBody, Wrapper
 
 _WHITE = re.compile(r"\s*")
@@ -89,7 +90,9 @@ class ChoiceBody(Wrapper):
     def _choose(self, text: str, final: bool) -> int:
         position = _skip(text, 0)
         if position < len(text):
-            body = self._bodies.get(text[position], self._default)
+            # A token of the tokenizer comes as one private character; those that begin a body are tags.
+            char = "<" if is_private(text[position]) else text[position]
+            body = self._bodies.get(char, self._default)
             if body is None:
                 self._status = BodyStatus.STUCK
             else:
