@@ -186,7 +186,7 @@ def test_preempted_rows_return_exactly_from_whatever_the_cache_kept(checkpoint, 
     prompts = [prompt(300 + 40 * row) for row in range(5)]
     free = Driver(path)
     expected = free.generate(prompts, max_tokens=400)
-    tight = Driver(path, rows_bytes=7 * free.engine.facts.footprint.bytes_at(512))
+    tight = Driver(path, rows_bytes=7 * free.engine.facts.footprint.bytes_at(257))
     assert tight.generate(prompts, max_tokens=400) == expected
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
     tight.engine.cache_tree.check_integrity()
