@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as upstream
 
 from ..core.memory import allocated_slots
-from .layers import LayerCaches, leaves
+from .layers import LayerCaches, can_batch, leaves, state_arrays
 from .segment import ResumeRule
 
 BLOCK_TOKENS = 1024  # of attention KV that is cut as a whole
@@ -73,18 +73,10 @@ class KVSegment:
 
     def attention(self, layer: int, num_tokens: int) -> list[KV]:
         """One layer's KV of the first `num_tokens`, in parts."""
-        return [block.attention[layer] for block in self._lazy_blocks(0, num_tokens)]
+        return [_cut_one(block.attention[layer], *span) for block, span in self._spans(0, num_tokens)]
 
     def _blocks(self, start: int, end: int) -> tuple[Block, ...]:
         return tuple(block.cut(*span) for block, span in self._spans(start, end))
-
-    def _lazy_blocks(self, start: int, end: int) -> list[Block]:
-        return [
-            block
-            if span == (0, block.length)
-            else Block(span[1] - span[0], tuple(_cut_one(kv, *span) for kv in block.attention))
-            for block, span in self._spans(start, end)
-        ]
 
     def _spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
         """Blocks that hold tokens of `[start, end)`, each with the part of it that does."""
@@ -120,7 +112,7 @@ class StoredPiece(Protocol):
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
     """The strictest of the layers; None where a layer's state cannot be copied piecewise, so nothing is cached."""
     found = leaves(caches)
-    if any(type(leaf) not in (upstream.KVCache, upstream.RotatingKVCache, upstream.ArraysCache) for leaf in found):
+    if not can_batch(found):  # the same classes: those whose rows can be told apart
         return None
     windows = [leaf.max_size for leaf in found if isinstance(leaf, upstream.RotatingKVCache)]
     if any(isinstance(leaf, upstream.RotatingKVCache) and leaf.keep for leaf in found):
@@ -173,10 +165,8 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
     blocks = tuple(Block(high - low, _cut(row.attention, low, high)) for low, high in pairwise(edges))
     windows = tuple(_tail(kv, end - window_start) for kv in row.windows)
     recurrent = tuple(tuple(_own(a) for a in layer) for layer in row.recurrent)
-    attention = [kv for block in blocks for kv in block.attention]
-    copies = [array for kv in (*attention, *windows) for array in kv]
-    mx.eval(copies, [array for layer in recurrent for array in layer if array is not None])
     segment = KVSegment(end - start, blocks, windows, window_start - start)
+    mx.eval(segment.arrays(), [array for layer in recurrent for array in layer if array is not None])
     return segment, window_start, RecurrentState(recurrent) if recurrent else None
 
 
@@ -207,7 +197,7 @@ def restore(
                 recurrent += 1
             case _:
                 raise TypeError(f"{type(leaf).__name__} cannot be restored")
-    mx.eval([array for leaf in leaves(caches) for array in _buffers(leaf)])
+    mx.eval(state_arrays(caches))
 
 
 def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
@@ -247,12 +237,6 @@ def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
         _, heads, _, width = arrays[0].shape
         arrays.append(mx.zeros((1, heads, slots - held, width), arrays[0].dtype))
     return mx.concatenate(arrays, axis=2)
-
-
-def _buffers(leaf: Any) -> list[mx.array]:
-    if isinstance(leaf, upstream.ArraysCache):
-        return [array for array in leaf.cache if array is not None]
-    return [leaf.keys, leaf.values]
 
 
 def _cut(kvs: Iterable[KV], start: int, end: int) -> tuple[KV, ...]:

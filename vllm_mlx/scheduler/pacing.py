@@ -30,10 +30,6 @@ class PrefillPacer:
         self._sums = [0.0] * 5
         self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
 
-    @property
-    def overhead_s(self) -> float:
-        return self._overhead_s
-
     def observe_chunk(self, timing: ChunkTiming) -> None:
         if timing.num_tokens < MIN_CHUNK:
             self._overhead_s = min(self._overhead_s, timing.seconds)
