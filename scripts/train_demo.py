@@ -15,7 +15,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--out", type=Path, help="train, score, and put the checkpoint here")
-    task.add_argument("--score", type=Path, metavar="DIR", help="only score the checkpoint in DIR")
+    task.add_argument("--score", metavar="DIR|URL", help="only score a checkpoint, or what a server at URL serves")
+    task.add_argument("--offer", type=Path, nargs=2, metavar=("DIR", "OUT"), help="score DIR; put it in OUT if better")
     task.add_argument(
         "--freeze",
         type=Path,
@@ -26,17 +27,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of the joint stage, if not those of the bundled checkpoint")
     parser.add_argument("--per-skill", type=int, default=50, help="questions a skill when scoring")
     parser.add_argument("--far", type=int, default=20, help="questions of each long test")
+    parser.add_argument("--text-only", action="store_true", help="ask nothing about pictures")
     parser.add_argument("--seed", type=int, default=SCORE_SEED, help="seed of the questions")
     parser.add_argument("--force", action="store_true", help="replace a checkpoint that scores better")
     parser.add_argument("--resume-vision", type=Path, metavar="FILE", help="keep the vision stage's weights in FILE")
     return parser.parse_args()
 
 
-def scored(folder: Path, options: argparse.Namespace) -> dict:
+def scored(what: str, options: argparse.Namespace) -> dict:
     """Prints the table; gives what scores.json holds."""
-    from demo_training.scoring import score
+    from demo_training import asking, scoring
 
-    result = score(folder, seed=options.seed, per_skill=options.per_skill, far=options.far)
+    asker = asking.Served(what) if what.startswith("http") else asking.Greedy(Path(what))
+    questions = [
+        *scoring.items(options.seed, options.per_skill, text_only=options.text_only),
+        *scoring.far_items(options.seed + 1, options.far),
+    ]
+    result = scoring.score(asker, questions, log=lambda line: print(line, flush=True))
     print(result.table())
     shares = {skill: [result.right[skill], asked] for skill, asked in result.asked.items()}
     return {"overall": round(result.overall(), 4), "seed": options.seed, "skills": shares}
@@ -48,11 +55,21 @@ def known_overall(folder: Path) -> float:
     return json.loads(path.read_text())["overall"] if path.exists() else 0.0
 
 
-def install(fresh: Path, folder: Path) -> None:
-    """Replaces the checkpoint's files; what else lies in the folder, such as its module, stays."""
+def offer(fresh: Path, folder: Path, scores: dict, *, force: bool) -> bool:
+    """Puts the checkpoint in `fresh` into `folder` with its scores, unless a better one lies there: then both stay.
+
+    What else lies in the folder, such as its module, stays.
+    """
+    (fresh / SCORES).write_text(json.dumps(scores, indent=1) + "\n")
+    before = known_overall(folder)
+    if before > scores["overall"] and not force:
+        print(f"{folder} scores {before:.2%}, the new one {scores['overall']:.2%}: kept. The new one is in {fresh}.")
+        return False
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(fresh.iterdir()):
         shutil.copyfile(path, folder / path.name)
+    print(f"installed in {folder}; refresh the table in its {CARD} and the frozen replies of the tests")
+    return True
 
 
 def main() -> int:
@@ -65,21 +82,16 @@ def main() -> int:
 
         freeze(*options.freeze)
         return 0
+    if options.offer:
+        fresh, folder = options.offer
+        return 0 if offer(fresh, folder, scored(str(fresh), options), force=options.force) else 1
     from demo_training import recipe
 
     fresh = options.out.with_name(options.out.name + ".new")
     recipe.train(fresh, steps=options.steps or recipe.STEPS, vision_cache=options.resume_vision)
-    scores = scored(fresh, options)
-    (fresh / SCORES).write_text(json.dumps(scores, indent=1) + "\n")
-    before = known_overall(options.out)
-    if before > scores["overall"] and not options.force:
-        print(
-            f"{options.out} scores {before:.1%}, the new one {scores['overall']:.1%}: kept. The new one is in {fresh}."
-        )
+    if not offer(fresh, options.out, scored(str(fresh), options), force=options.force):
         return 1
-    install(fresh, options.out)
     shutil.rmtree(fresh)
-    print(f"installed in {options.out}; refresh the table in its {CARD} and the frozen replies of the tests")
     return 0
 
 

@@ -62,9 +62,13 @@ def hidden_states(model: nn.Module, batch: Batch) -> torch.Tensor:
     return output.last_hidden_state
 
 
+def learned_places(batch: Batch) -> torch.Tensor:
+    """(rows, tokens - 1): after which tokens the next one is learned."""
+    return batch.labels[:, 1:] != IGNORED
+
+
 def learned_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (learned tokens, vocab) and the tokens they should give."""
+    learned = learned_places(batch)
     hidden = hidden_states(model, batch)[:, :-1]
-    targets = batch.labels[:, 1:]
-    learned = targets != IGNORED
-    return hidden[learned] @ model.model.language_model.embed_tokens.weight.T, targets[learned]
+    return hidden[learned] @ model.model.language_model.embed_tokens.weight.T, batch.labels[:, 1:][learned]

@@ -57,7 +57,16 @@ def opening(conversation: Conversation) -> str:
 
 
 def user_text(turn: User) -> str:
-    return "".join(IMAGE_MARK if isinstance(p, Picture) else p for p in turn.parts).strip()
+    """Several pictures are numbered, each on a line of its own."""
+    numbered = sum(isinstance(p, Picture) for p in turn.parts) > 1
+    text, number = "", 0
+    for part in turn.parts:
+        if isinstance(part, Picture):
+            number += 1
+            text += (f"\nPicture {number}: " if numbered else "") + IMAGE_MARK
+        else:
+            text += part
+    return text.strip()
 
 
 def reply_segments(turn: Assistant, *, block: bool, thinks: bool) -> Iterator[Segment]:

@@ -205,3 +205,8 @@ def agent_chain(rng: random.Random) -> Conversation:
     for _ in range(rng.randint(2, 5)):
         turns += act(rng, kit, long=rng.random() < 0.4)
     return Conversation(tuple(with_surroundings(rng, turns, 0)), kit.tools)
+
+
+def agent_far(rng: random.Random) -> Conversation:
+    """A whole errand behind a prompt of two to four thousand tokens."""
+    return agent(rng, (rng.randint(1_500, 4_500), rng.randint(3, 8), rng.randint(150, 400)), long=True)

@@ -12,7 +12,7 @@ from .batches import collate, learned_logits
 from .encode import IGNORED, Encoder, Example
 from .mixture import KINDS
 
-MAX_TOKENS = 2_048  # longer conversations are drawn again
+MAX_TOKENS = 4_608  # longer conversations are drawn again
 THINKING = 0.5
 
 
@@ -24,7 +24,7 @@ class HeldOut:
     skills: list[str]
 
 
-def held_out_examples(encoder: Encoder, *, seed: int, per_kind: int = 60) -> list[HeldOut]:
+def held_out_examples(encoder: Encoder, *, seed: int, per_kind: int = 40) -> list[HeldOut]:
     rng = random.Random(seed)
     found = []
     for make in KINDS.values():

@@ -3,7 +3,7 @@
 import random
 
 from . import text_skills
-from .chat import Assistant, System, Turn, User
+from .chat import Assistant, System, Turn, User, ask
 from .pictures import Picture, picture
 
 DESCRIBE = (
@@ -23,6 +23,13 @@ DESCRIBE_MANY = (
 )  # fmt: skip
 ORDINALS = ("first", "second", "third")
 AMOUNTS = ("One picture.", "Two pictures.", "Three pictures.")
+
+NO_IMAGE = "I do not see an image."
+
+
+def no_image(rng: random.Random) -> list[Turn]:
+    text = rng.choice(DESCRIBE + WHICH_COLOR + WHICH_SHAPE)
+    return [ask(text), Assistant(NO_IMAGE, "There is no picture.", "no_image")]
 
 
 def around(rng: random.Random, text: str, pictures: list[Picture]) -> User:
@@ -81,3 +88,8 @@ def chat(rng: random.Random) -> list[Turn]:
     if rng.random() < 0.12:
         turns.insert(0, System("You are a helpful assistant."))
     return turns
+
+
+def pictures(rng: random.Random) -> list[Turn]:
+    """Two or three pictures at a time, once or twice."""
+    return [turn for _ in range(rng.choice((1, 1, 2))) for turn in several(rng, rng.choice((2, 3, 3)))]

@@ -3,24 +3,28 @@
 import random
 from collections.abc import Callable
 
-from . import errands, image_skills, text_skills, tool_skills
+from . import errands, image_skills, recall_skills, talk, text_skills, tool_skills
 from .chat import Conversation
 
 
 def text(rng: random.Random) -> Conversation:
-    return Conversation(tuple(text_skills.chat(rng)))
+    return Conversation(tuple(talk.chat(rng)))
 
 
 def recall(rng: random.Random) -> Conversation:
-    return Conversation(tuple(text_skills.recall_long(rng)))
+    return Conversation(tuple(recall_skills.recall_long(rng)))
 
 
 def image(rng: random.Random) -> Conversation:
     return Conversation(tuple(image_skills.chat(rng)))
 
 
-def agent(rng: random.Random) -> Conversation:
-    return errands.agent(rng)
+def pictures(rng: random.Random) -> Conversation:
+    return Conversation(tuple(image_skills.pictures(rng)))
+
+
+def recall_near(rng: random.Random) -> Conversation:
+    return Conversation(tuple(recall_skills.recall_long(rng, rng.choice((100, 300, 600)))))
 
 
 def sums(rng: random.Random) -> Conversation:
@@ -28,14 +32,37 @@ def sums(rng: random.Random) -> Conversation:
     return Conversation(tuple(turn for _ in range(8) for turn in text_skills.arithmetic(rng)))
 
 
-KINDS: dict[str, Callable[[random.Random], Conversation]] = {
-    "text": text, "recall": recall, "image": image, "tools": tool_skills.tools, "agent": agent,
+def sayings(rng: random.Random) -> Conversation:
+    """Sentences to repeat, with the small words that the other kinds leave out."""
+    return Conversation(tuple(turn for _ in range(rng.randint(2, 5)) for turn in text_skills.say_sentence(rng)))
+
+
+Maker = Callable[[random.Random], Conversation]
+KINDS: dict[str, Maker] = {
+    "text": text, "recall": recall, "image": image, "tools": tool_skills.tools, "agent": errands.agent,
     "sums": sums, "tool_chain": tool_skills.tool_chain, "agent_chain": errands.agent_chain,
 }  # fmt: skip
-FIRST_SHARES = {"text": 0.25, "recall": 0.09, "image": 0.17, "tools": 0.18, "agent": 0.27, "drill": 0.04}
-LATER_SHARES = {
-    "text": 0.18, "sums": 0.05, "recall": 0.05, "image": 0.20, "tools": 0.07, "tool_chain": 0.14, "agent": 0.11,
-    "agent_chain": 0.18, "drill": 0.02,
+# Kinds that only training draws from: dense practice in what the others hold little of.
+PRACTICE: dict[str, Maker] = {
+    "recall_near": recall_near, "pictures": pictures, "pairs": tool_skills.pairs,
+    "unavailable": tool_skills.unavailable_chain, "agent_far": errands.agent_far,
+    "sayings": sayings,
+}  # fmt: skip
+SHORT_SHARES = {
+    "text": 0.15, "sums": 0.04, "recall_near": 0.03, "image": 0.08, "pictures": 0.05, "tools": 0.04, "pairs": 0.11,
+    "tool_chain": 0.13, "agent_chain": 0.32, "unavailable": 0.02, "drill": 0.03,
+}  # fmt: skip
+LONG_SHARES = {
+    "text": 0.11, "sums": 0.04, "recall": 0.06, "image": 0.08, "pictures": 0.05, "tools": 0.09, "pairs": 0.06,
+    "tool_chain": 0.09, "agent": 0.14, "agent_chain": 0.20, "agent_far": 0.06, "unavailable": 0.01, "drill": 0.01,
+}  # fmt: skip
+LAST_SHARES = {
+    "text": 0.06, "sums": 0.02, "recall": 0.04, "image": 0.05, "pictures": 0.03, "tools": 0.12, "pairs": 0.03,
+    "tool_chain": 0.12, "agent": 0.19, "agent_chain": 0.27, "agent_far": 0.06, "unavailable": 0.01,
+}  # fmt: skip
+END_SHARES = {
+    "text": 0.09, "sayings": 0.16, "sums": 0.02, "recall": 0.09, "image": 0.06, "pictures": 0.05, "tools": 0.11,
+    "pairs": 0.03, "tool_chain": 0.09, "agent": 0.09, "agent_chain": 0.16, "agent_far": 0.04, "unavailable": 0.01,
 }  # fmt: skip
 
 
@@ -43,8 +70,14 @@ class Mixture:
     """Picks the kind that is furthest behind its share of the tokens given out so far."""
 
     def __init__(self, shares: dict[str, float]):
-        self.shares = shares
-        self.given = dict.fromkeys(shares, 0)
+        self.shares: dict[str, float] = {}
+        self.change(shares)
+
+    def change(self, shares: dict[str, float]) -> None:
+        """Counts anew where the shares are others than before."""
+        if shares != self.shares:
+            self.shares = shares
+            self.given = dict.fromkeys(shares, 0)
 
     def next_kind(self) -> str:
         return min(self.shares, key=lambda kind: self.given[kind] / self.shares[kind])

@@ -38,6 +38,13 @@ class Optimiser:
         self.momentum = {shape: torch.zeros(len(ws), *shape) for shape, ws in self.matrices.items()}
         self.adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.97), weight_decay=0.0, foreach=True)
 
+    def state(self) -> dict:
+        return {"momentum": self.momentum, "adam": self.adam.state_dict()}
+
+    def restore(self, state: dict) -> None:
+        self.momentum = state["momentum"]
+        self.adam.load_state_dict(state["adam"])
+
     @torch.no_grad()
     def step(self, scale: float) -> None:
         for group in self.adam.param_groups:

@@ -1,25 +1,27 @@
-"""Greedy replies through mlx-vlm and the chat template, counted per skill on conversations never trained on."""
+"""Counts right replies per skill, on conversations never trained on. Knows no model: it is given something to ask."""
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from PIL import Image
-
-from . import errands, mixture, text_skills
-from .chat import Assistant, Conversation, Turn, User, messages, reply_text
-from .pictures import Picture
+from . import agent_shapes, errands, mixture, recall_skills
+from .asking import Asker, images
+from .chat import Assistant, Conversation, System, Turn, reply_text
 
 SKILLS = (
     "greet", "about", "arithmetic", "count", "say", "recall", "recall_system", "recall_long", "json", "note",
     "fallback", "no_image", "tool", "two_calls", "tool_result", "no_call", "no_tool", "errand", "errand_end",
     "image", "image2", "image3", "image_beside",
 )  # fmt: skip
-RECALL_FAR, ERRAND_FAR = "recall at 1.5k tokens", "errand behind 4k tokens"
+TEXT_SKILLS = tuple(skill for skill in SKILLS if not skill.startswith("image"))
+RECALL_FAR = "recall at 1.5k tokens"
+ERRAND_FAR = "errand behind 4k tokens"
+ERRAND_BARE = "errand behind claude --bare"
+ERRAND_OPENCODE = "errand behind opencode's tools"
 RECALL_CHARS = 3_200
-ERRAND_SIZE = (4_000, 8, 450)  # characters of the system prompt, other tools, characters a tool
-MAX_NEW_TOKENS = 160
+ERRAND_SIZE = (4_000, 8, 350)  # characters of the system prompt, other tools, characters a tool
+OPENCODE_SCALE = 0.2  # of its prompt's true length, which makes 4k tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,12 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Miss:
+class Verdict:
+    """`missed`: what was wanted and what was given instead."""
+
     skill: str
-    wanted: str
-    given: str
+    prompt_tokens: int
+    missed: tuple[str, str] | None = None
 
 
 class Score:
@@ -45,53 +49,27 @@ class Score:
     def __init__(self):
         self.right: dict[str, int] = {}
         self.asked: dict[str, int] = {}
-        self.misses: list[Miss] = []
         self.prompt_tokens: dict[str, list[int]] = {}
 
-    def add(self, skill: str, good: bool) -> None:
+    def add(self, verdict: Verdict) -> None:
+        skill = verdict.skill
         self.asked[skill] = self.asked.get(skill, 0) + 1
-        self.right[skill] = self.right.get(skill, 0) + good
+        self.right[skill] = self.right.get(skill, 0) + (verdict.missed is None)
+        self.prompt_tokens.setdefault(skill, []).append(verdict.prompt_tokens)
 
     def overall(self) -> float:
-        """Of the skills proper; the two far tests stand beside them."""
+        """Of the skills proper; the far tests stand beside them."""
         names = [s for s in self.asked if s in SKILLS]
         return sum(self.right[s] for s in names) / max(1, sum(self.asked[s] for s in names))
 
     def table(self) -> str:
         lines = ["| skill | right | asked | share | mean prompt |", "|---|---|---|---|---|"]
-        for skill, asked in self.asked.items():
-            lengths = self.prompt_tokens.get(skill, [0])
-            share = self.right[skill] / asked
-            lines.append(f"| {skill} | {self.right[skill]} | {asked} | {share:.0%} | {sum(lengths) // len(lengths)} |")
+        for skill in sorted(self.asked, key=[*SKILLS, *self.asked].index):
+            lengths = self.prompt_tokens[skill]
+            share = self.right[skill] / self.asked[skill]
+            counts = f"{self.right[skill]} | {self.asked[skill]} | {share:.0%}"
+            lines.append(f"| {skill} | {counts} | {sum(lengths) // len(lengths)} |")
         return "\n".join([*lines, f"| **all skills** | | | **{self.overall():.1%}** | |"])
-
-
-class Greedy:
-    """A checkpoint in mlx-vlm, asked one question at a time."""
-
-    def __init__(self, folder: Path):
-        from mlx_vlm import load
-
-        self.model, self.processor = load(str(folder))
-        self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
-
-    def reply(self, turns: tuple[Turn, ...], tools: list[dict] | None, thinking: bool) -> tuple[str, int]:
-        """The reply after `turns`, reasoning and all, and the length of its prompt."""
-        pictures = [p.image for t in turns if isinstance(t, User) for p in t.parts if isinstance(p, Picture)]
-        return self.complete(messages(turns), tools, thinking, pictures)
-
-    def complete(
-        self, wire: list[dict], tools: list[dict] | None, thinking: bool, pictures: list[Image.Image]
-    ) -> tuple[str, int]:
-        from mlx_vlm import generate
-
-        prompt = self.tokenizer.apply_chat_template(
-            wire, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
-        result = generate(
-            self.model, self.processor, prompt, image=pictures or None, max_tokens=MAX_NEW_TOKENS, temperature=0.0
-        )
-        return result.text.removesuffix("<|im_end|>"), result.prompt_tokens
 
 
 def answer_of(text: str) -> str:
@@ -99,13 +77,15 @@ def answer_of(text: str) -> str:
     return text.rpartition("</think>")[2].strip()
 
 
-def items(seed: int, per_skill: int) -> Iterator[Item]:
-    """Random replies from the training mixture, until every skill has enough."""
+def items(seed: int, per_skill: int, *, text_only: bool) -> Iterator[Item]:
+    """Random replies from the kinds of conversation, until every skill has enough."""
     rng = random.Random(seed)
-    left = dict.fromkeys(SKILLS, per_skill)
+    left = dict.fromkeys(TEXT_SKILLS if text_only else SKILLS, per_skill)
     makers = [*mixture.KINDS.values()]
     while any(left.values()):
         conversation = rng.choice(makers)(rng)
+        if text_only and images(conversation.turns):
+            continue
         wanted = [(i, reply.skill) for i, reply in conversation.replies() if left.get(reply.skill)]
         if wanted:
             turn, skill = rng.choice(wanted)
@@ -113,16 +93,38 @@ def items(seed: int, per_skill: int) -> Iterator[Item]:
             yield Item(skill, conversation, (turn,), rng.random() < 0.5)
 
 
+def recall_far(rng: random.Random) -> Conversation:
+    return Conversation(tuple(recall_skills.recall_long(rng, RECALL_CHARS)))
+
+
+def errand_far(rng: random.Random) -> Conversation:
+    return errands.agent(rng, ERRAND_SIZE, long=True)
+
+
+def errand_of(shape: agent_shapes.Shape, scale: float) -> Callable[[random.Random], Conversation]:
+    def make(rng: random.Random) -> Conversation:
+        prompt, kit = agent_shapes.shaped(rng, shape, scale)
+        return Conversation((System(prompt), *errands.errand(rng, kit, 3)), kit.tools)
+
+    return make
+
+
+FAR: dict[str, Callable[[random.Random], Conversation]] = {
+    RECALL_FAR: recall_far,
+    ERRAND_FAR: errand_far,
+    ERRAND_BARE: errand_of(agent_shapes.BARE, 1.0),
+    ERRAND_OPENCODE: errand_of(agent_shapes.OPENCODE, OPENCODE_SCALE),
+}
+
+
 def far_items(seed: int, amount: int) -> Iterator[Item]:
-    """Recall over a long text, and whole errands behind an agent's prompt: all replies of one must be right."""
-    rng = random.Random(seed)
-    for i in range(amount):
-        conversation = Conversation(tuple(text_skills.recall_long(rng, RECALL_CHARS)))
-        last = max(index for index, _ in conversation.replies())
-        yield Item(RECALL_FAR, conversation, (last,), i % 2 == 0)
-    for i in range(amount):
-        conversation = errands.agent(rng, ERRAND_SIZE, long=True)
-        yield Item(ERRAND_FAR, conversation, tuple(index for index, _ in conversation.replies()), i % 2 == 0)
+    """The last recall over a long text, and whole errands behind agents' prompts: all replies of one must be right."""
+    for name, make in FAR.items():
+        rng = random.Random(f"{seed} {name}")
+        for i in range(amount):
+            conversation = make(rng)
+            turns = tuple(index for index, _ in conversation.replies())
+            yield Item(name, conversation, turns[-1:] if name == RECALL_FAR else turns, i % 2 == 0)
 
 
 def with_thoughts(turns: tuple[Turn, ...], thinking: bool) -> tuple[Turn, ...]:
@@ -132,21 +134,31 @@ def with_thoughts(turns: tuple[Turn, ...], thinking: bool) -> tuple[Turn, ...]:
     return tuple(replace(t, thought="") if isinstance(t, Assistant) else t for t in turns)
 
 
-def score(folder: Path, *, seed: int, per_skill: int, far: int, log: Callable[[str], None] = print) -> Score:
-    greedy, result = Greedy(folder), Score()
-    for item in [*items(seed, per_skill), *far_items(seed + 1, far)]:
-        good = True
-        tools = [t.wire() for t in item.conversation.tools] or None
-        for turn in item.turns:
-            history = with_thoughts(item.conversation.turns[:turn], item.thinking)
-            text, length = greedy.reply(history, tools, item.thinking)
-            result.prompt_tokens.setdefault(item.skill, []).append(length)
-            wanted = reply_text(item.conversation.turns[turn])
-            if answer_of(text) != wanted:
-                result.misses.append(Miss(item.skill, wanted, text))
-                good = False
-                break
-        result.add(item.skill, good)
-    for miss in result.misses[:60]:
-        log(f"missed {miss.skill}: wanted {miss.wanted!r}, got {miss.given!r}")
+def judged(asker: Asker, item: Item) -> Verdict:
+    """Asks for each reply of `item` until one is wrong."""
+    tools = [t.wire() for t in item.conversation.tools] or None
+    length = 0
+    for turn in item.turns:
+        history = with_thoughts(item.conversation.turns[:turn], item.thinking)
+        text, length = asker.reply(history, tools, item.thinking)
+        wanted = reply_text(item.conversation.turns[turn])
+        if answer_of(text) != wanted:
+            return Verdict(item.skill, length, (wanted, text))
+    return Verdict(item.skill, length)
+
+
+def verdicts(asker: Asker, questions: list[Item]) -> Iterator[Verdict]:
+    if asker.num_workers == 1:  # in this thread: MLX arrays stay in the one that made them
+        yield from (judged(asker, item) for item in questions)
+        return
+    with ThreadPoolExecutor(asker.num_workers) as pool:
+        yield from pool.map(lambda item: judged(asker, item), questions)
+
+
+def score(asker: Asker, questions: list[Item], log: Callable[[str], None] = print) -> Score:
+    result = Score()
+    for verdict in verdicts(asker, questions):
+        result.add(verdict)
+        if verdict.missed:
+            log("missed {}: wanted {!r}, got {!r}".format(verdict.skill, *verdict.missed))
     return result

@@ -91,6 +91,16 @@ def phrase(rng: random.Random, low: int = 1, high: int = 6) -> str:
     return text
 
 
+def sentence(rng: random.Random) -> str:
+    """Words as English mixes them, small ones among the others, perhaps with marks."""
+    pools = (COMMON, COMMON, WORDS, WORDS, NAMES)
+    picked = [coined(rng) if rng.random() < 0.06 else rng.choice(rng.choice(pools)) for _ in range(rng.randint(1, 9))]
+    if rng.random() < 0.15:
+        picked[0] += ","
+    text = " ".join(picked)
+    return (text[0].upper() + text[1:] if rng.random() < 0.3 else text) + rng.choice(("", "", "", "", "!", ".", "?"))
+
+
 def plain_phrase(rng: random.Random, low: int = 1, high: int = 4) -> str:
     """Words only: no mark that could be taken for the end of a sentence."""
     text = " ".join(word(rng) for _ in range(rng.randint(low, high)))

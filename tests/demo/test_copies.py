@@ -5,19 +5,42 @@ from pathlib import Path
 import pytest
 from mlx_vlm import convert
 
+from scripts.demo_training import asking, scoring
 from vllm_mlx.demo import demo_path
 
 from .asking import Asker, answer, frozen_cases
 
 PRECISIONS = {"bf16": {"dtype": "bfloat16"}, "8-bit": {"quantize": True, "q_bits": 8, "q_group_size": 64}}
 MAX_LOSS = 0.03
+SEED, PER_SKILL = 7_001, 6
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_copy_scores_within_three_points(tmp_path: Path, precision: str) -> None:
-    folder = tmp_path / precision
-    convert(str(demo_path()), str(folder), **PRECISIONS[precision])
-    copy, cases = Asker(folder), frozen_cases()
+@pytest.fixture(scope="module", params=PRECISIONS)
+def copied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copies") / request.param
+    convert(str(demo_path()), str(folder), **PRECISIONS[request.param])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original() -> float:
+    return overall(demo_path())
+
+
+def overall(folder: Path) -> float:
+    """The share that is right of a few new questions on every skill."""
+    questions = list(scoring.items(SEED, PER_SKILL, text_only=False))
+    return scoring.score(asking.Greedy(folder), questions).overall()
+
+
+def test_copy_answers_the_frozen_prompts(copied: Path) -> None:
+    copy, cases = Asker(copied), frozen_cases()
     right = [answer(copy.reply(case)) == answer(case.reply) for case in cases]
     missed = [case.name for case, good in zip(cases, right, strict=True) if not good]
     assert len(missed) <= MAX_LOSS * len(cases), missed
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_copy_scores_within_three_points(copied: Path, original: float) -> None:
+    assert overall(copied) >= original - MAX_LOSS

@@ -5,6 +5,7 @@ from transformers import AutoTokenizer
 
 from vllm_mlx.demo import demo_path
 
+MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 CALL = {"type": "function", "function": {"name": "Read", "arguments": {"path": "a.txt", "limit": 3}}}
 
 
@@ -67,9 +68,13 @@ def test_tools_stand_before_the_system_text(render) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image", "image_url", "input_image"])
-def test_pictures_stand_where_they_were_put(render, kind: str) -> None:
-    mark = "<|vision_start|><|image_pad|><|vision_end|>"
-    prompt = render(
-        [user([{"type": "text", "text": "a"}, {"type": kind}, {"type": "text", "text": "b"}, {"type": kind}])]
-    )
-    assert prompt == f"<|im_start|>user\na{mark}b{mark}<|im_end|>\n"
+def test_a_picture_stands_where_it_was_put(render, kind: str) -> None:
+    prompt = render([user([{"type": "text", "text": "a"}, {"type": kind}, {"type": "text", "text": "b"}])])
+    assert prompt == f"<|im_start|>user\na{MARK}b<|im_end|>\n"
+
+
+def test_several_pictures_of_a_message_are_numbered(render) -> None:
+    two = user([{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}])
+    turns = f"Picture 1: {MARK}a\nPicture 2: {MARK}", f"b{MARK}"
+    prompt = render([two, user([{"type": "text", "text": "b"}, {"type": "image"}])])
+    assert prompt == "".join(f"<|im_start|>user\n{turn}<|im_end|>\n" for turn in turns)

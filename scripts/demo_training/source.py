@@ -1,0 +1,52 @@
+"""Examples in batches, drawn from a mixture. Knows no model."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .batches import pack
+from .chat import Conversation
+from .drill import drill
+from .encode import Encoder, Example
+from .held_out import MAX_TOKENS, THINKING
+from .mixture import KINDS, PRACTICE, Mixture
+
+BATCH_TOKENS = 2_560
+POOL_BATCHES = 12
+ALL_BLOCKS = 0.6  # of the examples show the reasoning of all replies
+
+
+@dataclass(slots=True)
+class Source:
+    """Batches without end, the same for the same seed."""
+
+    encoder: Encoder
+    num_words: int
+    rng: random.Random
+    mixture: Mixture
+    waiting: list[list[Example]] = field(default_factory=list)
+
+    def example(self) -> Example:
+        kind = self.mixture.next_kind()
+        while True:
+            made = drill(self.rng, self.num_words) if kind == "drill" else self.encoded({**KINDS, **PRACTICE}[kind])
+            if len(made.ids) <= MAX_TOKENS:
+                self.mixture.account(kind, len(made.ids))
+                return made
+
+    def encoded(self, make: Callable[[random.Random], Conversation]) -> Example:
+        conversation = make(self.rng)
+        decided = [self.rng.random() < THINKING for _ in conversation.turns]
+        return self.encoder.example(conversation, decided.__getitem__, all_blocks=self.rng.random() < ALL_BLOCKS)
+
+    def next_batch(self, shares: dict[str, float]) -> list[Example]:
+        """From a pool that is sorted by length into batches, which come in random order."""
+        if not self.waiting:
+            self.mixture.change(shares)
+            pool, size = [], 0
+            while size < POOL_BATCHES * BATCH_TOKENS:
+                pool.append(self.example())
+                size += len(pool[-1].ids)
+            self.waiting = pack(pool, BATCH_TOKENS)
+            self.rng.shuffle(self.waiting)
+        return self.waiting.pop()
