@@ -1,23 +1,38 @@
 """vllm-mlx: text and vision models on one Mac, behind the OpenAI and Anthropic APIs."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "Choice",
+    "Grammar",
+    "Guide",
+    "JsonSchema",
+    "MediaConfig",
+    "Regex",
+    "SamplingParams",
+    "StructuralTag",
+    "__version__",
+]
 
 if TYPE_CHECKING:
+    from .core.config import MediaConfig
+    from .core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralTag
     from .core.request import SamplingParams
     from .llm import LLM
+
+_HOMES = {
+    "LLM": ".llm",
+    "MediaConfig": ".core.config",
+    "SamplingParams": ".core.request",
+    **dict.fromkeys(("Choice", "Grammar", "Guide", "JsonSchema", "Regex", "StructuralTag"), ".core.guide"),
+}
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: `vllm-mlx --help` and the pure packages must not pay for importing mlx.
-    if name == "LLM":
-        from .llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from .core.request import SamplingParams
-
-        return SamplingParams
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..core.errors import VLLMMLXError
-from .reply import Reply
+
+CANCELLED = "request_cancelled"
+CANCELLED_STATUS = 499  # clients send again what failed with 5xx, 408, 409 or 429
+
+
+class Described(Protocol):
+    @property
+    def message(self) -> str: ...
+
+
+class ErrorBody(Protocol):
+    """What the envelopes have in common."""
+
+    @property
+    def error(self) -> Described: ...
+
+    def to_json(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +29,7 @@ class HTTPError:
     """Everything but the headers that HTTP itself asks for. `code` is the stable word for the log."""
 
     status: int
-    body: Reply
+    body: ErrorBody
     code: str | None = None
     retry_after_s: float | None = None
 

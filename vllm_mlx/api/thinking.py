@@ -45,3 +45,18 @@ def decode_thinking(
                 "`chat_template_kwargs.enable_thinking` must be true or false.",
                 param="chat_template_kwargs.enable_thinking",
             )
+
+
+def budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
+    """A budget that a client put among the template's arguments; None: there is none, or it is no bound."""
+    for name in ("thinking_token_budget", "thinking_budget"):
+        value = template_kwargs.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+            raise InvalidParameter(
+                f"`chat_template_kwargs.{name}` must be a non-negative integer or -1 for unlimited.",
+                param=f"chat_template_kwargs.{name}",
+            )
+        return None if value == -1 else value
+    return None

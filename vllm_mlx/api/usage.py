@@ -26,4 +26,5 @@ class UsageTally:
             completion_tokens=sum(usage.completion_tokens for usage in self._usages.values()),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usages.values()),
             clamped_max_tokens=min(limits, default=None),
+            receipt=next((usage.receipt for usage in prompts.values() if usage.receipt is not None), None),
         )

@@ -1,32 +1,64 @@
-"""The one file that knows mlx-lm's cache classes: what a layer keeps, how rows join a batch cache and leave it.
+"""The one file that knows the libraries' cache classes: what a layer keeps, how rows join a batch cache and leave it.
 
-A row's state is a list with one cache object a layer. Rows of one batch share batch caches, padded on the left.
+mlx-lm and mlx-vlm have classes of the same names, with the same fields. A row's state is a list with one cache object
+a layer, all of one library. Rows of one batch share batch caches, padded on the left.
 """
 
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import cache as upstream
 
 from ..core.memory import RowFootprint
 
 LayerCaches = list[Any]
 
-_BATCHABLE = (upstream.KVCache, upstream.RotatingKVCache, upstream.ArraysCache)
+_LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name: neither is imported where it is not used
+
+
+class Kind(Enum):
+    """What a cache object keeps. OTHER: nothing that can be told apart by tokens or rows."""
+
+    ATTENTION = auto()
+    WINDOW = auto()
+    RECURRENT = auto()  # of one row or of several
+    BATCHED_ATTENTION = auto()
+    BATCHED_WINDOW = auto()
+    OTHER = auto()
+
+
+_KINDS = {
+    "KVCache": Kind.ATTENTION,
+    "RotatingKVCache": Kind.WINDOW,
+    "ArraysCache": Kind.RECURRENT,
+    "BatchKVCache": Kind.BATCHED_ATTENTION,
+    "BatchRotatingKVCache": Kind.BATCHED_WINDOW,
+}
+_BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
+
+
+def kind(cache: Any) -> Kind:
+    """Of the very classes: a subclass may keep more."""
+    cls = type(cache)
+    return _KINDS.get(cls.__name__, Kind.OTHER) if cls.__module__ in _LIBRARIES else Kind.OTHER
 
 
 def leaves(caches: Iterable[Any]) -> list[Any]:
     """The caches that hold arrays, those inside a CacheList included."""
     found: list[Any] = []
     for cache in caches:
-        found += leaves(cache.caches) if isinstance(cache, upstream.CacheList) else [cache]
+        found += leaves(cache.caches) if _is_list(cache) else [cache]
     return found
+
+
+def _is_list(cache: Any) -> bool:
+    return any(cls.__name__ == "CacheList" and cls.__module__ in _LIBRARIES for cls in type(cache).__mro__)
 
 
 def can_batch(caches: Iterable[Any]) -> bool:
     """Whether rows with such state can share a batch cache. Quantised and chunked caches decode alone."""
-    return all(type(leaf) in _BATCHABLE for leaf in leaves(caches))
+    return all(kind(leaf) in _BATCHABLE for leaf in leaves(caches))
 
 
 def arrays(value: Any) -> list[mx.array]:
@@ -55,11 +87,11 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
     bytes_per_token = fixed_bytes = 0
     windows: dict[int, int] = {}
     for leaf in leaves(caches):
-        if isinstance(leaf, upstream.ArraysCache):
+        if kind(leaf) is Kind.RECURRENT:
             fixed_bytes += state_bytes([leaf])
             continue
         slot_bytes = sum(array.nbytes // array.shape[-2] for array in state_arrays([leaf]) if array.ndim == 4)
-        if isinstance(leaf, upstream.RotatingKVCache):
+        if kind(leaf) is Kind.WINDOW:
             windows[leaf.max_size] = windows.get(leaf.max_size, 0) + slot_bytes
         else:
             bytes_per_token += slot_bytes
@@ -71,7 +103,7 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
 def leave_window(caches: Iterable[Any]) -> None:
     """Cut what a chunk of n tokens leaves in sliding-window layers, n - 1 more than the window, back to the window."""
     for leaf in leaves(caches):
-        if isinstance(leaf, upstream.RotatingKVCache) and not leaf.keep and leaf.keys is not None:
+        if kind(leaf) is Kind.WINDOW and not leaf.keep and leaf.keys is not None:
             excess = leaf.keys.shape[2] - leaf.max_size
             if excess > 0:  # a chunk leaves the tokens in their order
                 leaf.keys, leaf.values = (mx.contiguous(a[:, :, excess:]) for a in (leaf.keys, leaf.values))
@@ -109,7 +141,7 @@ def extract(batch: LayerCaches, index: int) -> LayerCaches:
     for layer in batch:
         single = layer.extract(index)
         for leaf in leaves([single]):
-            if isinstance(leaf, upstream.ArraysCache):  # upstream's slice would pin the whole batch
+            if kind(leaf) is Kind.RECURRENT:  # upstream's slice would pin the whole batch
                 leaf.cache = [None if array is None else mx.contiguous(array) for array in leaf.cache]
         mx.eval(state_arrays([single]))
         row.append(single)

@@ -11,10 +11,9 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.models import cache as upstream
 
 from ..core.memory import allocated_slots
-from .layers import LayerCaches, can_batch, leaves, state_arrays
+from .layers import Kind, LayerCaches, can_batch, kind, leaves, state_arrays
 from .segment import ResumeRule
 
 BLOCK_TOKENS = 1024  # of attention KV that is cut as a whole
@@ -114,12 +113,12 @@ def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
     found = leaves(caches)
     if not can_batch(found):  # the same classes: those whose rows can be told apart
         return None
-    windows = [leaf.max_size for leaf in found if isinstance(leaf, upstream.RotatingKVCache)]
-    if any(isinstance(leaf, upstream.RotatingKVCache) and leaf.keep for leaf in found):
+    windows = [leaf for leaf in found if kind(leaf) is Kind.WINDOW]
+    if any(leaf.keep for leaf in windows):
         return None
     return ResumeRule(
-        needs_state=any(isinstance(leaf, upstream.ArraysCache) for leaf in found),
-        window=max(windows, default=None),
+        needs_state=any(kind(leaf) is Kind.RECURRENT for leaf in found),
+        window=max((leaf.max_size for leaf in windows), default=None),
     )
 
 
@@ -136,19 +135,19 @@ def view(caches: LayerCaches, row: int, length: int) -> RowView:
     """`row` of the caches of `length` tokens. Plain caches have the one row 0."""
     attention, windows, recurrent = [], [], []
     for leaf in leaves(caches):
-        match leaf:
-            case upstream.KVCache():
+        match kind(leaf):
+            case Kind.ATTENTION:
                 attention.append((leaf.keys[..., :length, :], leaf.values[..., :length, :]))
-            case upstream.BatchKVCache():
+            case Kind.BATCHED_ATTENTION:
                 pad = leaf.size() - length
                 picked = (array[row : row + 1, :, pad : pad + length] for array in (leaf.keys, leaf.values))
                 attention.append(tuple(picked))
-            case upstream.RotatingKVCache():
+            case Kind.WINDOW:
                 windows.append((leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values)))
-            case upstream.BatchRotatingKVCache():
+            case Kind.BATCHED_WINDOW:
                 single = leaf.extract(row)
                 windows.append((single.keys, single.values))
-            case upstream.ArraysCache():
+            case Kind.RECURRENT:
                 recurrent.append(tuple(None if a is None else a[row : row + 1] for a in leaf.cache))
             case _:
                 raise TypeError(f"{type(leaf).__name__} cannot be captured")
@@ -180,17 +179,17 @@ def restore(
     _check_layers(caches, pieces, state)
     attention = window = recurrent = 0
     for leaf in leaves(caches):
-        match leaf:
-            case upstream.KVCache():
+        match kind(leaf):
+            case Kind.ATTENTION:
                 parts = [part for piece in pieces for part in piece.segment.attention(attention, piece.take)]
                 leaf.keys, leaf.values = (_join(parts, side, allocated_slots(capacity)) for side in (0, 1))
                 _check(sum(part[0].shape[2] for part in parts) == length, "attention KV is incomplete")
                 leaf.offset = length
                 attention += 1
-            case upstream.RotatingKVCache():
+            case Kind.WINDOW:
                 _restore_window(leaf, pieces, window, length)
                 window += 1
-            case upstream.ArraysCache():
+            case Kind.RECURRENT:
                 assert state is not None, "checked"
                 leaf.cache = list(state.layers[recurrent])
                 _check(all(a is None or a.shape[0] == 1 for a in leaf.cache), "recurrent state is not of one row")
@@ -202,16 +201,16 @@ def restore(
 
 def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
     """As many layers of each kind must be stored as the model has."""
-    kinds = [type(leaf) for leaf in leaves(caches)]
-    num_recurrent = kinds.count(upstream.ArraysCache)
+    kinds = [kind(leaf) for leaf in leaves(caches)]
+    num_recurrent = kinds.count(Kind.RECURRENT)
     _check(num_recurrent == (0 if state is None else len(state.layers)), "recurrent state is missing")
     for piece in pieces:
-        num_attention = kinds.count(upstream.KVCache)
+        num_attention = kinds.count(Kind.ATTENTION)
         _check(
             all(len(block.attention) == num_attention for block in piece.segment.blocks),
             "attention layers are missing",
         )
-        _check(len(piece.segment.windows) == kinds.count(upstream.RotatingKVCache), "window layers are missing")
+        _check(len(piece.segment.windows) == kinds.count(Kind.WINDOW), "window layers are missing")
 
 
 def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length: int) -> None:

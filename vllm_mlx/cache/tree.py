@@ -15,6 +15,8 @@ from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import NodeStore
 from .victims import VictimQueue, unevictable_bytes
 
+NEAR_PARTING = 16  # tokens before the place where paths part, within which a state serves it
+
 
 class PrefixTree:
     """Holds each token's KV once. Segments and states are opaque: they have a size, segments can be split."""
@@ -216,16 +218,20 @@ class PrefixTree:
     def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Container[int] = ()) -> int:
         """Frees the states that a growing conversation has left behind on the key's path. Returns the bytes freed.
 
-        The first stays (what several conversations share ends there), the last `keep_last`, those after `keep` tokens
-        or at which paths part, and pinned ones.
+        The first stays (what several conversations share ends there), the last `keep_last`, those after `keep` tokens,
+        the last before paths part, and pinned ones.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
         if leaf is None or not common:
             return 0
-        stateful = [node for node in leaf.at(common).path() if node.state is not None and node.end <= common]
+        path = leaf.at(common).path()
+        stateful = [node for node in path if node.state is not None and node.end <= common]
+        partings = [node.end for node in path if node.num_children > 1]
+        before_partings = ((max((n.end for n in stateful if n.end <= end), default=0), end) for end in partings)
+        near = {point for point, end in before_partings if end - point <= NEAR_PARTING}
         for node in stateful[1 : max(1, len(stateful) - keep_last)]:
-            if node.num_children < 2 and not node.pins and node.end not in keep:
+            if node.end not in near and not node.pins and node.end not in keep:
                 self._store.set_state(node, None, now=self._now)
         return before - self.used_bytes
 

@@ -3,7 +3,9 @@
 import ipaddress
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +18,8 @@ from ..core.config import ModelInfo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banner:
     info: ModelInfo
+    loaded: Mapping[str, Any]  # the model's facts as /v1/status has them
+    text_only: bool
     budget_bytes: int
     load_s: float
     names: tuple[str, ...]
@@ -35,16 +39,30 @@ class Banner:
 
     def facts(self) -> list[tuple[str, str]]:
         info = self.info
+        images = ", takes images" if info.takes_images else ""
         rows = [
             ("Model", ", ".join(self.names)),
-            ("Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights"),
+            ("Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights{images}"),
+            ("Layers", layers(self.loaded)),
+            ("Formats", formats(self.loaded)),
             ("Context", f"{info.max_model_len:,} tokens"),
             ("Memory", f"at most {readable(self.budget_bytes)}, weights included"),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
         ]
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))
-        return rows
+        return [*rows, *(("Off", what) for what in self.missing())]
+
+    def missing(self) -> list[str]:
+        """What a client may look for and not find, and why."""
+        wanted = "as it was started with --text-only" if self.text_only else "the checkpoint has no vision tower"
+        checks = [
+            (self.info.takes_images, f"images: {wanted}"),
+            (self.loaded["prefix_cache"], "prefix cache: as it was started with --no-prefix-cache"),
+            (self.loaded["reasoning_parser"], "reasoning apart from text: the chat template shows no format of it"),
+            (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),
+        ]
+        return [text for is_on, text in checks if not is_on]
 
     def curl(self, *, show_key: bool) -> str:
         """A command a shell takes as it is. `show_key` false: the key is left to a variable, since logs are kept."""
@@ -55,6 +73,20 @@ class Banner:
             lines.append(f"-H {header}" if show_key else '-H "Authorization: Bearer $API_KEY"')
         lines.append(f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}")
         return " \\\n  ".join(lines)
+
+
+def layers(loaded: Mapping[str, Any]) -> str:
+    """Kinds of state, and where a prompt that was seen before is resumed."""
+    windows = [f"windows of {window:,}" for window in loaded["sliding_windows"]]
+    if loaded["keeps_recurrent_state"]:
+        return ", ".join(["recurrent state beside attention", *windows]) + ": resumes where a copy was taken"
+    if windows:
+        return f"attention, {', '.join(windows)}: resumes where its window is held"
+    return "attention: resumes at any token"
+
+
+def formats(loaded: Mapping[str, Any]) -> str:
+    return f"reasoning {loaded['reasoning_parser'] or 'none'}, tool calls {loaded['tool_call_parser'] or 'none'}"
 
 
 def local_url(host: str, port: int) -> str:

@@ -6,9 +6,17 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..core.errors import ConfigError
+from ..core.errors import VLLMMLXError
+from .bench.command import bench
+from .cache import cache
+from .chat.command import chat
+from .doctor.command import doctor
+from .failures import CommandFailed
+from .launch.command import launch
+from .models.command import models_app
 from .options import takes_settings
 from .settings import Settings
+from .status import status
 
 app = typer.Typer(
     name="vllm-mlx",
@@ -48,9 +56,16 @@ def serve(settings: Settings) -> None:
     run_server(settings)
 
 
+for command in (chat, launch, status, cache, doctor, bench):
+    app.command()(command)
+app.add_typer(models_app, name="models")
+
+
 def main() -> None:
     try:
         app()
-    except ConfigError as error:
+    except VLLMMLXError as error:
         print(f"vllm-mlx: {error.message}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code if isinstance(error, CommandFailed) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells count Ctrl-C

@@ -35,6 +35,14 @@ class Share:
 MemoryAmount = Bytes | Share
 
 
+def parse_bytes(value: object) -> int:
+    """A number of bytes, such as a file has. Raises ValueError with the accepted forms."""
+    match = _AMOUNT.fullmatch(str(value))
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError("give bytes, such as 20MB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
 def parse_memory(value: object) -> MemoryAmount | None:
     """Up to 1 and in percent it is a share, above 1 it is bytes. Raises ValueError with the accepted forms."""
     if value is None or isinstance(value, Bytes | Share):

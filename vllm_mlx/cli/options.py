@@ -72,6 +72,8 @@ def default_text(field: FieldInfo) -> str:
     """Empty where the description has to explain the default."""
     if field.default is None or field.default == () or field.default is False:
         return ""
+    if isinstance(field.default, tuple):
+        return ", ".join(field.default)
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 

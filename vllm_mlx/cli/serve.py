@@ -3,12 +3,17 @@
 import logging
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from .banner import Banner, local_url
+from .keys import refuse_open_door
 from .settings import Settings
 from .sources import unknown_variables
+
+if TYPE_CHECKING:
+    from ..server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +26,10 @@ def run_server(settings: Settings) -> None:
     engine_config = settings.engine_config()
 
     from ..server.app import create_app
-    from ..server.config import ServerConfig
     from ..server.run import listen, run
 
-    server_config = ServerConfig(
-        served_model_names=settings.served_model_names,
-        api_keys=settings.api_keys,
-        cors_origins=settings.cors_origin,
-    )
+    config = server_config(settings)
+    refuse_open_door(settings.host, has_keys=bool(config.api_keys), insecure=settings.insecure)
     sock = listen(settings.host, settings.port)
     console = Console(highlight=False)
     console.print(f"Loading {settings.model}", markup=False)
@@ -39,15 +40,45 @@ def run_server(settings: Settings) -> None:
     engine = AsyncEngine.start(engine_config)
     banner = Banner(
         info=engine.info,
+        loaded=engine.model_facts,
+        text_only=settings.text_only,
         budget_bytes=engine.memory.total_bytes,
         load_s=time.monotonic() - started_s,
-        names=server_config.served_model_names,
-        api_keys=server_config.api_keys,
+        names=config.served_model_names,
+        api_keys=config.api_keys,
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
     )
-    app = create_app(engine, server_config)
-    run(app, engine, sock, drain_s=settings.drain_s, started=lambda: banner.print_to(console))
+    app = create_app(engine, config)
+    run(
+        app,
+        engine,
+        sock,
+        drain_s=settings.drain_s,
+        started=lambda: banner.print_to(console),
+        connections=config.connections,
+    )
+
+
+def server_config(settings: Settings) -> "ServerConfig":
+    """Raises ConfigError."""
+    from ..server.config import MAX_BODY_BYTES, ServerConfig
+    from ..server.connection import ConnectionLimits
+
+    return ServerConfig(
+        served_model_names=settings.served_model_names,
+        api_keys=settings.api_keys,
+        metrics_open=settings.metrics_open,
+        host_names=settings.host_names,
+        cors_origins=settings.cors_origin,
+        separate_reasoning=settings.separate_reasoning,
+        keep_alive_s=settings.keep_alive_s,
+        limits=settings.request_limits(),
+        connections=ConnectionLimits(max_connections=settings.max_connections, head_s=settings.slow_client_s),
+        max_requests_per_minute=settings.max_requests_per_minute,
+        body_s=settings.slow_client_s,
+        max_body_bytes=settings.max_body_bytes or MAX_BODY_BYTES,
+    )
 
 
 def configure_logging(level: str) -> None:

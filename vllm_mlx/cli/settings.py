@@ -4,6 +4,7 @@ Knows what each layer wants to be told, and none of the layers' insides.
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from enum import StrEnum
@@ -14,10 +15,14 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from ..core.config import CacheReasoning, EngineConfig, SamplingDefaults
+from ..core.config import CacheReasoning, EngineConfig, MediaConfig, ReasoningStrings, SamplingDefaults, ToolGrammar
 from ..core.errors import ConfigError, InvalidParameter
+from ..core.limits import RequestLimits
 from ..core.request import SamplingParams
-from .memory import MemoryAmount, parse_memory
+from .banner import is_local
+from .keys import read_keys
+from .memory import MemoryAmount, parse_bytes, parse_memory
+from .per_prompt import max_per_prompt, parse_limit
 
 ENV_PREFIX = "VLLM_MLX_"
 DEMO_MODEL = "demo"
@@ -29,7 +34,9 @@ class Panel(StrEnum):
 
     MODEL = "Model"
     SERVER = "Server"
+    LIMITS = "Limits"
     ENGINE = "Engine and memory"
+    IMAGES = "Images"
     SAMPLING = "Sampling defaults"
 
 
@@ -52,9 +59,29 @@ def reason(error: OSError | UnicodeDecodeError) -> str:
     return (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
+def read_reasoning_strings(value: object) -> object:
+    """JSON of two texts, under vLLM's names or the older ones."""
+    if not isinstance(value, str):
+        return value
+    try:
+        given = json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    known = {"reasoning_start_str", "reasoning_end_str", "think_start_str", "think_end_str"}
+    if not isinstance(given, dict) or given.keys() - known:
+        raise ValueError("it takes an object of `reasoning_start_str` and `reasoning_end_str`")
+    start, end = (given.get(f"reasoning_{part}_str") or given.get(f"think_{part}_str") for part in ("start", "end"))
+    if not (isinstance(start, str) and start.strip() and isinstance(end, str) and end.strip()):
+        raise ValueError("it needs the texts `reasoning_start_str` and `reasoning_end_str`")
+    return ReasoningStrings(start, end)
+
+
 Several = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
 SeveralSecrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(split_commas)]
 Memory = Annotated[MemoryAmount | None, BeforeValidator(parse_memory)]
+ByteCount = Annotated[int, BeforeValidator(parse_bytes)]
+PerPrompt = Annotated[str, BeforeValidator(parse_limit)]
+Strings = Annotated[ReasoningStrings | None, NoDecode, BeforeValidator(read_reasoning_strings)]
 Template = Annotated[str | None, BeforeValidator(read_template)]
 
 
@@ -66,6 +93,14 @@ def engine_setting(panel: Panel, name: str, description: str) -> Any:
     """A setting whose default is the engine's own."""
     [default] = [field.default for field in dataclasses.fields(EngineConfig) if field.name == name]
     return setting(panel, default, description)
+
+
+def limit_setting(name: str, description: str) -> Any:
+    return setting(Panel.LIMITS, getattr(RequestLimits(), name), description)
+
+
+def media_setting(name: str, description: str) -> Any:
+    return setting(Panel.IMAGES, getattr(MediaConfig(), name), description)
 
 
 class Settings(BaseSettings):
@@ -81,6 +116,9 @@ class Settings(BaseSettings):
     trust_remote_code: bool = engine_setting(
         Panel.MODEL, "trust_remote_code", "Run Python code that comes with the checkpoint's tokenizer."
     )
+    text_only: bool = engine_setting(
+        Panel.MODEL, "text_only", "Load a vision checkpoint without its vision tower: less memory, no images."
+    )
     chat_template: Template = setting(
         Panel.MODEL, None, "Jinja chat template, as text or as a file, in place of the checkpoint's."
     )
@@ -89,6 +127,18 @@ class Settings(BaseSettings):
     )
     reasoning_parser: str = engine_setting(
         Panel.MODEL, "reasoning_parser", "Format of the model's reasoning. `auto` reads it off the chat template."
+    )
+    tool_grammar: ToolGrammar = engine_setting(
+        Panel.MODEL,
+        "tool_grammar",
+        "Which tool calls are held to their schema: those of strict tools (`auto`), all (`strict`), or none (`off`). "
+        "Calls that a request forces always are, unless `off`, which refuses to force any.",
+    )
+    reasoning_config: Strings = setting(
+        Panel.MODEL,
+        None,
+        'JSON, as `{"reasoning_start_str": "<think>", "reasoning_end_str": "That will do.</think>"}`: what begins a '
+        "thought, and what is written where its budget is spent. Default: the reasoning parser's tags.",
     )
     tool_call_parser: str = engine_setting(
         Panel.MODEL, "tool_call_parser", "Format of the model's tool calls. `auto` reads it off the chat template."
@@ -99,12 +149,62 @@ class Settings(BaseSettings):
     api_key: SeveralSecrets = setting(
         Panel.SERVER, (), "Key that clients must send, as `Authorization: Bearer` or `x-api-key`. Default: none asked."
     )
+    api_key_file: Path | None = setting(
+        Panel.SERVER, None, "File of such keys, one on each line; `#` begins a comment. Their holders share no cache."
+    )
+    metrics_open: bool = setting(Panel.SERVER, False, "Let `/metrics` be read without a key.")
+    insecure: bool = setting(
+        Panel.SERVER, False, "Listen beyond this machine without a key: whoever reaches the port may use the server."
+    )
+    allowed_host: Several = setting(
+        Panel.SERVER,
+        (),
+        "Name under which clients may address the server, beside its addresses, localhost and this machine's own; "
+        "`*` for any. Other names are refused, since a web page could point its own here.",
+    )
     cors_origin: Several = setting(
         Panel.SERVER, (), "Origin whose web pages may call the server; `*` for any. Default: none."
+    )
+    separate_reasoning: bool = setting(
+        Panel.SERVER,
+        True,
+        "Send reasoning apart from the content. Without it, chat completions that do not say carry it inline, tagged.",
+    )
+    keep_alive_s: float = setting(
+        Panel.SERVER, 10.0, "Seconds of silence after which a stream sends an event that keeps clients waiting.", gt=0
+    )
+    max_body: Memory = setting(
+        Panel.LIMITS, None, "Largest request body, images included: bytes (`64MiB`). Default: 256 MiB."
     )
     drain_s: float = setting(Panel.SERVER, 5.0, "Seconds that running replies get to finish after Ctrl-C.", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         Panel.SERVER, "info", "How much is logged. Prompts and replies never are."
+    )
+
+    max_queue: int = engine_setting(
+        Panel.LIMITS, "max_queue", "Sequences that may wait beyond those that run; more are told to try again later."
+    )
+    max_queue_s: float | None = engine_setting(
+        Panel.LIMITS, "max_queue_s", "Longest wait in line, in seconds. Default: as long as it takes."
+    )
+    max_request_s: float | None = engine_setting(
+        Panel.LIMITS, "max_request_s", "Longest time for a request and its reply, in seconds. Default: any."
+    )
+    watchdog_s: float = engine_setting(
+        Panel.LIMITS, "watchdog_s", "Seconds after which a step of the engine counts as hung, and `/health` says so."
+    )
+    max_requests_per_minute: int | None = setting(
+        Panel.LIMITS, None, "Requests a minute of one key, or of one address where no key is asked for. Default: any."
+    )
+    max_messages: int = limit_setting("max_messages", "Messages of one request.")
+    max_tools: int = limit_setting("max_tools", "Tools of one request.")
+    max_schema_bytes: int = limit_setting("max_schema_bytes", "Length of one JSON schema, of a tool or a reply.")
+    max_choices: int = limit_setting("max_choices", "Replies to one request: `n` for each of its prompts.")
+    max_connections: int = setting(Panel.LIMITS, 1000, "Connections held at once, idle ones too.")
+    slow_client_s: float = setting(
+        Panel.LIMITS,
+        30.0,
+        "Seconds for a request's headers to come, and for its body, which gets longer if it is long.",
     )
 
     max_model_len: int | None = setting(
@@ -125,6 +225,9 @@ class Settings(BaseSettings):
         Panel.ENGINE, "max_prefill_chunk", "Prompt tokens computed in one go while no reply is running."
     )
 
+    max_pixels: int = engine_setting(
+        Panel.ENGINE, "max_pixels", "Pixels of an image that a vision model sees; larger ones are scaled down."
+    )
     prefix_cache: bool = engine_setting(
         Panel.ENGINE, "prefix_cache", "Keep the state of prompts and replies: what begins alike is computed once."
     )
@@ -143,7 +246,38 @@ class Settings(BaseSettings):
         "cache_reasoning",
         "What stays cached of a reply that reasoned: what the next turn will contain (`auto`), all, or nothing.",
     )
+    cache_thinking_tokens: bool = setting(Panel.ENGINE, False, "Another name for `--cache-reasoning keep`.")
 
+    limit_mm_per_prompt: PerPrompt = setting(
+        Panel.IMAGES, f"image={MediaConfig().max_images}", "Images that one request may hold."
+    )
+    max_image_bytes: ByteCount = media_setting(
+        "max_image_bytes", "Largest image file, as it is sent or fetched, in bytes (`20MB`)."
+    )
+    max_image_pixels: int = media_setting(
+        "max_image_pixels", "Pixels of the largest image; a larger one is refused before it is decoded."
+    )
+    max_request_pixels: int = media_setting(
+        "max_request_pixels", "Pixels of all images of one request, and of all that are decoded at once."
+    )
+    media_timeout_s: float = media_setting("media_timeout_s", "Seconds for all that one request has to be fetched.")
+    max_media_redirects: int = media_setting("max_media_redirects", "Redirects that an address may go through.")
+    media_content_type: Several = media_setting(
+        "media_content_type", "Content type under which images are served on the web; `*` stands for anything."
+    )
+    allow_private_media: bool = media_setting(
+        "allow_private_media", "Fetch images from addresses that are not on the public internet, this machine's too."
+    )
+    media_root: str | None = media_setting(
+        "media_root", "Folder whose files requests may name as images. Default: no file may be named."
+    )
+    media_cache_bytes: ByteCount = media_setting(
+        "media_cache_bytes", "Bytes of decoded pictures kept for the turns to come (`256MB`); 0: none."
+    )
+
+    default_thinking_token_budget: int | None = setting(
+        Panel.SAMPLING, None, "Tokens that a thought may take where the request does not say. Default: no bound.", ge=0
+    )
     temperature: float | None = setting(
         Panel.SAMPLING, None, "0 always takes the likeliest token. These defaults apply where a request says nothing."
     )
@@ -167,17 +301,41 @@ class Settings(BaseSettings):
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        return tuple(key.get_secret_value() for key in self.api_key)
+        """Raises ConfigError."""
+        given = tuple(key.get_secret_value() for key in self.api_key)
+        return given if self.api_key_file is None else tuple(dict.fromkeys((*given, *read_keys(self.api_key_file))))
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        return self.allowed_host if is_local(self.host) else (self.host, *self.allowed_host)
+
+    @property
+    def max_body_bytes(self) -> int | None:
+        return _bytes(self.max_body)
 
     def engine_config(self) -> EngineConfig:
         """Raises ConfigError for a value the engine refuses."""
         same_name = {field.name for field in dataclasses.fields(EngineConfig)} & set(type(self).model_fields)
+        values = {name: getattr(self, name) for name in same_name}
+        if self.cache_thinking_tokens:
+            if self.cache_reasoning == "drop":
+                raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
+            values["cache_reasoning"] = "keep"
         return EngineConfig(
-            **{name: getattr(self, name) for name in same_name},
+            **values,
             memory_budget_bytes=_bytes(self.memory_budget),
             cache_memory_bytes=_bytes(self.cache_memory),
             defaults=self.sampling_defaults(),
+            media=self.media_config(),
         )
+
+    def request_limits(self) -> RequestLimits:
+        return RequestLimits(**{field.name: getattr(self, field.name) for field in dataclasses.fields(RequestLimits)})
+
+    def media_config(self) -> MediaConfig:
+        same_name = {field.name for field in dataclasses.fields(MediaConfig)} & set(type(self).model_fields)
+        max_images = max_per_prompt(self.limit_mm_per_prompt)
+        return MediaConfig(max_images=max_images, **{name: getattr(self, name) for name in same_name})
 
     def sampling_defaults(self) -> SamplingDefaults:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingDefaults)}

@@ -5,7 +5,9 @@ from typing import Literal, get_args
 
 from .errors import ConfigError
 
+MAX_IMAGE_PIXELS = 178_000_000  # beyond about this, Pillow refuses every image
 CacheReasoning = Literal["auto", "keep", "drop"]
+ToolGrammar = Literal["auto", "strict", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +22,50 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningStrings:
+    """What begins a thought, and what is written to end one whose budget is spent: a phrase may lead up to the tag."""
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """What of a request's images is taken, and where from."""
+
+    max_images: int = 100  # of one request
+    max_image_bytes: int = 20_000_000  # of one file, as it comes
+    max_image_pixels: int = 50_000_000  # of one image
+    max_request_pixels: int = 256_000_000  # of all images of one request, and of all that are decoded at once
+    media_timeout_s: float = 10.0  # for all that one request fetches
+    max_media_redirects: int = 3
+    media_content_type: tuple[str, ...] = ("image/*", "application/octet-stream", "binary/octet-stream")
+    media_root: str | None = None  # folder whose files may be named; None: no file may
+    allow_private_media: bool = False  # fetch from addresses that are not public, too
+    media_cache_bytes: int = 256_000_000  # decoded pictures kept for the next turn
+
+    def __post_init__(self) -> None:
+        for name in ("max_image_bytes", "max_image_pixels", "media_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+        for name in ("max_images", "max_media_redirects", "media_cache_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 0.")
+        if self.max_image_pixels > MAX_IMAGE_PIXELS:
+            raise ConfigError(f"--max-image-pixels must be at most {MAX_IMAGE_PIXELS}: no larger image is decoded.")
+        if self.max_request_pixels < self.max_image_pixels:
+            raise ConfigError("--max-request-pixels must be at least --max-image-pixels.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: str  # local folder or Hugging Face id
     max_num_seqs: int = 32  # sequences that prefill or decode at once; others wait
+    max_queue: int = 256  # sequences that may wait beyond those
+    max_queue_s: float | None = None  # longest wait in line; None: as long as it takes
+    max_request_s: float | None = None  # longest time for a request, from its place in line to its end
+    watchdog_s: float = 120.0  # a step that takes longer hangs
     max_model_len: int | None = None  # None: the checkpoint's, or what memory holds
     max_stall_ms: float = 200.0  # longest gap that a prefill may put between two tokens of a running reply
     max_prefill_chunk: int = 2048  # tokens of one chunk while nothing decodes
@@ -33,21 +75,36 @@ class EngineConfig:
     snapshot_every: int = 8192  # tokens between copies of state during a long prefill; 0: none
     cache_reasoning: CacheReasoning = "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
     enable_thinking: bool | None = None  # None: on
+    default_thinking_token_budget: int | None = None  # of requests that do not say; None: no bound
+    reasoning_config: ReasoningStrings | None = None  # None: the reasoning parser's tags
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
+    tool_grammar: ToolGrammar = "auto"  # which calls are held to their schema: those asked to be, all, none
     chat_template: str | None = None  # template text that replaces the checkpoint's
     trust_remote_code: bool = False
+    text_only: bool = False  # a vision checkpoint without its tower
+    max_pixels: int = 4 << 20  # of an image: larger ones are scaled down
     revision: str | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_stall_ms", "max_prefill_chunk"):
+        for name in ("max_num_seqs", "max_stall_ms", "watchdog_s", "max_prefill_chunk", "max_pixels"):
             if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+        if self.max_queue < 0:
+            raise ConfigError("--max-queue must be at least 0.")
+        for name in ("max_queue_s", "max_request_s"):
+            if (limit_s := getattr(self, name)) is not None and limit_s <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
         if self.snapshot_every < 0:
             raise ConfigError("--snapshot-every must be at least 0.")
         if self.cache_reasoning not in get_args(CacheReasoning):
             raise ConfigError(f"--cache-reasoning must be one of {', '.join(get_args(CacheReasoning))}.")
+        if self.default_thinking_token_budget is not None and self.default_thinking_token_budget < 0:
+            raise ConfigError("--default-thinking-token-budget must be at least 0.")
+        if self.tool_grammar not in get_args(ToolGrammar):
+            raise ConfigError(f"--tool-grammar must be one of {', '.join(get_args(ToolGrammar))}.")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError("--max-model-len must be at least 2: one prompt token and one of reply.")
 
@@ -61,4 +118,5 @@ class ModelInfo:
     max_model_len: int
     weights_bytes: int
     vocab_size: int
+    takes_images: bool = False
     created: int  # unix seconds of the load

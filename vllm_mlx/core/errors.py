@@ -6,13 +6,26 @@ VLLMMLXError
 ├── RequestError           the client's request; nothing was generated
 │   ├── InvalidParameter   a value outside its range
 │   ├── Unsupported        a field this server refuses to ignore
+│   ├── InvalidImage       an image that cannot be had or read, or is beyond a bound
 │   ├── ContextLengthExceeded
 │   ├── TemplateError      the chat template cannot take this conversation
 │   ├── ModelNotFound
+│   ├── TimeLimit          it took longer than the server lets a request take
 │   └── Overloaded         try again after `retry_after_s`
+│       └── TooManyRequests  this client, or all of them, ask for more than there is room for
 └── GenerationError        the generation failed on our side, alone
+    ├── Cancelled          somebody ended it who is not its client
     └── EngineDead         the engine thread has ended
 """
+
+import math
+
+_LONGEST_SHOWN = 80  # characters of a name that a client made up
+
+
+def shown(name: str) -> str:
+    """A name for a message: whole, unless it is no name at all."""
+    return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
 
 class VLLMMLXError(Exception):
@@ -51,6 +64,13 @@ class Unsupported(RequestError):
     code = "unsupported_parameter"
 
 
+class InvalidImage(RequestError):
+    code = "invalid_image"
+
+    def __init__(self, message: str):
+        super().__init__(message, param="messages")
+
+
 class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
@@ -80,8 +100,25 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class TooManyRequests(Overloaded):
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float):
+        # Some clients read the time from the text of a stream's error, where there are no headers.
+        super().__init__(f"{message} Please try again in {math.ceil(retry_after_s)}s.", retry_after_s=retry_after_s)
+
+
+class TimeLimit(RequestError):
+    code = "request_timeout"
+
+
 class GenerationError(VLLMMLXError):
     pass
+
+
+class Cancelled(GenerationError):
+    def __init__(self) -> None:
+        super().__init__("This request was cancelled on the server.")
 
 
 class EngineDead(GenerationError):

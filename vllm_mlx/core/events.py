@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .errors import VLLMMLXError
+from .receipt import CacheReceipt
 
 
 class FinishReason(StrEnum):
@@ -20,6 +21,7 @@ class Usage:
     completion_tokens: int = 0  # sampled tokens, the stop token included
     reasoning_tokens: int = 0
     clamped_max_tokens: int | None = None  # set when the context window cut the requested max_tokens
+    receipt: CacheReceipt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class TokenLogprob:
 class Started:
     prompt_tokens: int
     cached_tokens: int
+    receipt: CacheReceipt | None = None
 
 
 @dataclass(frozen=True, slots=True)

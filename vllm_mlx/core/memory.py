@@ -46,23 +46,31 @@ class RowFootprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """`total = weights + transients + what live rows may take`. Raises ConfigError when nothing is left for rows."""
+    """`total = weights + transients + pictures + what live rows and caches may take`.
+
+    Raises ConfigError when nothing is left for rows.
+    """
 
     total_bytes: int
     weights_bytes: int
-    transient_bytes: int  # activations of one prefill chunk, measured at load
+    transient_bytes: int  # activations of one prefill chunk, or of one image in the tower: measured at load
+    pictures_bytes: int = 0  # tensors of pictures shown lately
+    decoded_bytes: int = 0  # pixels of pictures decoded lately
 
     def __post_init__(self) -> None:
         if self.rows_bytes <= 0:
+            sees = bool(self.pictures_bytes)
             raise ConfigError(
-                f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk "
-                f"{_gb(self.transient_bytes)}, the budget is {_gb(self.total_bytes)}. Use a smaller or more strongly "
-                "quantised model, lower --max-prefill-chunk, or raise --memory-budget."
+                f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk"
+                f"{' or image' if sees else ''} {_gb(self.transient_bytes)}, the budget is {_gb(self.total_bytes)}. "
+                f"Use a smaller or more strongly quantised model, lower --max-prefill-chunk"
+                f"{' and --max-pixels' if sees else ''}, or raise --memory-budget."
             )
 
     @property
     def rows_bytes(self) -> int:
-        return self.total_bytes - self.weights_bytes - self.transient_bytes
+        kept_bytes = self.pictures_bytes + self.decoded_bytes
+        return self.total_bytes - self.weights_bytes - self.transient_bytes - kept_bytes
 
 
 def _gb(num_bytes: int) -> str:

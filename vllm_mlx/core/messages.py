@@ -1,8 +1,11 @@
 """Protocol-neutral conversation values. Two messages with equal content are equal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Literal
 
+_PIECE = 1 << 20
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -11,9 +14,27 @@ class TextPart:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImagePart:
-    source: str | bytes  # data: URI, URL or raw bytes
+    """`max_side`: shown so that it fits a square of so many pixels; None: as it is. `text`: what stands for it in a
+    rendered conversation, once that is known.
+
+    Has no slots, so that what is derived from a source of many megabytes is computed once.
+    """
+
+    source: str | bytes  # data: URI, URL, or the bytes of a file; once it was seen, a digest of what it shows
+    max_side: int | None = field(default=None, kw_only=True)
+    text: str = field(default="", kw_only=True)
+
+    @cached_property
+    def source_digest(self) -> bytes:
+        """In pieces, since making bytes of text holds the interpreter's lock, which the event loop wants back soon."""
+        source = self.source
+        digest = blake2b(digest_size=16, person=type(source).__name__.encode())
+        for start in range(0, len(source), _PIECE):
+            piece = source[start : start + _PIECE]
+            digest.update(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
+        return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +73,7 @@ class ToolSpec:
     description: str | None
     parameters: dict[str, Any] | None  # JSON schema
     strict: bool = False
+    param: str = field(default="parameters", compare=False)  # where the client gave them, for errors
 
     def to_openai(self) -> dict[str, Any]:
         """The dict that chat templates expect: `{"type": "function", "function": {...}}`."""

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .config import CacheReasoning
 from .errors import InvalidParameter
+from .guide import Guide
 from .messages import Message, ToolChoice, ToolSpec
 
 MAX_LOGPROBS = 20
@@ -37,6 +39,8 @@ class SamplingParams:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
+    guide: Guide | None = None  # what the reply has to look like
+    thinking_token_budget: int | None = None  # tokens of a thought, which is ended behind them; None or -1: no bound
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -59,11 +63,25 @@ class SamplingParams:
             raise InvalidParameter(f"`stop` takes at most {MAX_STOP_STRINGS} strings.", param="stop")
         if any(not text for text in self.stop):
             raise InvalidParameter("`stop` must not contain an empty string.", param="stop")
+        _check_budget(self.thinking_token_budget)
+        if self.guide is not None and self.ignore_eos:
+            raise InvalidParameter(
+                f"`ignore_eos` does not go with `{self.guide.param}`: a guided reply ends where it is complete.",
+                param="ignore_eos",
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter(
                 f"`min_tokens` ({self.min_tokens}) must not exceed `max_tokens` ({self.max_tokens}).",
                 param="min_tokens",
             )
+
+
+def _check_budget(budget: Any) -> None:
+    if budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and budget >= -1):
+        return
+    raise InvalidParameter(
+        "`thinking_token_budget` must be a non-negative integer or -1 for unlimited.", param="thinking_token_budget"
+    )
 
 
 def _check_range(
@@ -94,8 +112,10 @@ class Request:
     max_tool_calls: int | None = None  # 1: the reply ends after its first tool call
     sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: Literal["auto", "on", "off"] = "auto"
+    thinking_limit: int | None = None  # as sampling's budget, but a model without thoughts keeps it by itself
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # text completion: the prompt's text comes first in the reply
+    cache_reasoning: CacheReasoning | None = None  # None: the engine's setting
     cache_salt: str = ""  # requests with different salts never share cached state

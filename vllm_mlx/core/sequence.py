@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from .constraint import Constraint
 from .events import FinishReason
 
 _GREEDY_TEMPERATURE = 1e-5  # below, dividing logits by it overflows before it changes a draw
@@ -17,7 +18,8 @@ class MediaItem:
     digest: bytes  # of the processed tensors, grid and processor settings
     offset: int
     length: int
-    inputs: Mapping[str, Any]  # numpy arrays
+    inputs: Mapping[str, Any]  # numpy arrays, as the tower takes them
+    grid: tuple[int, int, int] | None = None  # (t, h, w) in tokens, for families that lay images out
 
     @property
     def end(self) -> int:
@@ -79,12 +81,15 @@ class Sequence:
     max_tokens: int
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence ids included, unless ignored
+    constraint: Constraint | None = None
     cache_salt: str = ""
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
+    num_stored_tokens: int = 0  # prompt tokens that the prefix cache held, resumable or not
+    scheduled_s: float | None = None  # when it first had a place, by the scheduler's clock
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended it

@@ -99,11 +99,28 @@ class SequenceUpdate:
     tokens: tuple[TokenOutput, ...] = ()
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_stored_tokens: int = 0
     cache_hit_kind: str = "miss"
+    scheduled_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: VLLMMLXError | None = None
 
+    @classmethod
+    def of(cls, seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> "SequenceUpdate":
+        """How far it is."""
+        return cls(
+            seq_id=seq.seq_id,
+            tokens=tokens,
+            num_computed_tokens=seq.num_computed_tokens,
+            num_cached_tokens=seq.num_cached_tokens,
+            num_stored_tokens=seq.num_stored_tokens,
+            cache_hit_kind=seq.cache_hit_kind,
+            scheduled_s=seq.scheduled_s,
+            finish_reason=seq.finish_reason,
+            stop_token_id=seq.stop_token_id,
+        )
+
     def followed_by(self, later: "SequenceUpdate") -> "SequenceUpdate":
         """Both as one."""
-        return replace(later, tokens=(*self.tokens, *later.tokens))
+        return replace(later, tokens=(*self.tokens, *later.tokens), error=later.error or self.error)

@@ -4,31 +4,43 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from prometheus_client.core import Metric
+
 from ..cache.stats import Entry
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, VLLMMLXError
 from ..core.memory import MemoryBudget
+from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
+from ..processing.images.loader import ImageLoader
+from ..processing.images.local import MediaRoot
 from ..processing.processor import Prepared, Processor
 from ..processing.reply import Reply
 from ..processing.tokenizer import Tokenizer
+from ..processing.vision import VisionProcessor
 from ..runner.loader import Checkpoint, find_checkpoint
 from .engine import Engine
+from .facts import build_fields, model_fields
 from .generation import Choice, Generation
+from .line import Line
+from .metrics import Figures, metric_families
+from .reports import Reports
 from .stats import ReplyStats, Totals
 from .status import status_fields
 from .thread import EngineThread
+from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+_HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _STOP_S = 10.0  # a step that is under way may finish
 _TOKENIZER_THREADS = 2  # long prompts are rendered and tokenised off the event loop
 
@@ -39,33 +51,57 @@ class AsyncEngine:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         """Loads everything, here and on the engine thread; returns when requests can come. Raises ConfigError."""
         self._config = config
+        media_root = MediaRoot(config.media.media_root)
         tokenizer = Tokenizer.load(
             checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
         )
-        self._thread = EngineThread(lambda: Engine.load(config, checkpoint), self._deliver, self._engine_died)
+        vision = _vision(config, checkpoint, tokenizer)
+        probe = None if vision is None else vision.probe()
+        self._thread = EngineThread(lambda: Engine.load(config, checkpoint, probe), self._deliver, self._engine_died)
         self.facts = self._thread.start()
+        if vision is not None:
+            vision.keep_bytes = self.memory.pictures_bytes
         self._processor = Processor(
             tokenizer,
             config,
             checkpoint.path,
             max_model_len=self.info.max_model_len,
             vocab_size=self.info.vocab_size,
+            vision=vision,
         )
+        self._images = None
+        if self._processor.takes_images:
+            media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
+            self._images = ImageLoader(media, media_root)
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="prompt")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id
-        self._totals = Totals(started_s=time.monotonic())
+        self._totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
+        self._reports = Reports(self._thread.inspect)
+        self._build = build_fields()
+        self._model_facts = model_fields(config, self.facts, self._processor)
+        self._watchdog = Watchdog(
+            limit_s=config.watchdog_s,
+            step_started_s=lambda: self._thread.step_started_s,
+            thread_id=lambda: self._thread.ident,
+        )
+        self._line = Line(config, self._open_generations)
         self._seq_ids = itertools.count()
         self._closing = False
 
     @classmethod
     def start(cls, config: EngineConfig) -> "AsyncEngine":
         """Find the checkpoint, downloading it if need be, and load it. Raises ConfigError."""
-        return cls(config, find_checkpoint(config.model, config.revision))
+        return cls(config, find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code))
 
     @property
     def info(self) -> ModelInfo:
         return self.facts.info
+
+    @property
+    def model_facts(self) -> Mapping[str, Any]:
+        """As /v1/status has them."""
+        return self._model_facts
 
     @property
     def memory(self) -> MemoryBudget:
@@ -77,55 +113,88 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        return self._thread.error is None
+        return self.error() is None
+
+    @property
+    def is_dead(self) -> bool:
+        """For good: the process has to be started anew."""
+        return self._thread.error is not None
 
     def error(self) -> str | None:
-        return None if self._thread.error is None else self._thread.error.message
+        """What keeps requests from being served: the thread has ended, or hangs in a step."""
+        return self._watchdog.error() if self._thread.error is None else self._thread.error.message
 
     async def submit(self, request: Request) -> Generation:
         """Render, check and queue a request.
 
-        Raises RequestError before anything is generated, EngineDead if nothing can be, Overloaded while closing.
+        Raises RequestError before anything is generated, EngineDead if nothing can be, Overloaded while closing
+        and where the line is full.
         """
         self._check_open()
+        arrived_s = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        prepared = await self._loop.run_in_executor(self._pool, self._processor.prepare, request)
+        with self._line.preparing(request.sampling.n):
+            prepared = await self._prepare(request)
         self._check_open()
         seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
-        choices = {seq.seq_id: self._choice(prepared, seq, index) for index, seq in enumerate(seqs)}
+        choices = {seq.seq_id: self._choice(prepared, seq, index, arrived_s) for index, seq in enumerate(seqs)}
         generation = Generation(
             request.request_id,
             len(prepared.prompt.token_ids),
             choices,
+            prompt_change=None if prepared.compared is None else prepared.compared.change,
             abort=self._thread.abort,
             closed=self._forget,
         )
         for seq in seqs:
             self._generations[seq.seq_id] = generation
         self._thread.add(seqs)
+        self._line.watch(generation)
         return generation
 
     async def count_tokens(self, request: Request) -> int:
         """Tokens of the prompt that `submit` would run, however long it is. Raises RequestError."""
-        loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(self._pool, self._processor.prepare, request)
+            prepared = await self._prepare(request)
         except ContextLengthExceeded as error:
             return error.num_prompt_tokens
         return len(prepared.prompt.token_ids)
 
     async def status(self) -> dict[str, Any]:
-        """How things stand, in the words of docs/api.md. Waits for the step under way. Raises EngineDead."""
+        """How things stand, in the words of docs/api.md. Does not wait for a long step. Raises EngineDead."""
         self._raise_if_dead()
-        report = await asyncio.wrap_future(self._thread.inspect(Engine.report))
+        report, age_s = await self._reports.latest()
         return status_fields(
             info=self.info,
+            build=self._build,
+            facts=self._model_facts,
             memory=self.memory,
             report=report,
+            report_age_s=age_s,
             totals=self._totals,
+            num_refused=self._line.num_refused,
             replies=[reply for generation in self._open_generations() for reply in generation.replies],
             now=time.monotonic(),
         )
+
+    async def metrics(self) -> Iterable[Metric]:
+        """The same figures, as Prometheus reads them. Raises EngineDead."""
+        self._raise_if_dead()
+        report, _ = await self._reports.latest()
+        return metric_families(
+            Figures(
+                model=self.info.model,
+                build=self._build,
+                memory=self.memory,
+                report=report,
+                totals=self._totals,
+                now=time.monotonic(),
+            )
+        )
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request, or one of its replies, with Cancelled. False if no such one is under way."""
+        return any(generation.cancel(request_id) for generation in self._open_generations())
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
@@ -141,11 +210,13 @@ class AsyncEngine:
         """Refuse new requests, give running ones `drain_s` to finish, then fail what is left and end the thread."""
         self._closing = True
         deadline = asyncio.get_running_loop().time() + drain_s
-        while self._generations and self.is_healthy and asyncio.get_running_loop().time() < deadline:
+        while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
         self._pool.shutdown(wait=False)
+        if self._images is not None:
+            await self._images.close()
 
     async def num_rows(self) -> int:
         """Rows that hold state on the device right now."""
@@ -157,8 +228,19 @@ class AsyncEngine:
 
     def _check_open(self) -> None:
         self._raise_if_dead()
+        if (hangs := self._watchdog.error()) is not None:
+            raise Overloaded(hangs, retry_after_s=_HANGING_RETRY_S)
         if self._closing:
             raise Overloaded("The server is shutting down.", retry_after_s=5)
+
+    async def _prepare(self, request: Request) -> Prepared:
+        """A text model refuses images before any is fetched."""
+        loop = asyncio.get_running_loop()
+        images = self._processor.images_of(request)
+        if self._images is None or not images:
+            return await loop.run_in_executor(self._pool, self._processor.prepare, request)
+        async with self._images.pictures(images, salt=request.cache_salt) as pictures:
+            return await loop.run_in_executor(self._pool, self._processor.prepare, request, pictures)
 
     def _sequence(self, prepared: Prepared, index: int) -> Sequence:
         sampling = prepared.sampling
@@ -169,28 +251,43 @@ class AsyncEngine:
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
+            constraint=prepared.constraint,
             cache_salt=prepared.request.cache_salt,
         )
 
-    def _choice(self, prepared: Prepared, seq: Sequence, index: int) -> Choice:
+    def _choice(self, prepared: Prepared, seq: Sequence, index: int, arrived_s: float) -> Choice:
         request_id = prepared.request.request_id
         stats = ReplyStats(
             request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
             prompt_tokens=seq.num_prompt_tokens,
             max_tokens=seq.max_tokens,
-            arrived_s=time.monotonic(),
+            arrived_s=arrived_s,
+            queued_s=time.monotonic(),
+            expectation=self._expectation(prepared),
         )
         return Choice(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
+
+    def _expectation(self, prepared: Prepared) -> Expectation:
+        if prepared.compared is None or not self._model_facts["prefix_cache"]:
+            return Expectation()
+        return prepared.compared.expectation
 
     def _reply_ended(self, prepared: Prepared, choice: Choice) -> None:
         """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait."""
         reply = choice.reply
-        self._processor.remember(prepared, reply)
+        try:
+            self._processor.remember(prepared, reply)
+        except Exception:  # whatever it is, the reply is whole: the next turn goes without
+            logger.exception("A reply could not be remembered")
         if self._config.prefix_cache and not self._closing:  # the pool takes no work once shut down
             self._pool.submit(self._trim_cache, prepared, choice.seq, reply)
 
     def _trim_cache(self, prepared: Prepared, seq: Sequence, reply: Reply) -> None:
-        kept = self._processor.kept_tokens(prepared, reply)
+        try:
+            kept = self._processor.kept_tokens(prepared, reply)
+        except Exception:  # whatever it is, all of the reply stays
+            logger.exception("What stays cached of a reply could not be told")
+            return
         self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
 
     def _open_generations(self) -> list[Generation]:
@@ -199,7 +296,10 @@ class AsyncEngine:
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
             self._generations.pop(seq_id, None)
+        self._line.left(generation)
         self._totals.requests += 1
+        for reply in generation.all_replies:
+            self._totals.end(reply)
 
     # -- called on the engine thread
 
@@ -229,3 +329,15 @@ class AsyncEngine:
     def _fail_all(self, error: VLLMMLXError) -> None:
         for generation in self._open_generations():
             generation.put(error)
+
+
+def _vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
+    if config.text_only or not checkpoint.has_tower:
+        return None
+    return VisionProcessor.load(
+        checkpoint.path,
+        checkpoint.config,
+        tokenizer,
+        max_pixels=config.max_pixels,
+        trust_remote_code=config.trust_remote_code,
+    )

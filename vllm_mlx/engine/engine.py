@@ -4,7 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from ..cache.segment import ResumeRule
 from ..cache.stats import Entry
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
@@ -12,19 +14,26 @@ from ..core.errors import ConfigError, GenerationError
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
-from ..runner.calibrate import Calibration, calibrate
+from ..processing.vision import VisionProbe
+from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.device import apply_limits, device_memory, device_usage
-from ..runner.loader import Checkpoint, load_weights, weights_bytes
-from ..runner.model import TextModel
+from ..runner.family_check import check_family
+from ..runner.loader import Checkpoint, load_model, weights_bytes
+from ..runner.model import Model
+from ..runner.multimodal import MultimodalModel
 from ..runner.runner import Runner
+from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.pacing import PrefillPacer
 from ..scheduler.prefix import PrefixCache
 from ..scheduler.scheduler import Scheduler
-from .report import EngineReport
+from .report import EngineReport, MediaReport
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+_MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
+_PICTURES_SHARE = 64  # of all memory, for tensors of pictures shown lately, and for their pixels
+_MAX_PICTURES_BYTES = 512 << 20
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
@@ -36,6 +45,7 @@ class EngineFacts:
     memory: MemoryBudget
     footprint: RowFootprint
     calibration: Calibration
+    resume_rule: ResumeRule | None = None  # None: state cannot be copied
 
 
 class Engine:
@@ -47,8 +57,11 @@ class Engine:
         self.num_steps = 0
 
     @classmethod
-    def load(cls, config: EngineConfig, checkpoint: Checkpoint) -> "Engine":
-        """Load weights, measure, and size everything to the memory there is. Raises ConfigError."""
+    def load(cls, config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> "Engine":
+        """Load weights, measure, and size everything to the memory there is. Raises ConfigError.
+
+        A model that takes images is tried with `probe`; without one, it takes none.
+        """
         total = config.memory_budget_bytes or device_memory().default_budget_bytes
         if checkpoint.file_bytes > total:
             raise ConfigError(
@@ -57,12 +70,19 @@ class Engine:
                 "--memory-budget."
             )
         apply_limits(total)
-        model = TextModel(load_weights(checkpoint, trust_remote_code=config.trust_remote_code))
+        model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
         calibration = calibrate(model)
+        images = None
+        if probe is not None and isinstance(model, MultimodalModel):
+            check_family(model, probe.prompt, probe.inputs)
+            images = calibrate_images(model, probe.sizes, probe.max_image_tokens)
+        tower_bytes = 0 if images is None else images.tower_bytes
         memory = MemoryBudget(
             total_bytes=total,
             weights_bytes=weights_bytes(model.module),
-            transient_bytes=int(calibration.chunk_bytes_per_token * config.max_prefill_chunk),
+            transient_bytes=int(max(calibration.chunk_bytes_per_token * config.max_prefill_chunk, tower_bytes)),
+            pictures_bytes=0 if images is None else min(_MAX_PICTURES_BYTES, total // _PICTURES_SHARE),
+            decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _PICTURES_SHARE),
         )
         info = ModelInfo(
             model=config.model,
@@ -70,6 +90,7 @@ class Engine:
             max_model_len=_model_len(config, checkpoint, memory, model.footprint),
             weights_bytes=memory.weights_bytes,
             vocab_size=model.vocab_size,
+            takes_images=images is not None,
             created=int(time.time()),
         )
         pacer = PrefillPacer(
@@ -78,15 +99,11 @@ class Engine:
             tokens_per_s=calibration.tokens_per_s,
             overhead_s=calibration.overhead_s,
         )
-        scheduler = Scheduler(
-            config,
-            memory=memory,
-            footprint=model.footprint,
-            pacer=pacer,
-            can_batch=model.can_batch,
-            prefix_cache=_prefix_cache(config, checkpoint, model, memory, calibration),
+        cache = _prefix_cache(config, checkpoint, model, memory, calibration)
+        scheduler = make_scheduler(config, model, memory, pacer, cache, images)
+        facts = EngineFacts(
+            info=info, memory=memory, footprint=model.footprint, calibration=calibration, resume_rule=model.resume_rule
         )
-        facts = EngineFacts(info=info, memory=memory, footprint=model.footprint, calibration=calibration)
         return cls(scheduler, Runner(model), facts)
 
     @property
@@ -108,8 +125,10 @@ class Engine:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
 
     def clear_cache(self) -> int:
-        """Returns the bytes freed."""
-        return 0 if self.cache_tree is None else self.cache_tree.clear()
+        """Of prompts, replies and images. Returns the bytes freed."""
+        media = self._runner.media
+        freed = 0 if media is None else media.clear()
+        return freed + (0 if self.cache_tree is None else self.cache_tree.clear())
 
     def live_bytes(self) -> int:
         return self._runner.live_bytes()
@@ -137,6 +156,20 @@ class Engine:
             device=device_usage(),
             cache=None if cache is None else cache.tree.stats,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
+            media=self._media_report(),
+        )
+
+    def _media_report(self) -> MediaReport | None:
+        media = self._runner.media
+        if media is None or not self.facts.info.takes_images:
+            return None
+        return MediaReport(
+            num_images=len(media),
+            num_encoded=media.num_encoded,
+            longest_encode_s=media.longest_encode_s,
+            num_evictions=media.num_evictions,
+            used_bytes=media.used_bytes,
+            max_bytes=media.max_bytes,
         )
 
     def step(self, deliver: Deliver) -> None:
@@ -163,10 +196,37 @@ class Engine:
             deliver([SequenceUpdate(seq_id=seq_id, error=failure) for seq_id in self._scheduler.abort_all()])
 
 
+def make_scheduler(
+    config: EngineConfig,
+    model: Model,
+    memory: MemoryBudget,
+    pacer: PrefillPacer,
+    cache: PrefixCache | None,
+    images: ImageCost | None = None,
+) -> Scheduler:
+    parts: dict[str, Any] = {
+        "memory": memory,
+        "footprint": model.footprint,
+        "pacer": pacer,
+        "can_batch": model.can_batch,
+        "prefix_cache": cache,
+    }
+    if not isinstance(model, MultimodalModel):
+        return Scheduler(config, **parts)
+    return MLLMScheduler(
+        config,
+        **parts,
+        media=model.media,
+        max_media_bytes=memory.rows_bytes // _MEDIA_SHARE,
+        media_bytes_per_token=0 if images is None else images.feature_bytes_per_token,
+        whole_images=model.whole_images,
+    )
+
+
 def _prefix_cache(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    model: TextModel,
+    model: Model,
     memory: MemoryBudget,
     calibration: Calibration,
 ) -> PrefixCache | None:

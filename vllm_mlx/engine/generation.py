@@ -3,16 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 
-from ..core.errors import VLLMMLXError
+from ..core.errors import Cancelled, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
+from ..core.prompt_change import PromptChange
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..processing.output import OutputProcessor
 from ..processing.reply import Reply
-from .stats import ReplyStats
+from .stats import Outcome, ReplyStats
 
+_OUTCOMES: dict[FinishReason, Outcome] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ABORT: "aborted",
+}
 IndexedEvent = tuple[int, GenerationEvent]
 
 
@@ -41,10 +50,10 @@ class Choice:
         events: list[GenerationEvent] = []
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.num_cached_tokens
-            events.append(Started(self._num_prompt_tokens, update.num_cached_tokens))
+            events.append(Started(self._num_prompt_tokens, update.num_cached_tokens, self.stats.receipt))
         if update.tokens:
             events += self._output.feed(update.tokens)
-        elif update.num_computed_tokens < self._num_prompt_tokens:
+        elif self._num_cached_tokens < update.num_computed_tokens < self._num_prompt_tokens:
             events.append(PromptProgress(update.num_computed_tokens, self._num_prompt_tokens))
         if self._output.stopped:
             return events + self._finish(FinishReason.STOP, None)
@@ -59,11 +68,16 @@ class Choice:
     def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:
         self.is_open = False
         events = self._output.finish(reason, stop_token_id, cached_tokens=self._num_cached_tokens or 0)
+        *deltas, finished = events
+        assert isinstance(finished, Finished), "a reply ends with it"
+        self.stats.end(_OUTCOMES[finished.reason], monotonic())
+        finished = replace(finished, usage=replace(finished.usage, receipt=self.stats.receipt))
         self._ended(self)
-        return events
+        return [*deltas, finished]
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
         self.is_open = False
+        self.stats.end("cancelled" if isinstance(error, Cancelled) else "failed", monotonic())
         return [Failed(error)]
 
 
@@ -76,11 +90,13 @@ class Generation:
         num_prompt_tokens: int,
         choices: Mapping[int, Choice],
         *,
+        prompt_change: PromptChange | None = None,
         abort: Callable[[Items[int]], None],
         closed: Callable[["Generation"], None],
     ):
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.prompt_change = prompt_change
         self.seq_ids = tuple(choices)
         self._choices = choices
         self._abort = abort
@@ -93,8 +109,21 @@ class Generation:
         """Those under way."""
         return [choice.stats for choice in self._choices.values() if choice.is_open]
 
+    @property
+    def all_replies(self) -> list[ReplyStats]:
+        return [choice.stats for choice in self._choices.values()]
+
     def stats(self, seq_id: int) -> ReplyStats:
         return self._choices[seq_id].stats
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends all replies, or the one of this id, with Cancelled. False if none of them is under way."""
+        names = {seq_id: (self.request_id, choice.stats.request_id) for seq_id, choice in self._choices.items()}
+        ending = [seq_id for seq_id in names if self._choices[seq_id].is_open and request_id in names[seq_id]]
+        self._abort(ending)
+        for seq_id in ending:
+            self.put(SequenceUpdate(seq_id=seq_id, error=Cancelled()))
+        return bool(ending)
 
     async def __aenter__(self) -> "Generation":
         return self
@@ -105,6 +134,7 @@ class Generation:
         self._abort([seq_id for seq_id, choice in self._choices.items() if choice.is_open])
         for choice in self._choices.values():
             choice.is_open = False
+            choice.stats.end("aborted", monotonic())
         self._closed(self)
 
     async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
@@ -128,6 +158,7 @@ class Generation:
     def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
         if isinstance(item, VLLMMLXError):
             open_choices = [choice for choice in self._choices.values() if choice.is_open]
+            self._abort([choice.seq.seq_id for choice in open_choices])
             return [(choice.index, event) for choice in open_choices for event in choice.fail(item)]
         choice = self._choices[item.seq_id]
         events = choice.take(item)

@@ -7,6 +7,18 @@ from ..runner.device import DeviceUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaReport:
+    """What is kept of encoded images."""
+
+    num_images: int
+    num_encoded: int  # runs of the vision tower
+    longest_encode_s: float
+    num_evictions: int
+    used_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """Of one moment between two steps."""
 
@@ -18,3 +30,4 @@ class EngineReport:
     device: DeviceUsage
     cache: TreeStats | None  # None: the prefix cache is off
     num_skipped_captures: int  # state not kept for want of memory
+    media: MediaReport | None = None  # None: the model takes no images

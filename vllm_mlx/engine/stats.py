@@ -1,26 +1,39 @@
-"""What the engine's front counts on the event loop: one request's progress, totals, and rates over a sliding window."""
+"""What the engine's front counts on the event loop: one reply's progress, and totals. Asks nobody."""
 
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..core.receipt import CacheReceipt, Expectation, Shortfall
 from ..core.step import SequenceUpdate
+from .windows import Histogram, Samples, TokenRate
 
-RATE_WINDOW_S = 10.0
+# The buckets of vLLM's histograms of the same names, so that its dashboards fit.
+TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 Phase = Literal["queued", "prefill", "generation"]
+Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplyStats:
-    """One reply under way. Times are of the event loop's clock, in seconds."""
+    """One reply under way. Times are of the monotonic clock, in seconds."""
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
-    arrived_s: float
+    arrived_s: float  # before its prompt was made
+    queued_s: float  # handed to the engine
+    scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    ended_s: float | None = None
+    outcome: Outcome | None = None  # None: under way
+    expectation: Expectation = field(default_factory=Expectation)
+    receipt: CacheReceipt | None = None  # None: not looked up yet
     computed_tokens: int = 0  # of the prompt, those from the cache included
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -30,7 +43,14 @@ class ReplyStats:
         """Returns the prompt tokens that were computed since the last update."""
         if self.cache_hit_type is None:
             self.cache_hit_type = update.cache_hit_kind
+            self.scheduled_s = update.scheduled_s
             self.cached_tokens = self.computed_tokens = update.num_cached_tokens
+            self.receipt = CacheReceipt(
+                prompt_tokens=self.prompt_tokens,
+                cached_tokens=update.num_cached_tokens,
+                stored_tokens=update.num_stored_tokens,
+                expectation=self.expectation,
+            )
         computed = min(self.prompt_tokens, max(self.computed_tokens, update.num_computed_tokens))
         if update.tokens:
             computed = self.prompt_tokens
@@ -40,11 +60,21 @@ class ReplyStats:
         new, self.computed_tokens = computed - self.computed_tokens, computed
         return new
 
+    def end(self, outcome: Outcome, now: float) -> None:
+        """The first call counts."""
+        if self.outcome is None:
+            self.outcome, self.ended_s = outcome, now
+
     @property
     def phase(self) -> Phase:
         if self.first_token_s is not None:
             return "generation"
         return "queued" if self.cache_hit_type is None else "prefill"
+
+    @property
+    def queue_s(self) -> float | None:
+        """Waiting for a place, once it had one."""
+        return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
     def to_dict(self, now: float) -> dict[str, Any]:
         """The fields that monitors read for each request."""
@@ -54,7 +84,9 @@ class ReplyStats:
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,
             "elapsed_s": round(now - self.arrived_s, 3),
+            "queue_s": round(now - self.queued_s if self.queue_s is None else self.queue_s, 4),
             "prompt_tokens": self.prompt_tokens,
+            "computed_tokens": self.computed_tokens,
             "completion_tokens": self.completion_tokens,
             "max_tokens": self.max_tokens,
             "progress": round(self._progress(), 4),
@@ -62,6 +94,8 @@ class ReplyStats:
             "ttft_s": None if self.first_token_s is None else round(self.first_token_s - self.arrived_s, 4),
             "cache_hit_type": self.cache_hit_type or "miss",
             "cached_tokens": self.cached_tokens,
+            "expected_tokens": 0 if self.receipt is None else self.receipt.expected_tokens,
+            "why_not_cached": None if self.receipt is None else self.receipt.why,
         }
 
     def _progress(self) -> float:
@@ -71,49 +105,92 @@ class ReplyStats:
         return self.computed_tokens / self.prompt_tokens
 
 
-class TokenRate:
-    """Tokens per second over the last RATE_WINDOW_S."""
+@dataclass(slots=True)
+class Latency:
+    """One kind of waiting: its last minute, and its histogram."""
 
-    def __init__(self, started_s: float):
-        self._started_s = started_s
-        self._marks: deque[tuple[float, int]] = deque()
-        self._num_tokens = 0
+    histogram: Histogram
+    samples: Samples = field(default_factory=Samples)
 
-    def add(self, num_tokens: int, now: float) -> None:
-        if num_tokens:
-            self._marks.append((now, num_tokens))
-            self._num_tokens += num_tokens
-        self._forget(now)
-
-    def per_second(self, now: float) -> float:
-        self._forget(now)
-        return self._num_tokens / max(1e-3, min(RATE_WINDOW_S, now - self._started_s))
-
-    def _forget(self, now: float) -> None:
-        while self._marks and self._marks[0][0] < now - RATE_WINDOW_S:
-            self._num_tokens -= self._marks.popleft()[1]
+    def add(self, seconds: float, now: float) -> None:
+        self.histogram.add(seconds)
+        self.samples.add(seconds, now)
 
 
 @dataclass(slots=True, kw_only=True)
-class Totals:
-    started_s: float
-    requests: int = 0  # that ended, whichever way
-    prompt_tokens: int = 0  # cached ones included
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_rate: TokenRate = field(init=False)  # of computed tokens
-    completion_rate: TokenRate = field(init=False)
+class Stalls:
+    """Gaps between two tokens of one reply that were longer than the server means them to be."""
 
-    def __post_init__(self) -> None:
-        self.prompt_rate = TokenRate(self.started_s)
-        self.completion_rate = TokenRate(self.started_s)
+    threshold_s: float
+    num: int = 0
+    longest_s: float = 0.0
+
+    def add(self, gap_s: float) -> None:
+        if gap_s > self.threshold_s:
+            self.num += 1
+            self.longest_s = max(self.longest_s, gap_s)
+
+
+class Totals:
+    """Of all replies since the start, text and images alike."""
+
+    def __init__(self, *, started_s: float, stall_threshold_s: float):
+        self.started_s = started_s
+        self.requests = 0  # that ended, whichever way
+        self.outcomes: Counter[Outcome] = Counter()  # of replies that ended
+        self.shortfalls: Counter[Shortfall] = Counter()  # replies less cached than expected
+        self.prompt_tokens = 0  # cached ones included
+        self.cached_tokens = 0
+        self.computed_tokens = 0  # of prompts
+        self.completion_tokens = 0
+        self.prompt_rate = TokenRate(started_s)  # of computed tokens
+        self.completion_rate = TokenRate(started_s)
+        self.stalls = Stalls(threshold_s=stall_threshold_s)
+        self.ttft = Latency(Histogram(TTFT_S))
+        self.gap = Latency(Histogram(GAP_S))  # between two tokens of a reply
+        self.e2e, self.queue, self.prefill, self.decode = (Latency(Histogram(REQUEST_S)) for _ in range(4))
+        self.prompt_sizes, self.reply_sizes = Histogram(TOKENS), Histogram(TOKENS)
 
     def take(self, stats: ReplyStats, update: SequenceUpdate, now: float) -> None:
-        was_known = stats.cache_hit_type is not None
+        """Called for each token of each row: keep it short."""
+        if update.error is not None:
+            return
+        was_known, last_token_s = stats.cache_hit_type is not None, stats.last_token_s
         computed = stats.take(update, now)
         if not was_known:
-            self.prompt_tokens += stats.prompt_tokens
-            self.cached_tokens += stats.cached_tokens
-        self.completion_tokens += len(update.tokens)
-        self.prompt_rate.add(computed, now)
-        self.completion_rate.add(len(update.tokens), now)
+            self._scheduled(stats, now)
+        if computed:
+            self.computed_tokens += computed
+            self.prompt_rate.add(computed, now)
+        if num_tokens := len(update.tokens):
+            self.completion_tokens += num_tokens
+            self.completion_rate.add(num_tokens, now)
+            if last_token_s is None:
+                self._first_token(stats, now)
+            else:
+                self.gap.add(now - last_token_s, now)
+                self.stalls.add(now - last_token_s)
+
+    def end(self, stats: ReplyStats) -> None:
+        """A reply that ended, by itself or otherwise."""
+        assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
+        self.outcomes[stats.outcome] += 1
+        if stats.outcome in ("stop", "length", "tool_calls"):
+            self.e2e.add(stats.ended_s - stats.arrived_s, stats.ended_s)
+            self.prompt_sizes.add(stats.prompt_tokens)
+            self.reply_sizes.add(stats.completion_tokens)
+            if stats.first_token_s is not None:
+                self.decode.add(stats.ended_s - stats.first_token_s, stats.ended_s)
+
+    def _scheduled(self, stats: ReplyStats, now: float) -> None:
+        self.prompt_tokens += stats.prompt_tokens
+        self.cached_tokens += stats.cached_tokens
+        if stats.receipt is not None and stats.receipt.shortfall is not None:
+            self.shortfalls[stats.receipt.shortfall] += 1
+        if stats.queue_s is not None:
+            self.queue.add(stats.queue_s, now)
+
+    def _first_token(self, stats: ReplyStats, now: float) -> None:
+        self.ttft.add(now - stats.arrived_s, now)
+        if stats.scheduled_s is not None:
+            self.prefill.add(max(0.0, now - stats.scheduled_s), now)

@@ -1,12 +1,14 @@
 """Puts the figures of the engine and of its front into the words that monitors of such servers read."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 from ..core.config import ModelInfo
 from ..core.memory import MemoryBudget
+from ..core.receipt import Shortfall
 from .report import EngineReport
-from .stats import ReplyStats, Totals
+from .stats import Outcome, ReplyStats, Totals
+from .windows import RATE_WINDOW_S, SAMPLE_WINDOW_S
 
 _GB = 1e9
 _MB = 1e6
@@ -15,10 +17,14 @@ _MB = 1e6
 def status_fields(
     *,
     info: ModelInfo,
+    build: Mapping[str, str],
+    facts: Mapping[str, Any],
     memory: MemoryBudget,
     report: EngineReport,
+    report_age_s: float,
     totals: Totals,
     replies: Iterable[ReplyStats],
+    num_refused: int = 0,
     now: float,
 ) -> dict[str, Any]:
     running = list(replies)
@@ -38,25 +44,89 @@ def status_fields(
         "total_completion_tokens": totals.completion_tokens,
         "generation_tps": round(totals.completion_rate.per_second(now), 2),
         "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
+        "rate_window_s": RATE_WINDOW_S,
+        "latency": latency_fields(totals, now),
+        "stalls": {
+            "threshold_s": totals.stalls.threshold_s,
+            "total": totals.stalls.num,
+            "longest_s": round(totals.stalls.longest_s, 4),
+        },
+        "outcomes": {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)},
         "metal": {
             "active_memory_gb": round(report.device.active_bytes / _GB, 4),
             "peak_memory_gb": round(report.device.peak_bytes / _GB, 4),
             "cache_memory_gb": round(report.device.cache_bytes / _GB, 4),
         },
         "memory": memory_fields(memory, report),
-        "cache": cache_fields(report),
+        "giving_way": giving_way_fields(report, num_refused),
+        "cache": {**cache_fields(report), "shortfalls": {each.value: totals.shortfalls[each] for each in Shortfall}},
+        "images": image_fields(report),
+        "model_facts": dict(facts),
+        "build": dict(build),
+        "report_age_s": round(report_age_s, 2),
         "requests": [reply.to_dict(now) for reply in running],
     }
 
 
+def latency_fields(totals: Totals, now: float) -> dict[str, Any]:
+    """Of the last minute, in seconds."""
+    return {
+        "window_s": SAMPLE_WINDOW_S,
+        "ttft_s": totals.ttft.samples.to_dict(now),
+        "inter_token_s": totals.gap.samples.to_dict(now),
+        "queue_s": totals.queue.samples.to_dict(now),
+        "prefill_s": totals.prefill.samples.to_dict(now),
+        "e2e_s": totals.e2e.samples.to_dict(now),
+    }
+
+
 def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
-    """The four parts of the budget, in bytes."""
+    """What the budget is spent on, in bytes; `free_bytes` is what rows and caches may still take."""
+    live_bytes = report.live_bytes
+    cache_bytes = 0 if report.cache is None else report.cache.used_bytes
+    media_bytes = 0 if report.media is None else report.media.used_bytes
     return {
         "total_bytes": memory.total_bytes,
         "weights_bytes": memory.weights_bytes,
         "transient_bytes": memory.transient_bytes,
-        "live_bytes": report.live_bytes,
-        "cache_bytes": 0 if report.cache is None else report.cache.used_bytes,
+        "live_bytes": live_bytes,
+        "cache_bytes": cache_bytes,
+        "media_bytes": media_bytes,
+        "pictures_bytes": memory.pictures_bytes + memory.decoded_bytes,
+        "free_bytes": max(0, memory.rows_bytes - live_bytes - cache_bytes - media_bytes),
+    }
+
+
+def giving_way_fields(report: EngineReport, num_refused: int) -> dict[str, int]:
+    """What gave way when memory or places were short, in the order in which it does."""
+    return {
+        "cache_evictions": 0 if report.cache is None else report.cache.evictions,
+        "image_evictions": 0 if report.media is None else report.media.num_evictions,
+        "waiting": report.num_waiting,
+        "preemptions": report.num_preemptions,
+        "refused": num_refused,
+    }
+
+
+def image_fields(report: EngineReport) -> dict[str, Any]:
+    media = report.media
+    if media is None:
+        return {
+            "enabled": False,
+            "encoded": 0,
+            "longest_encode_s": 0.0,
+            "evictions": 0,
+            "entry_count": 0,
+            "current_memory_mb": 0.0,
+        }
+    return {
+        "enabled": True,
+        "encoded": media.num_encoded,
+        "longest_encode_s": round(media.longest_encode_s, 3),
+        "evictions": media.num_evictions,
+        "entry_count": media.num_images,
+        "current_memory_mb": round(media.used_bytes / _MB, 3),
+        "max_memory_mb": round(media.max_bytes / _MB, 3),
     }
 
 
@@ -66,6 +136,7 @@ def cache_fields(report: EngineReport) -> dict[str, Any]:
         return {
             "enabled": False,
             "hits": 0,
+            "hits_by_kind": {},
             "misses": 0,
             "hit_rate": 0.0,
             "evictions": 0,
@@ -83,6 +154,7 @@ def cache_fields(report: EngineReport) -> dict[str, Any]:
         "misses": stats.misses,
         "hit_rate": round(stats.num_hits / lookups, 4) if lookups else 0.0,
         "evictions": stats.evictions,
+        "evicted_mb": round(stats.evicted_bytes / _MB, 3),
         "tokens_saved": stats.tokens_saved,
         "current_memory_mb": round(stats.used_bytes / _MB, 3),
         "max_memory_mb": round(stats.max_bytes / _MB, 3),

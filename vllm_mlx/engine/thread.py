@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -60,7 +61,12 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
         self._end: EngineDead | None = None  # once no message is taken any more
+        self.step_started_s: float | None = None  # of the step under way, by the monotonic clock
         self.error: EngineDead | None = None  # the same, if it was not told to stop
+
+    @property
+    def ident(self) -> int | None:
+        return self._thread.ident
 
     def start(self) -> EngineFacts:
         """Load on the engine thread and wait for it. Raises what loading raised."""
@@ -105,7 +111,9 @@ class EngineThread:
         try:
             while self._take_messages(engine):
                 if engine.has_work:
+                    self.step_started_s = time.monotonic()
                     engine.step(self._deliver)
+                    self.step_started_s = None
         except BaseException as error:
             logger.exception("The engine thread ended")
             self.error = EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")

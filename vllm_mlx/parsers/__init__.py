@@ -13,15 +13,19 @@ from .generic import GENERIC, TOOL_FORMATS
 from .plain import PlainParser
 from .reasoning_formats import REASONING_FORMATS
 from .tagged import TaggedParser, new_call_id
+from .thoughts import ThoughtTags, call_tags, thought_tags
 
 __all__ = [
     "OutputParser",
+    "ThoughtTags",
+    "call_tags",
     "detect_formats",
     "make_gate",
     "make_parser",
     "opens_thought",
     "reasoning_markers",
     "resolve_formats",
+    "thought_tags",
 ]
 
 

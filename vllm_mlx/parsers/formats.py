@@ -26,6 +26,15 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageTags:
+    """Where a thought and an answer are messages of their own."""
+
+    end: str  # of a thought
+    lead: str  # begins a further message
+    answer: str  # heads an answer
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they stand
@@ -35,6 +44,7 @@ class ReasoningFormat:
     headers: tuple[Opening, ...] = ()  # of messages, where a header says what its message is
     header_tags: tuple[str, ...] = ()  # that stand inside of `headers`
     gate: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # what opens and ends thoughts, where headers do
+    messages: MessageTags | None = None
     atoms: tuple[str, ...] = ()  # tokens that the tags are spelled with, where they are no tokens themselves
 
     @property

@@ -1,14 +1,12 @@
 """When the thoughts of a reply end, told from its token ids alone: what a grammar waits for. Knows no tokenizer."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from ..core.constraint import Tag, TagWatch
 from .formats import Place
 from .generic import TOOL_FORMATS
 from .reasoning_formats import REASONING_FORMATS
-
-Marker = tuple[int, ...]
-_SUFFIX = 32  # tokens that are decoded to find a tag that is plain text
+from .watch import Marker, TagIds, TextWatch, TokenWatch
 
 
 class ReasoningGate:
@@ -31,58 +29,44 @@ class TokenGate(ReasoningGate):
     """
 
     def __init__(self, starts: Sequence[Marker], ends: Sequence[Marker], *, turn_ids: frozenset[int] = frozenset()):
-        self.has_ended = False
-        self.num_free: int | None = None
         self._turn_ids = turn_ids
-        self._tags = [(tag, True) for tag in ends if tag] + [(tag, False) for tag in starts if tag]
-        self._tags.sort(key=lambda tag: len(tag[0]), reverse=True)
-        self._last_ids = frozenset(tag[-1] for tag, _ in self._tags)
-        self._suffix: deque[int] = deque(maxlen=max((len(tag) for tag, _ in self._tags), default=1))
+        self._watch = TokenWatch(TagIds(tuple(starts), tuple(ends)))
+        self._state = _Latch(self._watch)
+
+    @property
+    def num_free(self) -> int | None:
+        return self._state.num_free
 
     def is_reasoning_end(self, ids: Sequence[int]) -> bool:
         return self.last_tag_ends(ids) is True
 
     def last_tag_ends(self, ids: Sequence[int]) -> bool | None:
         """Whether the last tag of this turn ends a thought; None: there is no tag."""
-        for end in range(len(ids), 0, -1):
-            if ids[end - 1] in self._last_ids:
-                for tag, is_end in self._tags:
-                    if tuple(ids[max(0, end - len(tag)) : end]) == tag:
-                        return is_end
-            if ids[end - 1] in self._turn_ids:
-                return None
-        return None
+        found = self._watch.last(ids, self._turn_ids)
+        return None if found is None else found[0] is Tag.END
 
     def is_reasoning_end_streaming(self, ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
-        if self.has_ended:
-            self.num_free = 0
-            return True
-        for index, token_id in enumerate(delta_ids):
-            self._suffix.append(token_id)
-            if token_id in self._last_ids and self._is_end():
-                self.has_ended = True
-                self.num_free = index + 1
-                return True
-        return False
-
-    def _is_end(self) -> bool:
-        suffix = tuple(self._suffix)
-        return next((is_end for tag, is_end in self._tags if suffix[-len(tag) :] == tag), False)
+        return self._state.feed(delta_ids)
 
 
 class TextGate(ReasoningGate):
-    """For tags that are plain text, which tokenizers merge with what stands around them.
+    """For tags that are plain text. A step decodes no more than the last few tokens."""
 
-    `decode` gives the text of ids; a step decodes no more than the last few tokens.
-    """
-
-    def __init__(self, starts: Sequence[str], ends: Sequence[str], decode: Callable[[Sequence[int]], str]):
-        self.has_ended = False
-        self.num_free: int | None = None
+    def __init__(
+        self,
+        starts: Sequence[str],
+        ends: Sequence[str],
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+    ):
         self._starts = tuple(starts)
         self._ends = tuple(ends)
         self._decode = decode
-        self._suffix: deque[int] = deque(maxlen=_SUFFIX)
+        self._state = _Latch(TextWatch(starts, ends, encode, decode))
+
+    @property
+    def num_free(self) -> int | None:
+        return self._state.num_free
 
     def is_reasoning_end(self, ids: Sequence[int]) -> bool:
         text = self._decode(ids)
@@ -90,14 +74,24 @@ class TextGate(ReasoningGate):
         return max(text.rfind(tag) for tag in self._ends) > last_start
 
     def is_reasoning_end_streaming(self, ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
-        if self.has_ended:
+        return self._state.feed(delta_ids)
+
+
+class _Latch:
+    """Whether an end was seen, once and for all."""
+
+    def __init__(self, watch: TagWatch):
+        self._watch = watch
+        self._has_ended = False
+        self.num_free: int | None = None
+
+    def feed(self, delta_ids: Sequence[int]) -> bool:
+        if self._has_ended:
             self.num_free = 0
             return True
         for index, token_id in enumerate(delta_ids):
-            self._suffix.append(token_id)
-            text = self._decode(list(self._suffix))
-            if any(tag in text for tag in self._ends):
-                self.has_ended = True
+            if self._watch.feed(token_id) is Tag.END:
+                self._has_ended = True
                 self.num_free = index + 1
                 return True
         return False
@@ -122,7 +116,7 @@ def make_gate(
 
     main_end = marker(ends[0])
     if len(main_end) > 1 and not any(token_id(part) is not None for part in format.atoms):
-        return TextGate(starts, ends, decode)
+        return TextGate(starts, ends, encode, decode)
     calls = TOOL_FORMATS[tools].openings if tools is not None else ()
     call_ids = [token_id(opening.marker) for opening in calls if opening.place is Place.ANYWHERE]
     all_ends = [*map(marker, ends), *((call_id,) for call_id in call_ids if call_id is not None)]

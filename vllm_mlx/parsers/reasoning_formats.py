@@ -4,7 +4,7 @@ from functools import partial
 
 from .bodies import BodyStatus
 from .bodies.header_body import harmony_route, header, recipient_route, suffix_route
-from .formats import Opening, Place, ReasoningFormat
+from .formats import MessageTags, Opening, Place, ReasoningFormat
 
 
 def _tags(open: str, close: str) -> ReasoningFormat:
@@ -27,6 +27,7 @@ _HARMONY = ReasoningFormat(
     headers=HARMONY_HEADERS,
     header_tags=(_MESSAGE, "<|constrain|>"),
     gate=(("<|channel|>analysis<|message|>",), ("<|channel|>final<|message|>",)),
+    messages=MessageTags("<|end|>", "<|start|>assistant", "<|channel|>final<|message|>"),
     atoms=("<|channel|>",),
 )
 _RECIPIENT_HEADER = header(_MESSAGE, recipient_route)
@@ -40,6 +41,7 @@ _MUSE = ReasoningFormat(
     ),
     header_tags=(_MESSAGE,),
     gate=(("to=self<|message|>",), ("to=user<|message|>",)),
+    messages=MessageTags("<|eom|>", "<|start|>assistant", " to=user<|message|>"),
     atoms=(_MESSAGE,),
 )
 _GRANITE = ReasoningFormat(

@@ -27,15 +27,15 @@ JSON_LIST = several(JSON, _LIST)
 
 # Calls whose arguments have tags of their own
 
-_FUNCTION = XmlTags(
+FUNCTION_TAGS = XmlTags(
     parameter="<parameter=",
     end_parameter="</parameter>",
     function="<function=",
     end_function="</function>",
     trims_breaks=True,
 )
-_ARG_KEY = XmlTags(parameter="<arg_key>", end_parameter="</arg_value>", head_end="</arg_key>", value="<arg_value>")
-_IFM_ARG_KEY = XmlTags(
+ARG_KEY_TAGS = XmlTags(parameter="<arg_key>", end_parameter="</arg_value>", head_end="</arg_key>", value="<arg_value>")
+IFM_TAGS = XmlTags(
     parameter="<ifm|arg_key>",
     end_parameter="</ifm|arg_value>",
     head_end="</ifm|arg_key>",
@@ -43,7 +43,7 @@ _IFM_ARG_KEY = XmlTags(
     type="<ifm|arg_type>",
     end_type="</ifm|arg_type>",
 )
-_FRAMES = XmlTags(
+FRAME_TAGS = XmlTags(
     parameter="<|open|>argument",
     end_parameter="<|close|>argument<|sep|>",
     function="<|open|>call",
@@ -51,7 +51,7 @@ _FRAMES = XmlTags(
     head_end="<|sep|>",
     has_attributes=True,
 )
-_CDATA = XmlTags(
+CDATA_TAGS = XmlTags(
     parameter="<param",
     end_parameter="</param>",
     function="<function",
@@ -61,7 +61,7 @@ _CDATA = XmlTags(
 )
 
 
-def _invoke(prefix: str = "") -> XmlTags:
+def invoke_tags(prefix: str = "") -> XmlTags:
     return XmlTags(
         parameter=f"<{prefix}parameter",
         end_parameter=f"</{prefix}parameter>",
@@ -85,8 +85,10 @@ def _xml_format(tags: XmlTags, open: str, *closes: str, steps: tuple[str, ...] =
     return ToolFormat(tuple(openings), closes, inner_tags=(*tags.texts, *steps))
 
 
-FUNCTION = _xml(_FUNCTION)
-_VERBATIM_FUNCTION = XmlTags(_FUNCTION.parameter, _FUNCTION.end_parameter, _FUNCTION.function, _FUNCTION.end_function)
+FUNCTION = _xml(FUNCTION_TAGS)
+VERBATIM_TAGS = XmlTags(
+    FUNCTION_TAGS.parameter, FUNCTION_TAGS.end_parameter, FUNCTION_TAGS.function, FUNCTION_TAGS.end_function
+)
 
 
 def _keyed(tags: XmlTags, *steps: Step) -> NewBody:
@@ -98,9 +100,9 @@ def _keyed(tags: XmlTags, *steps: Step) -> NewBody:
     return partial(StepsBody, steps=(Name(), *steps), finish=finish)
 
 
-ARG_KEY = _keyed(_ARG_KEY)
-_HY_ARG_KEY = _keyed(_ARG_KEY, Tag(("<tool_sep>",), optional=True))
-_IFM_BODY = choice({"{": JSON, "[": JSON_LIST}, _keyed(_IFM_ARG_KEY))
+ARG_KEY = _keyed(ARG_KEY_TAGS)
+_HY_ARG_KEY = _keyed(ARG_KEY_TAGS, Tag(("<tool_sep>",), optional=True))
+_IFM_BODY = choice({"{": JSON, "[": JSON_LIST}, _keyed(IFM_TAGS))
 
 
 # Calls whose name stands before a JSON object
@@ -154,8 +156,8 @@ def _with_tags(format: ToolFormat, *tags: str) -> ToolFormat:
 
 # Calls written as expressions
 
-_GEMMA = Dialect(('<|"|>', '"'), ":", has_escapes=False, has_words=True)
-_FUNCTION_GEMMA = Dialect(("<escape>",), ":", has_escapes=False, has_words=True)
+GEMMA = Dialect(('<|"|>', '"'), ":", has_escapes=False, has_words=True)
+FUNCTION_GEMMA = Dialect(("<escape>",), ":", has_escapes=False, has_words=True)
 PYTHON_CALL = partial(CallBody, dialect=PYTHON, opener="(")
 PYTHON_CALLS = several(PYTHON_CALL, Listing(separators=",;", opener="[", closer="]"))
 _BARE_PYTHON = Opening(
@@ -185,23 +187,25 @@ _HERMES = ToolFormat(
         Opening("<function=", FUNCTION, keeps_marker=True, needs_tools=True),
     ),
     ("</tool_call>",),
-    inner_tags=_FUNCTION.texts,
+    inner_tags=FUNCTION_TAGS.texts,
 )
 _MIMO = ToolFormat(
     (
-        Opening("<tool_call>", choice({"{": JSON, "[": JSON_LIST, "<": _xml(_VERBATIM_FUNCTION)})),
-        Opening("<function=", _xml(_VERBATIM_FUNCTION), keeps_marker=True, needs_tools=True),
+        Opening("<tool_call>", choice({"{": JSON, "[": JSON_LIST, "<": _xml(VERBATIM_TAGS)})),
+        Opening("<function=", _xml(VERBATIM_TAGS), keeps_marker=True, needs_tools=True),
     ),
     ("</tool_call>",),
-    inner_tags=_FUNCTION.texts,
+    inner_tags=FUNCTION_TAGS.texts,
 )
 _GLM = ToolFormat(
-    (Opening("<tool_call>", choice({"{": JSON, "<": FUNCTION}, ARG_KEY)),), ("</tool_call>",), inner_tags=_ARG_KEY.texts
+    (Opening("<tool_call>", choice({"{": JSON, "<": FUNCTION}, ARG_KEY)),),
+    ("</tool_call>",),
+    inner_tags=ARG_KEY_TAGS.texts,
 )
 _HUNYUAN = _tagged(JSON_LIST, "<tool_calls>", "</tool_calls>")
 _HY_BODY = choice({"{": JSON}, _HY_ARG_KEY)
 _HY = _with_tags(
-    _nested("<tool_calls>", "</tool_calls>", "<tool_call>", _HY_BODY, "</tool_call>"), "<tool_sep>", *_ARG_KEY.texts
+    _nested("<tool_calls>", "</tool_calls>", "<tool_call>", _HY_BODY, "</tool_call>"), "<tool_sep>", *ARG_KEY_TAGS.texts
 )
 _DEEPSEEK_TAGS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>")
 _DSML = "｜DSML｜"
@@ -233,15 +237,15 @@ _FRAME_TOOLS = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
     "mimo": _MIMO,
-    "seed_oss": _xml_format(_FUNCTION, "<seed:tool_call>", "</seed:tool_call>"),
+    "seed_oss": _xml_format(FUNCTION_TAGS, "<seed:tool_call>", "</seed:tool_call>"),
     "glm45": _GLM,
     "hy_v3": _HY,
     "deepseek_v3": _with_tags(_nested(*_DEEPSEEK_TAGS, _DEEPSEEK_V3, "<｜tool▁call▁end｜>"), _DEEPSEEK_SEP),
     "deepseek_v31": _with_tags(_nested(*_DEEPSEEK_TAGS, _DEEPSEEK_V31, "<｜tool▁call▁end｜>"), _DEEPSEEK_SEP),
-    "deepseek_v32": _xml_format(_invoke(_DSML), f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"),
-    "deepseek_v4": _xml_format(_invoke(_DSML), f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>"),
-    "deepseek_v41": _xml_format(_invoke(_DSML + " "), f"<{_DSML} calls>", f"</{_DSML} calls>"),
-    "minimax_m2": _xml_format(_invoke(), "<minimax:tool_call>", "</minimax:tool_call>"),
+    "deepseek_v32": _xml_format(invoke_tags(_DSML), f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"),
+    "deepseek_v4": _xml_format(invoke_tags(_DSML), f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>"),
+    "deepseek_v41": _xml_format(invoke_tags(_DSML + " "), f"<{_DSML} calls>", f"</{_DSML} calls>"),
+    "minimax_m2": _xml_format(invoke_tags(), "<minimax:tool_call>", "</minimax:tool_call>"),
     "minimax_m3": ToolFormat(
         (
             Opening("]<]minimax[>[<tool_call>", several(partial(NestedXmlBody, prefix="]<]minimax[>["), _IN_A_ROW)),
@@ -268,9 +272,9 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama4_pythonic": ToolFormat((Opening("<|python_start|>", PYTHON_CALLS), _BARE_PYTHON), ("<|python_end|>",)),
     "lfm2": _tagged(choice({"{": JSON}, PYTHON_CALLS), "<|tool_call_start|>", "<|tool_call_end|>"),
     "olmo3": _tagged(PYTHON_CALLS, "<function_calls>", "</function_calls>"),
-    "gemma4": _tagged(_braces(_GEMMA), "<|tool_call>", "<tool_call|>", inner=('<|"|>',)),
+    "gemma4": _tagged(_braces(GEMMA), "<|tool_call>", "<tool_call|>", inner=('<|"|>',)),
     "functiongemma": _tagged(
-        _braces(_FUNCTION_GEMMA), "<start_function_call>", "<end_function_call>", inner=("<escape>",)
+        _braces(FUNCTION_GEMMA), "<start_function_call>", "<end_function_call>", inner=("<escape>",)
     ),
     "granite": ToolFormat((Opening("<|tool_call|>", JSON_LIST), Opening("<tool_call>", JSON_LIST)), ("</tool_call>",)),
     "granite-20b-fc": _tagged(JSON_LIST, "<function_call>", "</function_call>"),
@@ -279,12 +283,14 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         (
             Opening(
                 "<｜tool_calls_begin｜>",
-                after("<｜tool_call_begin｜>", then=after("function<｜tool_sep｜>", then=_xml(_invoke("steptml:")))),
+                after(
+                    "<｜tool_call_begin｜>", then=after("function<｜tool_sep｜>", then=_xml(invoke_tags("steptml:")))
+                ),
             ),
-            Opening("<｜tool_call_begin｜>", after("function<｜tool_sep｜>", then=_xml(_invoke("steptml:")))),
+            Opening("<｜tool_call_begin｜>", after("function<｜tool_sep｜>", then=_xml(invoke_tags("steptml:")))),
         ),
         ("<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
-        inner_tags=("<｜tool_sep｜>", *_invoke("steptml:").texts),
+        inner_tags=("<｜tool_sep｜>", *invoke_tags("steptml:").texts),
     ),
     "internlm": _tagged(JSON, "<|action_start|><|plugin|>", "<|action_end|>"),
     "phi4_mini_json": _tagged(several(JSON, _PURE_LIST), "functools"),
@@ -295,17 +301,19 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         (Opening("<|message_sep|>\n\nfunction call<|role_sep|>\n", JSON), Opening("<|function_call|>", JSON)),
         drops=("<|message_sep|>",),
     ),
-    "minicpm5": ToolFormat((Opening("<function name=", _xml(_CDATA), keeps_marker=True),), inner_tags=_CDATA.texts),
-    "dots": _xml_format(_invoke(), "<dots_function_call>", "</dots_function_call>"),
+    "minicpm5": ToolFormat(
+        (Opening("<function name=", _xml(CDATA_TAGS), keeps_marker=True),), inner_tags=CDATA_TAGS.texts
+    ),
+    "dots": _xml_format(invoke_tags(), "<dots_function_call>", "</dots_function_call>"),
     "k2_horizon": ToolFormat(
         (
             Opening("<ifm|tool_calls>", after("<ifm|tool_call>", then=_IFM_BODY)),
             Opening("<ifm|tool_call>", _IFM_BODY),
         ),
         ("</ifm|tool_call>", "</ifm|tool_calls>"),
-        inner_tags=_IFM_ARG_KEY.texts,
+        inner_tags=IFM_TAGS.texts,
     ),
-    "kimi_k3": _xml_format(_FRAMES, *_FRAME_TOOLS),
+    "kimi_k3": _xml_format(FRAME_TAGS, *_FRAME_TOOLS),
     "inkling": ToolFormat(
         (Opening("<|content_invoke_tool_json|>", JSON),),
         ("<|end_message|>",),
@@ -319,7 +327,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         _PLAMO_ENDS,
         inner_tags=tuple(text for step in _PLAMO_STEPS if isinstance(step, Tag) for text in step.texts),
     ),
-    "muse": _xml_format(_invoke("atem:"), "<atem:function_calls>", "</atem:function_calls>"),
+    "muse": _xml_format(invoke_tags("atem:"), "<atem:function_calls>", "</atem:function_calls>"),
     "cohere_command3": _tagged(JSON_LIST, "<|START_ACTION|>", "<|END_ACTION|>"),
 }
 _ALIASES: Mapping[str, tuple[str, ...]] = {

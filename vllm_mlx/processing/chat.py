@@ -22,7 +22,8 @@ class ChatPrompt:
     text: str
     token_ids: tuple[int, ...]
     base: Base | None = None
-    marks: tuple[tuple[int, int], ...] = ()  # (characters, tokens): boundaries behind the base, ascending
+    marks: tuple[tuple[int, int], ...] = ()  # (characters, tokens): boundaries in the prompt, ascending
+    image_starts: tuple[int, ...] = ()  # characters
 
 
 class ChatPrompts:
@@ -38,11 +39,17 @@ class ChatPrompts:
         """Raises TemplateError where the template refuses the conversation."""
         recalled = self._recall(request)
         request = replace(request, messages=recalled.messages)
-        text = self._template.render(request)
+        rendered = self._template.rendering(request)
+        text = rendered.text
         entry = recalled.longest(text)
         encoded = encode(self._tokenizer, text, None if entry is None else self._base(entry, text, request))
         prompt = ChatPrompt(
-            request=request, key=recalled.key, text=text, token_ids=encoded.token_ids, base=encoded.base
+            request=request,
+            key=recalled.key,
+            text=text,
+            token_ids=encoded.token_ids,
+            base=encoded.base,
+            image_starts=rendered.image_starts,
         )
         return prompt, encoded
 

@@ -44,8 +44,8 @@ def _part_key(part: Part) -> Any:
             return text
         case ReasoningPart(text):
             return ["reasoning", text]
-        case ImagePart(source):
-            return ["image", _digest(source if isinstance(source, bytes) else _bytes(source)).hex()]
+        case ImagePart(max_side=max_side):
+            return ["image", part.source_digest.hex(), max_side]
         case ToolCallPart(call_id, name, arguments):
             return ["call", call_id, name, arguments]
         case ToolResultPart(call_id, content, name, is_error):

@@ -50,11 +50,11 @@ class Encoded:
         if end == len(self.text) == len(other):
             return end, len(self.token_ids)
         if self.base is not None and end <= self.base.num_chars:
-            return self._boundary(end)
+            return self.boundary(end)
         start = self._window(end)
         mine, theirs = (self._tokenizer.encoding(text[start : end + _LOOKAHEAD]) for text in (self.text, other))
         num_common = common_prefix(mine.ids, theirs.ids)
-        return self._boundary(start + _clean_end(mine, num_common))
+        return self.boundary(start + _clean_end(mine, num_common))
 
     def before_space(self, point: tuple[int, int]) -> tuple[int, int]:
         """The boundary at or before this one that white space does not precede: it joins with white space behind it."""
@@ -62,7 +62,7 @@ class Encoded:
         while end and self.text[end - 1].isspace():
             while end and self.text[end - 1].isspace():
                 end -= 1
-            point = self._boundary(end)
+            point = self.boundary(end)
             end = point[0]
         return point
 
@@ -80,7 +80,7 @@ class Encoded:
         span = self._encoding.token_to_chars(last)
         return self._start + (0 if span is None else span[0])
 
-    def _boundary(self, end: int) -> tuple[int, int]:
+    def boundary(self, end: int) -> tuple[int, int]:
         """The last boundary between tokens at or before character `end`."""
         if self.base is not None and end <= self.base.num_chars:
             return self.base.entry.mark(end)

@@ -1,5 +1,6 @@
 """Conversations that are rendered to learn where a template puts things, never sent to a model. Pure."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,13 +13,30 @@ _TEXTS = ("0 or not", "the")
 
 
 def without_conversation(request: Request) -> Iterator[tuple[Request, ...]]:
-    """Pairs that share only tools and system messages with the request: those at its start, then all there are."""
+    """A pair that shares only tools and the system messages at its start with the request."""
     assert request.messages is not None
-    num_leading = next((n for n, m in enumerate(request.messages) if m.role != "system"), len(request.messages))
-    leading = request.messages[:num_leading]
-    everywhere = tuple(message for message in request.messages if message.role == "system")
-    for system in (leading, everywhere) if len(everywhere) > num_leading else (leading,):
-        yield tuple(_asking(request, (*system, _user(text))) for text in _TEXTS)
+    system = tuple(itertools.takewhile(lambda message: message.role == "system", request.messages))
+    yield tuple(_asking(request, (*system, _user(text))) for text in _TEXTS)
+
+
+def before_last_question(request: Request) -> Iterator[tuple[Request, ...]]:
+    """A pair that asks something else in its place: clients go back a turn to summarise, edit or try again."""
+    assert request.messages is not None
+    asked = [number for number, message in enumerate(request.messages) if message.role == "user"]
+    if asked and any(message.role == "assistant" for message in request.messages[: asked[-1]]):
+        yield tuple(_asking(request, (*request.messages[: asked[-1]], _user(text))) for text in _TEXTS)
+
+
+def with_more_said(request: Request) -> Iterator[tuple[Request, ...]]:
+    """The last question goes on, or one follows the last result: what is said before the reply began."""
+    assert request.messages is not None
+    if request.continue_final_message or not request.messages:
+        return
+    *before, last = request.messages
+    if last.role == "user":
+        yield (_asking(request, (*before, replace(last, parts=(*last.parts, TextPart(_TEXTS[1]))))),)
+    elif last.role == "tool":
+        yield (_asking(request, (*request.messages, _user(_TEXTS[1]))),)
 
 
 def with_next_turn(request: Request) -> Iterator[tuple[Request, ...]]:

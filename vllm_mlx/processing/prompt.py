@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
-from ..core.messages import ImagePart, Message, ToolResultPart
+from ..core.errors import ContextLengthExceeded, InvalidParameter, TemplateError
 from ..core.request import Request
-from ..core.sequence import PromptInputs
+from ..core.sequence import MediaItem, PromptInputs
 from ..parsers import reasoning_markers
 from .chat import ChatPrompt, ChatPrompts
+from .encoded import Encoded
 from .points import SnapshotPoints
 from .reply_memory import ReplyMemory
 from .splice import Splicer
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
+from .vision import Rendition
 
 
 class PromptProcessor:
@@ -36,29 +37,29 @@ class PromptProcessor:
         self._vocab_size = vocab_size if vocab_size is not None else tokenizer.vocab_size
         self._markers = reasoning_markers(reasoning) if reasoning is not None else None
 
-    def process(self, request: Request) -> tuple[PromptInputs, ChatPrompt | None]:
-        """Raises RequestError where the request has no prompt that this model can take."""
+    def process(self, request: Request, renditions: Sequence[Rendition] = ()) -> tuple[PromptInputs, ChatPrompt | None]:
+        """`renditions`: of the request's images. Raises RequestError where the model can take no such prompt."""
         if request.messages is not None:
-            return self._chat(request)
+            return self._chat(request, renditions)
         token_ids = self._completion(request)
         self._check_length(request, token_ids)
         return PromptInputs(token_ids=tuple(token_ids)), None
 
-    def _chat(self, request: Request) -> tuple[PromptInputs, ChatPrompt]:
+    def _chat(self, request: Request, renditions: Sequence[Rendition]) -> tuple[PromptInputs, ChatPrompt]:
         assert request.messages is not None
         if not request.messages:
             raise InvalidParameter("`messages` must not be empty.", param="messages")
-        if any(map(_has_image, request.messages)):
-            raise Unsupported("This model takes no images.", param="messages")
         chat, encoded = self.chats.build(request)
         self._check_length(request, chat.token_ids)
+        media, edges = _place(chat, encoded, renditions)
         points = self._points.plan(chat.request, encoded)
         inputs = PromptInputs(
             token_ids=chat.token_ids,
+            media=media,
             snapshot_points=tuple(num_tokens for _, num_tokens in points),
             starts_in_reasoning=self._starts_in_reasoning(chat.token_ids),
         )
-        return inputs, replace(chat, marks=points)
+        return inputs, replace(chat, marks=tuple(sorted({*points, *edges})))
 
     def _check_length(self, request: Request, token_ids: Sequence[int]) -> None:
         if not token_ids:
@@ -98,13 +99,23 @@ class PromptProcessor:
         return opened > closed
 
 
+def _place(
+    chat: ChatPrompt, encoded: Encoded, renditions: Sequence[Rendition]
+) -> tuple[tuple[MediaItem, ...], list[tuple[int, int]]]:
+    """Each image at its tokens, and the boundaries (characters, tokens) before them."""
+    media, edges = [], []
+    for start, rendition in zip(chat.image_starts, renditions, strict=True):
+        char = start + rendition.num_lead_chars
+        edge = encoded.boundary(char)
+        offset = edge[1]
+        if edge[0] != char or chat.token_ids[offset : offset + len(rendition.token_ids)] != rendition.token_ids:
+            raise TemplateError("The model's tokenizer cannot place the images of this conversation.", param="messages")
+        media.append(rendition.placed(offset))
+        edges.append(edge)
+    if media and media[-1].end == len(chat.token_ids):
+        raise InvalidParameter("The prompt must not end with an image: let text follow it.", param="messages")
+    return tuple(media), edges
+
+
 def _field(request: Request) -> str:
     return "prompt" if request.messages is None else "messages"
-
-
-def _has_image(message: Message) -> bool:
-    return any(
-        isinstance(part, ImagePart)
-        or (isinstance(part, ToolResultPart) and any(isinstance(item, ImagePart) for item in part.content))
-        for part in message.parts
-    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..core.messages import Message, Part, TextPart
 
-VERSION = 1
+VERSION = 2
 BILLING_HEADER = "x-anthropic-billing-header:"
 
 
@@ -49,7 +49,8 @@ QUIRKS = (
         client="Claude Code",
         seen_in="2.1.329",
         sends="system messages between others, for every model name that it does not know",
-        handling="they stay where they are, as system messages",
+        handling="they stay where they are, as system messages; where the template takes none, as text of their "
+        "neighbour",
     ),
     Quirk(
         name="deferred_tools",

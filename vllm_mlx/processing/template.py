@@ -5,18 +5,22 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
 
-from ..core.errors import InvalidParameter, TemplateError
+from ..core.errors import InvalidParameter, TemplateError, Unsupported
 from ..core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..core.request import Request
+from .image_text import Rendered, fill_in, hide_markers
+from .images.parts import image_parts
+from .system_turns import SystemTurns
 from .tokenizer import Tokenizer
 
 # A template is a program: besides Jinja's own errors it fails as Python does on a value it did not expect.
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+             MemoryError)  # fmt: skip
 _RESERVED = frozenset({
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
@@ -24,7 +28,9 @@ _RESERVED = frozenset({
 })  # fmt: skip
 
 
+_ERROR_VARIABLE = re.compile(r"\bis_error\b")
 _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
+_ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -35,18 +41,42 @@ class CallStyle:
     arguments_are_text: bool = False  # JSON text, where it does not write objects as JSON itself
     empty_content: str | None = ""  # of a message of calls alone; None: the key is left out
     ids_are_short: bool = False  # nine letters or digits
+    knows_errors: bool = False  # reads `is_error` of a tool result
 
 
 class ChatTemplate:
-    """`enable_thinking`: the server's default; None means on, or what a template does that only knows `thinking`."""
+    """`enable_thinking`: the server's default; None means on, or what a template does that only knows `thinking`.
 
-    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None):
+    `image_marker`: what the template writes for an image; None where the model takes none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, image_marker: str | None = None):
         self._tokenizer = tokenizer
+        self._image_marker = image_marker
         self._enable_thinking = enable_thinking
         self._style: CallStyle | None = None
+        self._system_turns = SystemTurns(self._rendered)
 
     def render(self, request: Request) -> str:
         """Raises TemplateError where there is no template or it refuses the conversation."""
+        return self.rendering(request).text
+
+    def rendering(self, request: Request) -> Rendered:
+        """The text, each image standing in it by its own text, and where. Raises TemplateError as `render` does."""
+        images, marker = image_parts(request), self._image_marker
+        if not images:
+            return Rendered(self._render(request))
+        if marker is None:
+            raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
+        rendered = fill_in(self._render(request, hidden=marker), marker, [image.text for image in images])
+        if rendered is None:
+            raise TemplateError(
+                "The model's chat template cannot show the images of this conversation.", param="messages"
+            )
+        return rendered
+
+    def _render(self, request: Request, *, hidden: str | None = None) -> str:
+        """`hidden`: a text that is not to come from the conversation itself."""
         assert request.messages is not None
         if self._tokenizer.chat_template is None:
             raise TemplateError(
@@ -54,9 +84,13 @@ class ChatTemplate:
                 param="messages",
             )
         tools = [tool.to_openai() for tool in request.tools] if request.tool_choice.mode != "none" else []
+        messages = self._system_turns.place(request.messages)
+        shown = template_messages(messages, self._style_for(messages))
+        if hidden is not None:
+            shown, tools = hide_markers(shown, hidden), hide_markers(tools, hidden)
         try:
             return self._tokenizer.apply_chat_template(
-                template_messages(request.messages, self._style_for(request.messages)),
+                shown,
                 tools=tools or None,
                 add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
                 continue_final_message=request.continue_final_message,
@@ -81,11 +115,19 @@ class ChatTemplate:
             variables["thinking"] = chosen
         return {**variables, **request.template_kwargs}
 
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        """A conversation of text alone, to see what becomes of it; None: the template refuses it."""
+        try:
+            return self._tokenizer.apply_chat_template(template_messages(messages), add_generation_prompt=True)
+        except _FAILURES:
+            return None
+
     def _style_for(self, messages: Sequence[Message]) -> CallStyle:
         if not any(isinstance(part, ToolCallPart) for message in messages for part in message.parts):
             return CallStyle()
         if self._style is None:
-            self._style = next(filter(self._shows_call, _styles()), CallStyle())
+            style = next(filter(self._shows_call, _styles()), CallStyle())
+            self._style = replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
         return self._style
 
     def _shows_call(self, style: CallStyle) -> bool:
@@ -164,10 +206,20 @@ def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
 
 
 def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
-    content = _content(part.content, separator="\n")
-    result = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
+    shown = part.content if style.knows_errors or not part.is_error else _as_error(part.content)
+    content = _content(shown, separator="\n")
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
+    if part.is_error and style.knows_errors:
+        result["is_error"] = True
     name = part.name if part.name is not None else called
     return result if name is None else {**result, "name": name}
+
+
+def _as_error(content: Sequence[TextPart | ImagePart]) -> Sequence[TextPart | ImagePart]:
+    """Says so where the result does not say it itself, as nearly every tool's does."""
+    first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
+    says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])
+    return content if says_so else (TextPart("Error:"), *content)
 
 
 def _call_id(call_id: str, style: CallStyle) -> str:

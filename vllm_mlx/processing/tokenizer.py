@@ -8,11 +8,14 @@ from typing import Any
 
 import tokenizers
 
-from ..core.errors import ModelLoadError
+from ..core.errors import ModelLoadError, TemplateError
+from .time_limit import OutOfTime, time_limit
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _MAX_ID = 2**32 - 1
+TEMPLATE_S = 10.0  # a template is a program, and one that came with the checkpoint
+MAX_RENDERED_CHARS = 1 << 26
 
 
 class Tokenizer:
@@ -69,10 +72,18 @@ class Tokenizer:
         return template
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        """The conversation as text. Raises whatever the template raises."""
-        text: str = self._hf.apply_chat_template(
-            messages, chat_template=self._template_override, tokenize=False, **kwargs
-        )
+        """The conversation as text. Raises whatever the template raises, and TemplateError where it does not end."""
+        try:
+            with time_limit(TEMPLATE_S):
+                text: str = self._hf.apply_chat_template(
+                    messages, chat_template=self._template_override, tokenize=False, **kwargs
+                )
+        except OutOfTime:
+            message = f"The model's chat template took more than {TEMPLATE_S:g} seconds for this conversation."
+            raise TemplateError(message, param="messages") from None
+        if len(text) > MAX_RENDERED_CHARS:
+            message = f"The model's chat template made more than {MAX_RENDERED_CHARS} characters of this conversation."
+            raise TemplateError(message, param="messages")
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -10,6 +10,7 @@ from ..cache.layers import LayerCaches
 from ..core.events import TokenLogprob
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
+from .masks import Words
 from .model import Model
 from .sampler import Sampled, Sampler
 
@@ -58,6 +59,7 @@ class Batch:
         self._caches = caches
         self._tokens = tokens  # (rows,) fed by the next launch
         self._sampler: Sampler | None = None
+        self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
 
     @property
     def seq_ids(self) -> list[int]:
@@ -73,13 +75,27 @@ class Batch:
 
     def launch(self) -> InFlight:
         """Start one forward pass and its sampling without waiting; the samples are what the next launch feeds."""
+        self._forward()
+        return self.draw(None)
+
+    def start(self) -> None:
+        """Start one forward pass, for `draw` to follow: what may be drawn is found out while the device works."""
+        mx.async_eval(self._forward())  # type: ignore[no-untyped-call]
+
+    def draw(self, words: Words | None) -> InFlight:
+        """Start the sampling behind a forward pass; `words` as the sampler takes them."""
+        assert self._logits is not None, "a forward pass was started"
         if self._sampler is None:
             self._sampler = Sampler(self.seqs, self._model.vocab_size)
-        logits = self._model.forward(self._tokens[:, None], self._caches)[:, -1]
-        sampled = self._sampler.sample(logits, self._tokens)
+        sampled = self._sampler.sample(self._logits, self._tokens, words)
+        self._logits = None
         mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
         self._tokens = sampled.tokens
         return InFlight(self.seqs, sampled)
+
+    def _forward(self) -> mx.array:
+        self._logits = self._model.decode(self.seqs, self._tokens, self._caches)
+        return self._logits
 
     def take(self, index: int) -> "Batch":
         """One row as a batch of its own. The row stays here until `keep`."""

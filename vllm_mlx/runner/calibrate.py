@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..cache import layers
+from ..core.sequence import PromptInputs
+from .features import encode
 from .model import Model
+from .multimodal import MultimodalModel
 
 _PROBE_TOKENS = 256
 
@@ -33,6 +36,38 @@ def calibrate(model: Model) -> Calibration:
         overhead_s=token_s,
         chunk_bytes_per_token=max(0, peak) / _PROBE_TOKENS,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCost:
+    feature_bytes_per_token: int
+    tower_bytes: int  # activations at their peak, for the largest image
+
+
+def calibrate_images(model: MultimodalModel, sizes: tuple[PromptInputs, PromptInputs], max_tokens: int) -> ImageCost:
+    """Runs of the tower on a small and a larger image; from there on, its activations are taken to grow by tokens."""
+    (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
+    per_token = max(0.0, (high.peak_bytes - low.peak_bytes) / (large - small)) if large > small else 0.0
+    return ImageCost(
+        feature_bytes_per_token=-(-low.feature_bytes // small),
+        tower_bytes=int(max(low.peak_bytes, high.peak_bytes) + per_token * max(0, max_tokens - large)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    feature_bytes: int
+    peak_bytes: int
+
+
+def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    features = encode(model.module, list(prompt.token_ids), prompt.media[0])
+    encoded = _Encoded(features.nbytes, max(0, mx.get_peak_memory() - before))
+    mx.clear_cache()
+    return encoded
 
 
 def _run(model: Model, num_tokens: int) -> float:

@@ -2,32 +2,30 @@
 
 import hashlib
 import json
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_model as load_text_model
 
 from ..core.errors import ModelLoadError
 from ..demo import demo_path
+from .download import download
+from .model import Model, TextModel
+from .multimodal import MultimodalModel
+
+logger = logging.getLogger(__name__)
 
 DEMO = "demo"
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     path: Path
     config: dict[str, Any]
@@ -54,25 +52,39 @@ class Checkpoint:
             file = self.path / name
             digest.update(file.read_bytes() if file.is_file() else b"")
         for file in sorted(self.path.glob("*.safetensors")):
-            with file.open("rb") as stream:
-                header = stream.read(int.from_bytes(stream.read(8), "little"))
             stat = file.stat()
-            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode() + header)
+            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode() + _header(file))
         return digest.hexdigest()[:32]
+
+    @cached_property
+    def has_tower(self) -> bool:
+        """Whether there are weights of a vision tower, and mlx-vlm knows the family."""
+        if not self.config.get("vision_config") or not any("vis" in name for name in self._weight_names()):
+            return False
+        return _knows(self.config)
+
+    def _weight_names(self) -> set[str]:
+        return {name for file in self.path.glob("*.safetensors") for name in json.loads(_header(file))}
 
     @property
     def file_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.path.glob("model*.safetensors"))
 
 
-def find_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
+def _header(file: Path) -> bytes:
+    """Of a safetensors file: JSON, tensors by name."""
+    with file.open("rb") as stream:
+        return stream.read(int.from_bytes(stream.read(8), "little"))
+
+
+def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Checkpoint:
     """A local folder, "demo", or a Hugging Face id, which is downloaded unless it is there already.
 
     Raises ModelLoadError.
     """
     path = demo_path() if model == DEMO else Path(model).expanduser()
     if not path.is_dir():
-        path = _download(model, revision)
+        path = download(model, revision)
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelLoadError(f"{path} is not a checkpoint: it has no config.json. Point to the folder that holds it.")
@@ -83,48 +95,70 @@ def find_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     if "model_type" not in config:
         raise ModelLoadError(f"{config_file} names no model_type, so its architecture is unknown.")
     if not any(path.glob("model*.safetensors")):
+        raise ModelLoadError(_no_weights(path))
+    if config.get("model_file") and not trust_remote_code:  # mlx-vlm would run it unasked
         raise ModelLoadError(
-            f"{path} holds no model*.safetensors. Download the weights, or convert them to safetensors."
+            f"{path} brings its own Python code ({config['model_file']}). Read it, and if you trust it, "
+            "start with --trust-remote-code."
         )
     return Checkpoint(path, config)
 
 
-def _download(model: str, revision: str | None) -> Path:
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
-    except GatedRepoError as error:
-        raise ModelLoadError(
-            f"{model} is gated: accept its licence on its Hugging Face page, then run `hf auth login`."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelLoadError(f"{model} has no revision {revision}.") from error
-    except RepositoryNotFoundError as error:
-        raise ModelLoadError(
-            f"No folder {model} here and no such model on Hugging Face. Check the spelling; "
-            "private ones need `hf auth login`."
-        ) from error
-    except HFValidationError as error:
-        raise ModelLoadError(f"{model} is neither a folder nor a valid Hugging Face id.") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
-        raise ModelLoadError(
-            f"{model} is not on this machine and could not be downloaded. Check the connection "
-            "(and that HF_HUB_OFFLINE is not set), or give a local folder."
-        ) from error
+def _no_weights(path: Path) -> str:
+    pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
+    if pickled:
+        return (
+            f"{path} holds its weights only as {pickled[0]}. Such a file can run code when it is read and is not "
+            "loaded: convert it to safetensors."
+        )
+    return f"{path} holds no model*.safetensors. Download the weights, or convert them to safetensors."
 
 
-def load_weights(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
-    """The mlx-lm model, its weights evaluated. Raises ModelLoadError."""
+def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False) -> Model:
+    """The checkpoint decides: one with a vision tower that mlx-vlm knows is served by mlx-vlm, text included.
+
+    `text_only` leaves the tower out and takes mlx-lm. Weights are evaluated. Raises ModelLoadError.
+    """
+    if text_only or not checkpoint.has_tower:
+        if text_only and checkpoint.has_tower:
+            logger.info("Text only, as asked: the vision tower of %s is not loaded", checkpoint.path)
+        return TextModel(_load(checkpoint, "mlx-lm", partial(_load_text, checkpoint.path, trust_remote_code)))
+    logger.info("A vision checkpoint: text and images are served by mlx-vlm")
+    return MultimodalModel(_load(checkpoint, "mlx-vlm", partial(_load_vision, checkpoint.path, trust_remote_code)))
+
+
+def _knows(config: dict[str, Any]) -> bool:
+    """Whether mlx-vlm knows the family."""
+    from mlx_vlm.utils import get_model_and_args  # here: a text model needs none of it
+
     try:
-        model, _ = load_model(checkpoint.path, trust_remote_code=trust_remote_code)
+        family, _ = get_model_and_args(dict(config))
+    except (ValueError, ImportError):
+        logger.warning("mlx-vlm does not know the vision tower of %r: text only", config.get("model_type"))
+        return False
+    return hasattr(family, "VisionModel")
+
+
+def _load(checkpoint: Checkpoint, library: str, load: Callable[[], Any]) -> Any:
+    try:
+        model = load()
+        mx.eval(model.parameters())
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelLoadError(
             f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): {_one_line(error)}. "
-            "Is this architecture supported by the installed mlx-lm, and are all files complete?"
+            f"Is this architecture supported by the installed {library}, and are all files complete?"
         ) from error
-    mx.eval(model.parameters())
     return model
+
+
+def _load_text(path: Path, trust_remote_code: bool) -> Any:
+    return load_text_model(path, trust_remote_code=trust_remote_code)[0]
+
+
+def _load_vision(path: Path, trust_remote_code: bool) -> Any:
+    from mlx_vlm.utils import load_model as load_vision_model
+
+    return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
 
 
 def weights_bytes(model: Any) -> int:

@@ -1,37 +1,63 @@
 """The model as the batch loop sees it: tokens and caches in, logits out."""
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Rows
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
+from ..cache.media import MediaCache
+from ..core.sequence import Sequence
+from .features import Features
 
 
-class Model(Protocol):
-    vocab_size: int  # width of the logits
-    window: int | None  # tokens that sliding-window layers see; None: there are none
-
-    def new_caches(self) -> LayerCaches: ...
-
-    def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
-        """`tokens: (rows, n)` -> `logits: (rows, n, vocab)`, lazy; the caches advance by n."""
-        ...
-
-
-class TextModel:
-    """An mlx-lm checkpoint."""
+class Model(ABC):
+    """A loaded checkpoint. Keeps nothing of any request."""
 
     def __init__(self, module: Any):
         self.module = module
         caches = self.new_caches()
-        self.vocab_size = int(self.forward(mx.array([[0]]), caches).shape[-1])
+        self.vocab_size = int(self.forward(mx.array([[0]]), caches).shape[-1])  # width of the logits
         mx.eval(layers.state_arrays(caches))
         self.footprint = layers.footprint(caches)
         self.can_batch = layers.can_batch(caches)
         self.resume_rule = snapshot.resume_rule(caches)
+        # tokens that sliding-window layers see; None: there are none
         self.window = None if self.resume_rule is None else self.resume_rule.window
+
+    @property
+    def media(self) -> MediaCache[Features] | None:
+        """What is kept of encoded images; None for a model that takes none."""
+        return None
+
+    @abstractmethod
+    def new_caches(self) -> LayerCaches: ...
+
+    @abstractmethod
+    def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
+        """Text that begins a row: `tokens: (rows, n)` -> `logits: (rows, n, vocab)`, lazy; the caches advance by n."""
+
+    @abstractmethod
+    def encode(self, seq: Sequence, start: int, end: int) -> None:
+        """Run the tower for images at positions `[start, end)` whose features are not there. Waits for it."""
+
+    @abstractmethod
+    def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
+        """Run positions `[start, end)` of one row -> `logits: (1, n, vocab)`, lazy: not computed unless they are read.
+
+        The caches then hold `end` tokens.
+        """
+
+    @abstractmethod
+    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        """Feed `tokens: (rows,)` -> `logits: (rows, vocab)`, lazy. Every sequence's progress already counts them."""
+
+
+class TextModel(Model):
+    """An mlx-lm checkpoint."""
 
     def new_caches(self) -> LayerCaches:
         return list(make_prompt_cache(self.module))
@@ -39,3 +65,12 @@ class TextModel:
     def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
         logits: mx.array = self.module(tokens, cache=caches)
         return logits
+
+    def encode(self, seq: Sequence, start: int, end: int) -> None:
+        """A text has no images."""
+
+    def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
+        return self.forward(mx.array([seq.tokens(start, end)]), caches)
+
+    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        return self.forward(tokens[:, None], caches)[:, -1]

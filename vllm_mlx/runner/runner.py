@@ -15,10 +15,13 @@ import mlx.core as mx
 
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
+from ..cache.media import MediaCache
 from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
+from .features import Features
+from .masks import Masks
 from .model import Model
 
 logger = logging.getLogger(__name__)
@@ -33,12 +36,18 @@ class Runner:
         self._prefilled: dict[int, LayerCaches] = {}  # rows that do not decode yet
         self._batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
+        self._masks = Masks()
         self._unstarted: set[int] = set()  # rows of this step's plan whose restore failed
         self._num_steps = 0
 
     @property
     def num_rows(self) -> int:
         return len(self._prefilled) + sum(len(batch.seqs) for batch in self._batches)
+
+    @property
+    def media(self) -> MediaCache[Features] | None:
+        """What is kept of encoded images; None for a model that takes none."""
+        return self._model.media
 
     def live_bytes(self) -> int:
         """Bytes of all rows' state, padding included."""
@@ -56,20 +65,19 @@ class Runner:
         snapshots = [taken for capture in plan.captures if (taken := self._capture(capture)) is not None]
         for seq_id in plan.release:
             self._prefilled.pop(seq_id, None)
+            self._masks.drop(seq_id)
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
         self._arrange(_without(plan.decode, self._unstarted))
         unread, self._in_flight = self._in_flight, []
-        for batch in list(self._batches):
-            launched = fence.run(batch.seqs, batch.launch)
-            if launched is None:
-                self._batches.remove(batch)
-            else:
-                self._in_flight.append(launched)
-        tokens = _read(unread, fence)
+        held = [batch for batch in self._batches if self._masks.has_any(batch.seqs)]
+        self._launch((batch for batch in list(self._batches) if batch not in held), Batch.launch, fence)
+        started = [batch for batch in held if self._run(batch, _start, fence)]
+        tokens = self._read(unread, fence)
+        self._launch(started, self._draw, fence)
         decode_s = None
         if plan.prefill and self._in_flight:
-            tokens += _read(self._in_flight, fence)
+            tokens += self._read(self._in_flight, fence)
             self._in_flight = []
             decode_s = time.perf_counter() - start
         self._num_steps += 1
@@ -77,7 +85,7 @@ class Runner:
             mx.clear_cache()
         return StepOutput(
             tokens=tuple(tokens),
-            failed=tuple(fence.failed),
+            failed=(*fence.failed, *self._masks.take_failed()),
             snapshots=tuple(snapshots),
             failed_restores=tuple(failed_restores),
             decode_s=decode_s,
@@ -90,11 +98,11 @@ class Runner:
         for chunk in chunks:
             if chunk.seq.seq_id in self._unstarted:
                 continue
-            start = time.perf_counter()
-            if fence.run([chunk.seq], partial(self._prefill_chunk, chunk)) is None:
+            seconds = fence.run([chunk.seq], partial(self._prefill_chunk, chunk))
+            if seconds is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
-            timings.append(ChunkTiming(chunk.start, chunk.end - chunk.start, time.perf_counter() - start))
+            timings.append(ChunkTiming(chunk.start, chunk.end - chunk.start, seconds))
             prefilled.append((chunk.seq.seq_id, chunk.end))
             if chunk.capture is not None and (taken := self._capture(chunk.capture)) is not None:
                 snapshots.append(taken)
@@ -111,17 +119,43 @@ class Runner:
         self._prefilled.clear()
         self._batches.clear()
         self._in_flight.clear()
+        self._masks.clear()
         mx.clear_cache()
 
-    def _prefill_chunk(self, chunk: PrefillChunk) -> LayerCaches:
+    def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fence: "_Fence") -> None:
+        for batch in batches:
+            launched = self._run(batch, launch, fence)
+            if launched is not None:
+                self._in_flight.append(launched)
+
+    def _run(self, batch: Batch, work: Callable[[Batch], T], fence: "_Fence") -> T | None:
+        """None, and the batch is gone, where its work failed."""
+        done = fence.run(batch.seqs, partial(work, batch))
+        if done is None:
+            self._batches.remove(batch)
+        return done
+
+    def _draw(self, batch: Batch) -> InFlight:
+        return batch.draw(self._masks.words(batch.seqs))
+
+    def _read(self, in_flight: Iterable[InFlight], fence: "_Fence") -> list[TokenOutput]:
+        tokens: list[TokenOutput] = []
+        for launched in in_flight:
+            tokens += fence.run(launched.seqs, launched.read) or []
+        self._masks.feed(tokens)
+        return tokens
+
+    def _prefill_chunk(self, chunk: PrefillChunk) -> float:
+        """Seconds that the chunk took, without the images that were encoded for it."""
+        self._model.encode(chunk.seq, chunk.start, chunk.end)
+        start = time.perf_counter()
         caches = self._prefilled.get(chunk.seq.seq_id)
         if caches is None:
             caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
-        tokens = mx.array([chunk.seq.tokens(chunk.start, chunk.end)])
-        self._model.forward(tokens, caches)  # logits stay lazy and are never computed
+        self._model.prefill(chunk.seq, chunk.start, chunk.end, caches)
         layers.leave_window(caches)
         mx.eval(layers.state_arrays(caches))
-        return caches
+        return time.perf_counter() - start
 
     def _capture(self, capture: Capture) -> Snapshot | None:
         """None where it cannot be done: the row goes on, the cache goes without."""
@@ -203,6 +237,7 @@ class Runner:
     def _start(self, seq: Sequence) -> Batch:
         """A row that begins to decode: its next token is the last one known."""
         caches = self._prefilled.pop(seq.seq_id, None) or self._model.new_caches()
+        self._masks.start(seq)
         position = seq.num_computed_tokens - 1  # the plan counts the token that this step feeds
         return Batch(self._model, [seq], caches, mx.array(seq.tokens(position, position + 1)))
 
@@ -230,8 +265,6 @@ def _without(groups: Rows[Rows[Sequence]], seq_ids: set[int]) -> Rows[Rows[Seque
     return [group for group in kept if group]
 
 
-def _read(in_flight: Iterable[InFlight], fence: _Fence) -> list[TokenOutput]:
-    tokens: list[TokenOutput] = []
-    for batch in in_flight:
-        tokens += fence.run(batch.seqs, batch.read) or []
-    return tokens
+def _start(batch: Batch) -> bool:
+    batch.start()
+    return True

@@ -13,9 +13,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.sequence import Sequence
+from .masks import Words, apply_mask
 
 _MASK64 = (1 << 64) - 1
 _NO_TOP_K = 2**31 - 1  # more than any vocabulary
+_LAST_CHOICE = -3e4  # drawn only where a mask leaves nothing else; float16 holds it
 
 
 @dataclass(slots=True)
@@ -48,8 +50,11 @@ class Sampler:
         self._min_tokens = _MinTokens(seqs, vocab_size) if any(seq.min_tokens for seq in seqs) else None
         self._num_top = max((s.num_top_logprobs for s in settings if s.num_top_logprobs is not None), default=None)
 
-    def sample(self, logits: mx.array, fed: mx.array) -> Sampled:
-        """`logits: (rows, vocab)` after feeding `fed: (rows,)`; every sequence's progress already counts `fed`."""
+    def sample(self, logits: mx.array, fed: mx.array, words: Words | None = None) -> Sampled:
+        """`logits: (rows, vocab)` after feeding `fed: (rows,)`; every sequence's progress already counts `fed`.
+
+        `words`: what each row may draw, which nothing else overrules; None: anything.
+        """
         adjusted = logits
         if self._penalties is not None:
             adjusted = self._penalties.apply(adjusted, fed)
@@ -57,6 +62,8 @@ class Sampler:
             adjusted = adjusted + self._bias
         if self._min_tokens is not None:
             adjusted = self._min_tokens.apply(adjusted)
+        if words is not None:
+            adjusted = apply_mask(adjusted, words)
         sampled = Sampled(self._choose(adjusted))
         if self._num_top is not None:
             self._add_logprobs(sampled, logits)
@@ -188,4 +195,4 @@ class _MinTokens:
         too_early = [seq.num_computed_tokens - seq.num_prompt_tokens < seq.min_tokens for seq in self._seqs]
         if not any(too_early):
             return logits
-        return mx.where(self._stops & mx.array(too_early)[:, None], -mx.inf, logits)
+        return mx.where(self._stops & mx.array(too_early)[:, None], _LAST_CHOICE, logits)

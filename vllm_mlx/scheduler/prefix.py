@@ -4,18 +4,20 @@ One model's view of the shared tree. Pure: state goes through here without being
 """
 
 import logging
+from collections.abc import Iterable
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
 from ..cache.node import NODE_BYTES, Space
 from ..cache.segment import ResumeRule
-from ..cache.tree import PrefixTree
+from ..cache.tree import NEAR_PARTING, PrefixTree
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence
 from ..core.step import Capture, Snapshot
 
 logger = logging.getLogger(__name__)
 
+_MIN_GAIN = 256  # tokens that a copy of state must save where prompts part
 _STATES_OF_A_CONVERSATION = 4  # newest state copies of one path: this turn's and the last one's points
 MIN_SHARED_TOKENS = 32  # below this, waiting for another prefill to share costs more than it saves
 
@@ -41,6 +43,7 @@ class PrefixCache:
         self._keys: dict[int, bytes] = {}  # seq_id -> packed prompt
         self._points: dict[int, set[int]] = {}  # seq_id -> token counts at which prefill stops to be captured
         self._lattice: dict[int, set[int]] = {}  # seq_id -> those points that serve an abort only
+        self._planned: dict[int, int] = {}  # id of a capture under way -> bytes it will take
         self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured, wherever it ends
         self.num_skipped_captures = 0  # for want of memory
         tree.add_model(fingerprint, rule)
@@ -66,12 +69,19 @@ class PrefixCache:
         """Forget a path that turned out damaged."""
         self.tree.drop(match.space, self._key(seq, match.length))
 
-    def plan_points(self, seq: Sequence) -> None:
-        """Decide where this sequence's prefill stops to be captured."""
+    def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
+        """Decide where this sequence's prefill stops to be captured.
+
+        `num_common` tokens of it are stored, more than it could resume from: where two prompts part, a third is
+        likely to. A little before, since texts that differ may still begin with the same tokens.
+        """
         start, end, every = seq.num_computed_tokens, seq.prefill_end, self._snapshot_every
         points = {end}
         if not self._resumes_anywhere:
             points.update(seq.prompt.snapshot_points)
+            parting = num_common - NEAR_PARTING
+            if parting - start >= _MIN_GAIN and all(abs(parting - point) >= NEAR_PARTING for point in points):
+                points.add(parting)
         if every:
             lattice = set(range(start + every, end - every // 2, every)) - points
             self._lattice[seq.seq_id] = lattice
@@ -102,39 +112,56 @@ class PrefixCache:
         if start == row_length and not self._rule.needs_state:
             return None
         overhead = NODE_BYTES + WORD_BYTES * row_length
-        enough = self.tree.make_room(self._footprint.copy_bytes(row_length - start) + overhead)
+        promised = sum(self._planned.values())
+        enough = self.tree.make_room(self._footprint.copy_bytes(row_length - start) + overhead + promised)
         start = min(self.tree.common_length(space, key), row_length)  # making room may have taken some of it
         end = row_length
         if not enough:
-            room = self.tree.max_bytes - self.tree.used_bytes - overhead
+            room = self.tree.max_bytes - self.tree.used_bytes - overhead - promised
             end = start + room // self._footprint.bytes_per_token if self._resumes_anywhere else start
             if end - start < MIN_SHARED_TOKENS:
                 self.num_skipped_captures += 1
                 return None
-        return Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
+        capture = Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
+        self._planned[id(capture)] = self._footprint.copy_bytes(end - start) + overhead
+        return capture
+
+    @property
+    def has_planned(self) -> bool:
+        """Whether captures are under way: what they go on from must not be trimmed."""
+        return bool(self._planned)
+
+    def forget_planned(self, but: Iterable[Capture] = ()) -> None:
+        """The captures planned for a step that is over, whether or not they came to something."""
+        staying = {id(capture) for capture in but}
+        self._planned = {key: size for key, size in self._planned.items() if key in staying}
 
     def insert(self, snapshot: Snapshot, now: float) -> bool:
         """False where it is not stored: the row goes on all the same."""
-        capture = snapshot.capture
+        self._planned.pop(id(snapshot.capture), None)
         try:
-            is_stored = self.tree.insert(
-                self._space(capture.seq),
-                capture.key,
-                start=capture.start,
-                segment=snapshot.segment,
-                window_start=snapshot.window_start,
-                state=snapshot.state,
-                now=now,
-            )
-        except Exception:
+            return self._insert(snapshot, now)
+        except Exception:  # whatever it is, it concerns the copy alone
             logger.exception("A snapshot could not be stored")
             self.num_skipped_captures += 1
             return False
+
+    def _insert(self, snapshot: Snapshot, now: float) -> bool:
+        capture, space = snapshot.capture, self._space(snapshot.capture.seq)
+        is_stored = self.tree.insert(
+            space,
+            capture.key,
+            start=capture.start,
+            segment=snapshot.segment,
+            window_start=snapshot.window_start,
+            state=snapshot.state,
+            now=now,
+        )
         if is_stored and capture.end >= capture.seq.prefill_end:
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls goes back to an old one
-            self.tree.thin(self._space(capture.seq), capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
+            self.tree.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
-                self.tree.drop_state(self._space(capture.seq), capture.key[: point * WORD_BYTES])
+                self.tree.drop_state(space, capture.key[: point * WORD_BYTES])
         return is_stored
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:

@@ -8,6 +8,7 @@ gives the same continuation. Cached state yields to live rows: it is evicted bef
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from ..core.config import EngineConfig
@@ -49,6 +50,7 @@ class Scheduler:
         self._restores: list[Restore] = []
         self._trims: list[tuple[Sequence, int]] = []
         self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
+        self._started: list[Sequence] = []  # of this step, not told to anyone
         self._uncached: set[int] = set()  # sequences whose match was damaged: they start from nothing
         self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
         self._now = 0.0
@@ -100,13 +102,15 @@ class Scheduler:
         seqs = [*self._running.values(), *self._waiting]
         for seq in seqs:
             self._finish(seq, FinishReason.ABORT, keep=False)
-        self._release, self._captures, self._restores = [], [], []
+        self._release, self._captures, self._restores, self._started = [], [], [], []
         return [seq.seq_id for seq in seqs]
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         """`now` in seconds, from any clock that only goes forward: the cache tells old from new by it."""
         self._now = now
         self._num_steps += 1
+        if self._prefix_cache is not None:
+            self._prefix_cache.forget_planned(but=self._captures)
         self._preempt_if_short()
         if not (self._is_crowded and self._running):
             self._admit()
@@ -129,6 +133,7 @@ class Scheduler:
             self._pacer.observe_decode(output.decode_s)
         self._store(output)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
+        updates += self._tell_started()
         updates += self._progress(seq_id for seq_id, _ in output.prefilled)
         updates += self._take_tokens(output.tokens)
         return [update for update in updates if update is not None]
@@ -152,14 +157,20 @@ class Scheduler:
             self._shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
     def _start(self, seq: Sequence) -> None:
+        if seq.scheduled_s is None:
+            seq.scheduled_s = self._now
         if self._prefix_cache is not None:
             self._resume(seq, self._prefix_cache)
+        if not seq.num_preemptions:
+            self._started.append(seq)
         ready = seq.num_computed_tokens >= seq.prefill_end
         seq.status = SequenceStatus.DECODING if ready else SequenceStatus.PREFILLING
 
     def _resume(self, seq: Sequence, cache: PrefixCache) -> None:
+        num_common = 0
         if seq.seq_id not in self._uncached:
             match = cache.match(seq, self._now)
+            num_common = match.common
             if match.length:
                 seq.num_computed_tokens = match.length
                 self._restores.append(Restore(seq, match, partial(cache.tree.release, match)))
@@ -167,8 +178,9 @@ class Scheduler:
                 cache.tree.release(match)
             if not seq.num_preemptions:
                 seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
+                seq.num_stored_tokens = min(match.common, seq.num_prompt_tokens)
                 seq.cache_hit_kind = match.kind
-        cache.plan_points(seq)
+        cache.plan_points(seq, num_common)
 
     def _follows_another(self, seq: Sequence) -> bool:
         """Whether a prefill under way will soon hold more of this prompt than the cache does.
@@ -224,9 +236,10 @@ class Scheduler:
             return
         for snapshot in output.snapshots:
             cache.insert(snapshot, self._now)
-        trims, self._trims = self._trims, []
-        for seq, num_tokens in trims:  # by now the step that captured the sequence has run
-            cache.trim(seq, num_tokens)
+        if not cache.has_planned:
+            trims, self._trims = self._trims, []
+            for seq, num_tokens in trims:  # by now the step that captured the sequence has run
+                cache.trim(seq, num_tokens)
         for restore in output.failed_restores:
             cache.drop(restore.match, restore.seq)
             self._start_over(restore.seq)
@@ -239,6 +252,7 @@ class Scheduler:
             self._release.append(seq.seq_id)
             seq.status = SequenceStatus.WAITING
             seq.num_computed_tokens = seq.num_cached_tokens = 0
+            seq.num_stored_tokens = 0
             seq.cache_hit_kind = "miss"
             self._waiting.appendleft(seq)
 
@@ -290,9 +304,9 @@ class Scheduler:
             if num_left <= self._pacer.chunk_tokens(budget_s, start) and spent_s + cost_s <= budget_s / 2:
                 riders.append((seq, num_left))
                 spent_s += cost_s
-        chunks = [self._chunk(queue[0], self._pacer.chunk_tokens(budget_s - spent_s, queue[0].num_computed_tokens))]
-        chunks += [self._chunk(seq, num_tokens) for seq, num_tokens in riders]
-        spent_s += self._pacer.chunk_s(chunks[0].end - chunks[0].start, chunks[0].start)
+        head = self._chunk(queue[0], self._pacer.chunk_tokens(budget_s - spent_s, queue[0].num_computed_tokens))
+        chunks = [head, *(self._chunk(seq, num_tokens) for seq, num_tokens in riders)]
+        spent_s += self._pacer.chunk_s(head.end - head.start, head.start)
         rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
         for seq in rest:  # the head took less than its share
             start = seq.num_computed_tokens
@@ -301,17 +315,21 @@ class Scheduler:
             chunk = self._chunk(seq, self._pacer.chunk_tokens(budget_s - spent_s, start))
             spent_s += self._pacer.chunk_s(chunk.end - chunk.start, chunk.start)
             chunks.append(chunk)
-        return tuple(chunks)
+        return tuple(chunk for chunk in chunks if chunk.end > chunk.start)
 
     def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
+        """May be empty."""
         start, cache = seq.num_computed_tokens, self._prefix_cache
-        limit = seq.prefill_end if cache is None else cache.next_point(seq)
-        end = min(limit, start + max_tokens)
+        end = self._chunk_end(seq, max_tokens)
         seq.num_computed_tokens = end
         if end == seq.prefill_end:
             seq.status = SequenceStatus.DECODING
-        capture = cache.plan_chunk_capture(seq, end) if cache is not None else None
+        capture = cache.plan_chunk_capture(seq, end) if cache is not None and end > start else None
         return PrefillChunk(seq, start, end, capture)
+
+    def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
+        limit = seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq)
+        return min(limit, seq.num_computed_tokens + max_tokens)
 
     # -- results
 
@@ -330,10 +348,16 @@ class Scheduler:
                 self._finish(seq, FinishReason.STOP)
             elif seq.num_output_tokens >= seq.max_tokens:
                 self._finish(seq, FinishReason.LENGTH)
-        return [_news(seq, tuple(taken[seq_id])) for seq_id, seq in touched.items()]
+        return [SequenceUpdate.of(seq, tuple(taken[seq_id])) for seq_id, seq in touched.items()]
+
+    def _tell_started(self) -> list[SequenceUpdate]:
+        """Once their state is restored, and before a long chunk runs; its tokens do not count yet."""
+        started, self._started = self._started, []
+        here = [seq for seq in started if seq.seq_id in self._running]
+        return [replace(SequenceUpdate.of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in here]
 
     def _progress(self, seq_ids: Iterable[int]) -> list[SequenceUpdate]:
-        return [_news(self._running[seq_id]) for seq_id in seq_ids if seq_id in self._running]
+        return [SequenceUpdate.of(self._running[seq_id]) for seq_id in seq_ids if seq_id in self._running]
 
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
         seq = self._find(seq_id)
@@ -361,15 +385,3 @@ class Scheduler:
     def _find(self, seq_id: int) -> Sequence | None:
         seq = self._running.get(seq_id)
         return seq or next((seq for seq in self._waiting if seq.seq_id == seq_id), None)
-
-
-def _news(seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> SequenceUpdate:
-    return SequenceUpdate(
-        seq_id=seq.seq_id,
-        tokens=tokens,
-        num_computed_tokens=seq.num_computed_tokens,
-        num_cached_tokens=seq.num_cached_tokens,
-        cache_hit_kind=seq.cache_hit_kind,
-        finish_reason=seq.finish_reason,
-        stop_token_id=seq.stop_token_id,
-    )

@@ -5,38 +5,50 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
-from .auth import APIKeyAuth
+from .auth import METRICS_PATH, APIKeyAuth
 from .config import ServerConfig
+from .connection import ConnectionGate
 from .errors import add_error_handlers
+from .hosts import HostCheck, own_names
 from .limits import BodyLimit
 from .log import RequestLog
 from .models import ServedModels
 from .ports import Engine
+from .rates import RateLimit
+from .receipts import RECEIPT_HEADER
+from .recent import Recent
 from .routes.anthropic import anthropic_routes
 from .routes.health import health_routes
 from .routes.models import models_routes
 from .routes.openai import openai_routes
+from .routes.page import page_paths, page_routes
 from .routes.responses import responses_routes
 from .routes.status import status_routes
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
+    recent = Recent()
     # Pages of docs are off: they would load their scripts from a content network.
-    app = FastAPI(title="vllm-mlx", version=__version__, docs_url=None, redoc_url=None, middleware=_middleware(config))
+    app = FastAPI(
+        title="vllm-mlx", version=__version__, docs_url=None, redoc_url=None, middleware=_middleware(config, recent)
+    )
+    app.state.limits = config.limits
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
     app.include_router(anthropic_routes(engine, config, models))
     app.include_router(responses_routes(engine, config, models))
     app.include_router(models_routes(engine, models))
-    app.include_router(status_routes(engine))
+    app.include_router(status_routes(engine, recent))
     app.include_router(health_routes(engine))
+    app.include_router(page_routes())
     add_error_handlers(app)
     return app
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
     """From the outside in. All of it is plain ASGI: Starlette's base class costs per event and hides disconnects."""
-    layers = [Middleware(RequestLog)]
+    layers = [Middleware(RequestLog, recent=recent), Middleware(ConnectionGate, limits=config.connections)]
+    layers.append(Middleware(HostCheck, names=(*own_names(), *config.host_names)))
     if config.cors_origins:
         layers.append(
             Middleware(
@@ -44,9 +56,12 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
                 allow_origins=config.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id"],
+                expose_headers=["x-request-id", "request-id", RECEIPT_HEADER],
             )
         )
     if config.api_keys:
-        layers.append(Middleware(APIKeyAuth, api_keys=config.api_keys))
-    return [*layers, Middleware(BodyLimit, max_body_bytes=config.max_body_bytes)]
+        open_paths = page_paths() | ({METRICS_PATH} if config.metrics_open else set())
+        layers.append(Middleware(APIKeyAuth, api_keys=config.api_keys, open_paths=open_paths))
+    if config.max_requests_per_minute is not None:
+        layers.append(Middleware(RateLimit, per_minute=config.max_requests_per_minute))
+    return [*layers, Middleware(BodyLimit, max_body_bytes=config.max_body_bytes, body_s=config.body_s)]

@@ -13,10 +13,15 @@ from starlette.responses import Response
 from ..api.anthropic.errors import AnthropicErrors
 from ..api.errors import ErrorEncoder, HTTPError
 from ..api.openai.errors import OpenAIErrors
-from ..core.errors import VLLMMLXError
+from ..core.errors import VLLMMLXError, shown
 
 CLIENT_GONE = 499
 NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # what the router says of a path that it does not know
+_ENDPOINTS = frozenset(
+    f"/v1/{name}"
+    for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
+)
+UNREADABLE = "There was an error parsing the body"  # what it says of JSON on which the parser gives up
 
 _OPENAI = OpenAIErrors()
 # By the first path that is the request's or lies above it.
@@ -66,9 +71,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    encoded = envelope_of(request.url.path).error(cast(VLLMMLXError, error))
-    request.state.record.error_code = encoded.code
-    return respond(encoded)
+    return _answer(request, envelope_of(request.url.path).error(cast(VLLMMLXError, error)))
 
 
 async def _on_invalid_body(request: Request, error: Exception) -> Response:
@@ -76,30 +79,65 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
     invalid = cast(RequestValidationError, error)
     first, *_ = errors = invalid.errors()
     if first["type"] == "json_invalid":
-        return http_error(path, 400, f"The request body is not valid JSON: {first['ctx']['error']}.")
+        return _unreadable(request, f"The request body is not valid JSON: {first['ctx']['error']}.")
     if first["loc"][0] != "body":
         given = {each["loc"][-1]: each["input"] for each in errors}
-        return respond(envelope_of(path).validation([{**each, "loc": each["loc"][1:]} for each in errors], given))
+        return _answer(
+            request, envelope_of(path).validation([{**each, "loc": each["loc"][1:]} for each in errors], given)
+        )
     if isinstance(invalid.body, bytes):
-        return http_error(path, 400, "Send the request body as JSON, with the header `Content-Type: application/json`.")
+        return _answer_status(
+            request, 400, "Send the request body as JSON, with the header `Content-Type: application/json`."
+        )
     # The location starts with "body", which is the whole of what clients send.
     inside = [{**each, "loc": each["loc"][1:]} for each in errors]
-    return respond(envelope_of(path).validation(inside, invalid.body))
+    return _answer(request, envelope_of(path).validation(inside, invalid.body))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     found = cast(HTTPException, error)
     path = request.url.path
+    if found.status_code == 400 and found.detail == UNREADABLE:
+        return _unreadable(
+            request,
+            "The request body cannot be read: it is not UTF-8, nests too deep, or holds a number that is too long.",
+        )
     match found.status_code:
         case 404 if found.detail == NOT_FOUND:
-            message = f"There is no {request.method} {path} here."
+            message = f"There is no {request.method} {shown(path)} here.{_meant(path)}"
         case 405:
             message = f"{path} does not take {request.method}."
         case _:
             message = str(found.detail)
-    response = http_error(path, found.status_code, message)
+    response = _answer_status(request, found.status_code, message)
     response.headers.update(found.headers or {})
     return response
+
+
+def _unreadable(request: Request, message: str) -> Response:
+    if request.headers.get("content-encoding", "identity") != "identity":
+        return _answer_status(request, 415, "The request body is compressed. Send it as it is.")
+    return _answer_status(request, 400, message)
+
+
+def _answer_status(request: Request, status: int, message: str) -> Response:
+    return _answer(request, envelope_of(request.url.path).status(status, message))
+
+
+def _answer(request: Request, encoded: HTTPError) -> Response:
+    """Noted for the log and for who watches."""
+    record = request.state.record
+    record.error_code, record.error_message = encoded.code, encoded.body.error.message
+    return respond(encoded)
+
+
+def _meant(path: str) -> str:
+    """Base URLs are given with /v1 to some clients and without to others: the usual slip."""
+    rest = path.strip("/")
+    while rest.startswith("v1/"):
+        rest = rest.removeprefix("v1/").lstrip("/")
+    right = f"/v1/{rest}"
+    return f" Did you mean {right}? Look at the client's base URL." if right in _ENDPOINTS and right != path else ""
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from ..core.events import GenerationEvent
+from ..core.prompt_change import PromptChange
 from ..core.request import Request
 from .ports import Engine, Generation
 
@@ -39,6 +40,11 @@ class PromptBatch:
     @property
     def num_prompt_tokens(self) -> int:
         return sum(generation.num_prompt_tokens for generation in self._generations)
+
+    @property
+    def prompt_change(self) -> PromptChange | None:
+        """Texts to complete belong to no conversation."""
+        return None
 
     async def __aenter__(self) -> "PromptBatch":
         self._readers = [

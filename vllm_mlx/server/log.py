@@ -15,18 +15,24 @@ from ..api.usage import UsageTally
 from ..core.events import (
     Finished,
     GenerationEvent,
+    PromptProgress,
     ReasoningDelta,
     Started,
     TextDelta,
     ToolCallStart,
     Usage,
 )
-from .errors import internal_error
+from ..core.prompt_change import PromptChange
+from ..core.receipt import CacheReceipt, Shortfall
+from .errors import CLIENT_GONE, internal_error
+from .recent import Recent
 
 requests_logger = logging.getLogger("vllm_mlx.requests")
 logger = logging.getLogger(__name__)
 
+PROGRESS_EVERY_S = 5.0
 QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
+WATCHED_PATHS = frozenset({"/metrics", "/v1/status", "/v1/status/stream", "/v1/cache"})  # so are these, by who watches
 
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
@@ -45,27 +51,76 @@ class RequestRecord:
     reply_id: str | None = None
     model: str | None = None
     error_code: str | None = None
+    error_message: str | None = None
     first_output_s: float | None = None
+    progress_told_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    prompt_change: PromptChange | None = None
+    receipt: CacheReceipt | None = None  # of the first prompt
     finish_reasons: list[str] = field(default_factory=list)
     _tally: UsageTally | None = None
 
-    def begin_reply(self, *, reply_id: str, model: str, prompt_tokens: int, choices_per_prompt: int) -> None:
+    @property
+    def is_quiet(self) -> bool:
+        if self.method == "GET" and self.path in WATCHED_PATHS:
+            return self.status < 400 or self.status == CLIENT_GONE
+        return self.path in QUIET_PATHS
+
+    def begin_reply(
+        self,
+        *,
+        reply_id: str,
+        model: str,
+        prompt_tokens: int,
+        choices_per_prompt: int,
+        prompt_change: PromptChange | None,
+    ) -> None:
         self.reply_id = reply_id
         self.model = model
         self.prompt_tokens = prompt_tokens
+        self.prompt_change = prompt_change
         self._tally = UsageTally(choices_per_prompt)
 
     def observe(self, index: int, event: GenerationEvent) -> None:
         if self.first_output_s is None and isinstance(event, _FIRST_OUTPUT):
             self.first_output_s = time.monotonic()
+        if isinstance(event, PromptProgress):
+            self._tell(event)
         if isinstance(event, Finished):
             assert self._tally is not None, "events come after begin_reply"
             self._tally.add(index, event.usage)
             self.finish_reasons.append(event.reason.value)
         elif isinstance(event, Started):
             self.cached_tokens = event.cached_tokens
+            self.receipt = self.receipt or event.receipt
+
+    def reply_fields(self) -> dict[str, Any]:
+        """Of one that finished."""
+        assert self._tally is not None, "it has begun"
+        usage = self._tally.total()
+        return {
+            "time": round(time.time(), 3),
+            "request_id": self.reply_id,
+            "path": self.path,
+            "model": self.model,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "ttft_s": None if self.first_output_s is None else round(self.first_output_s - self.started_s, 4),
+            "finish": ",".join(dict.fromkeys(self.finish_reasons)),
+            "expected_tokens": 0 if self.receipt is None else self.receipt.expected_tokens,
+            "why": None if self.receipt is None else self.receipt.why,
+        }
+
+    def _tell(self, event: PromptProgress) -> None:
+        """How far a long prompt is, every few seconds."""
+        now = time.monotonic()
+        if now - (self.progress_told_s or self.started_s) < PROGRESS_EVERY_S:
+            return
+        self.progress_told_s = now
+        share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
+        requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
 
     def line(self, ended_s: float) -> str:
         usage = self._tally.total() if self._tally is not None and self.finish_reasons else None
@@ -78,15 +133,31 @@ class RequestRecord:
             "model": self.model,
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
+            "expected_tokens": (self.receipt and self.receipt.expected_tokens) or None,
+            "altered": self.prompt_change,
+            "not_cached": self._why_else(),
             "completion_tokens": None if usage is None else usage.completion_tokens,
             "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
             "ttft_s": None if self.first_output_s is None else round(self.first_output_s - self.started_s, 4),
             "duration_s": round(ended_s - self.started_s, 4),
+            "prompt_tokens_per_s": self._prompt_tokens_per_s(usage),
             "tokens_per_s": self._tokens_per_s(usage, ended_s),
             "finish": ",".join(dict.fromkeys(self.finish_reasons)) or None,
             "error": self.error_code,
         }
         return " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value is not None)
+
+    def _why_else(self) -> str | None:
+        """Why less was cached than expected, beside what `altered` says."""
+        if self.receipt is None or self.receipt.shortfall is Shortfall.ALTERED:
+            return None
+        return self.receipt.why
+
+    def _prompt_tokens_per_s(self, usage: Usage | None) -> float | None:
+        """Of the tokens that were not cached, waiting included."""
+        if usage is None or self.first_output_s is None:
+            return None
+        return round((usage.prompt_tokens - usage.cached_tokens) / max(self.first_output_s - self.started_s, 1e-6), 1)
 
     def _tokens_per_s(self, usage: Usage | None, ended_s: float) -> float | None:
         """Of the tokens after the first, so that waiting and prefill do not count."""
@@ -108,8 +179,9 @@ def record_of(scope: Scope) -> RequestRecord:
 class RequestLog:
     """Outermost middleware: gives the request its id, writes its line, and fences off our own bugs."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, recent: Recent) -> None:
         self._app = app
+        self._recent = recent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -121,7 +193,8 @@ class RequestLog:
         async def send_start(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = record.status or message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = record.request_id  # each vendor's clients have theirs
             await send(message)
 
         try:
@@ -135,8 +208,27 @@ class RequestLog:
             if not record.status:
                 await internal_error(record.path, record.request_id)(scope, receive, send_start)
         finally:
-            if record.path not in QUIET_PATHS:
+            self._note(record)
+            if not record.is_quiet:
                 requests_logger.info("%s", record.line(time.monotonic()))
+
+    def _note(self, record: RequestRecord) -> None:
+        """For who watches: replies, and what failed unless its client went away or never meant us."""
+        if record.finish_reasons:
+            self._recent.add_reply(record.reply_fields())
+        failed = record.error_code is not None or record.status >= 400
+        is_gone = record.status == CLIENT_GONE and record.error_code is None
+        if failed and not is_gone and record.path.startswith("/v1/"):
+            self._recent.add_error(
+                {
+                    "time": round(time.time(), 3),
+                    "request_id": record.request_id,
+                    "path": record.path,
+                    "status": record.status,
+                    "code": record.error_code,
+                    "message": record.error_message,
+                }
+            )
 
 
 def _request_id(scope: Scope) -> str:

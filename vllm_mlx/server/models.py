@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..core.errors import ModelNotFound
+from ..core.errors import ModelNotFound, shown
 
 
 class ServedModels:
@@ -15,5 +15,5 @@ class ServedModels:
             return self.names[0]
         if name not in self.names:
             known = ", ".join(f"`{each}`" for each in self.names)
-            raise ModelNotFound(f"The model `{name}` does not exist. This server serves {known}.", param="model")
+            raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")
         return name

@@ -1,13 +1,16 @@
 """What the server asks of an engine. `engine.AsyncEngine` is one."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
+
+from prometheus_client.core import Metric
 
 from ..api.encoder import TokenNames
 from ..cache.stats import Entry
 from ..core.config import ModelInfo
 from ..core.events import GenerationEvent
+from ..core.prompt_change import PromptChange
 from ..core.request import Request
 
 
@@ -19,6 +22,11 @@ class Generation(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def prompt_change(self) -> PromptChange | None:
+        """What kept the prompt from going on from the last one of its conversation, where that is known."""
+        ...
 
     async def __aenter__(self) -> object: ...
 
@@ -39,6 +47,11 @@ class Engine(Protocol):
     @property
     def is_healthy(self) -> bool: ...
 
+    @property
+    def is_dead(self) -> bool:
+        """For good: the process has to be started anew."""
+        ...
+
     def error(self) -> str | None: ...
 
     async def submit(self, request: Request) -> Generation:
@@ -51,6 +64,14 @@ class Engine(Protocol):
 
     async def status(self) -> dict[str, Any]:
         """How things stand. Raises EngineDead."""
+        ...
+
+    async def metrics(self) -> Iterable[Metric]:
+        """The same, as Prometheus reads it. Raises EngineDead."""
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request that `status` lists, with Cancelled. False if there is none of this id."""
         ...
 
     async def cache_entries(self) -> Sequence[Entry]:

@@ -12,7 +12,9 @@ from ..core.request import Request
 from .generations import submit_all
 from .log import record_of
 from .ports import Engine, Generation
+from .receipts import receipt_headers
 from .streaming import EventStream, fold_reply
+from .tenants import kept_apart
 
 Documented = dict[int | str, dict[str, Any]]
 
@@ -21,14 +23,22 @@ async def submit(
     engine: Engine, requests: Sequence[Request], http: HTTPRequest, *, reply_id: str, model: str
 ) -> Generation:
     """Raises RequestError before anything of the answer is sent."""
-    generation = await submit_all(engine, requests)
+    http.app.state.limits.check_choices(sum(request.sampling.n for request in requests))
+    generation = await submit_all(engine, [admitted(request, http) for request in requests])
     record_of(http.scope).begin_reply(
         reply_id=reply_id,
         model=model,
         prompt_tokens=generation.num_prompt_tokens,
         choices_per_prompt=requests[0].sampling.n,
+        prompt_change=generation.prompt_change,
     )
     return generation
+
+
+def admitted(request: Request, http: HTTPRequest) -> Request:
+    """The request as the engine gets it. Raises InvalidParameter for one beyond the server's limits."""
+    http.app.state.limits.check(request)
+    return kept_apart(request, http.scope)
 
 
 def streamed(http: HTTPRequest, generation: Generation, encoder: StreamEncoder, *, keep_alive_s: float) -> Response:
@@ -37,7 +47,8 @@ def streamed(http: HTTPRequest, generation: Generation, encoder: StreamEncoder, 
 
 async def whole(http: HTTPRequest, generation: Generation, fold: ReplyFold) -> Response:
     body = await fold_reply(generation, fold, record_of(http.scope), http.receive)
-    return Response(body, media_type="application/json")
+    headers = receipt_headers(record_of(http.scope).receipt)
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def documented(reply: type[Reply], error: type[Reply], events: str) -> Documented:

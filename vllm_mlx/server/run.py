@@ -3,15 +3,18 @@
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, EngineDead
+from .connection import ConnectionLimits, allow_open_files
 from .ports import Engine
 
 KEEP_CONNECTION_S = 75  # agents pause between requests; a connection closed under a request is an error to them
+LAST_WORDS_S = 1  # for clients and supervisors to hear why, once the engine has died
 LAST_EVENTS_S = 5  # for streams to send their last event once the engine has stopped
 
 
@@ -44,27 +47,44 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 
 def run(
-    app: ASGIApp, engine: Engine, sock: socket.socket, *, drain_s: float, started: Callable[[], None] | None = None
+    app: ASGIApp,
+    engine: Engine,
+    sock: socket.socket,
+    *,
+    drain_s: float,
+    started: Callable[[], None] | None = None,
+    connections: ConnectionLimits | None = None,
 ) -> None:
     """Returns after Ctrl-C: running replies have had `drain_s` to finish, a second Ctrl-C ends them at once.
 
-    `started` is called when the first request can come.
+    `started` is called when the first request can come. Raises EngineDead where the engine ended by itself: the process
+    is of no use any more, and whatever supervises it can start another.
     """
-    server = EngineServer(app, engine, drain_s=drain_s, started=started)
+    allow_open_files()
+    server = EngineServer(app, engine, drain_s=drain_s, started=started, connections=connections)
     try:
         server.run(sockets=[sock])
     except KeyboardInterrupt:
         return  # uvicorn raises the signal again once it has handled it
+    if engine.is_dead:
+        raise EngineDead(engine.error() or "The engine has stopped.")
 
 
 class EngineServer(uvicorn.Server):
     """Ends the engine's work before the connections: so every stream gets its last event, and nothing is cancelled."""
 
     def __init__(
-        self, app: ASGIApp, engine: Engine, *, drain_s: float, started: Callable[[], None] | None = None
+        self,
+        app: ASGIApp,
+        engine: Engine,
+        *,
+        drain_s: float,
+        started: Callable[[], None] | None = None,
+        connections: ConnectionLimits | None = None,
     ) -> None:
         config = uvicorn.Config(
             app,
+            http=(connections or ConnectionLimits()).protocol(),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -77,6 +97,16 @@ class EngineServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = drain_s
         self._on_start = started
+        self._died_s: float | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn asks ten times a second whether to go on."""
+        should_exit = await super().on_tick(counter)
+        if self._engine.is_dead and self._died_s is None:
+            self._died_s = time.monotonic()
+        else:
+            self._engine.error()  # so that the watchdog speaks though nobody asks
+        return should_exit or (self._died_s is not None and time.monotonic() - self._died_s >= LAST_WORDS_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -17,8 +17,10 @@ from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from .errors import CLIENT_GONE, ClientGone, error_code
 from .log import RequestRecord
 from .ports import Generation
+from .receipts import receipt_headers, receipt_of
 
 logger = logging.getLogger(__name__)
+HEAD_WAIT_S = 1.0  # for a place in the engine, which the head of the reply tells about
 T = TypeVar("T")
 
 
@@ -39,27 +41,29 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         writer = _EventWriter(send)
         try:
-            await while_connected(receive, self._stream(writer), self._keep_alive(writer))
+            await while_connected(receive, self._stream(writer, send), self._keep_alive(writer))
         except ClientGone:
             self._record.status = CLIENT_GONE
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _stream(self, writer: "_EventWriter") -> None:
+    async def _stream(self, writer: "_EventWriter", send: Send) -> None:
         encoder, record = self._encoder, self._record
         try:
-            async with self._generation:
+            async with self._generation, _Peeked(self._generation) as events:
+                await events.wait(min(HEAD_WAIT_S, self._keep_alive_s / 2))
+                self.headers.update(receipt_headers(receipt_of(events.first)))
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await writer.write(encoder.open())
-                async for index, event in self._generation:
+                async for index, event in events:
                     raise_if_failed(event)
                     record.observe(index, event)
                     await writer.write(encoder.feed(index, event))
             await writer.write(encoder.close())
         except VLLMMLXError as error:
-            record.error_code = error_code(error)
+            record.error_code, record.error_message = error_code(error), error.message
             await writer.write(encoder.fail(error))
         except Exception:
             logger.exception("Request %s failed by an error of the server", record.request_id)
@@ -70,6 +74,42 @@ class EventStream(Response):
         while True:
             await writer.wait_for_silence(self._keep_alive_s)
             await writer.write(self._encoder.keep_alive())
+
+
+class _Peeked:
+    """The events of a generation, of which the first may be looked at before it is taken."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._events = aiter(generation)
+        self._task = asyncio.ensure_future(self._next())
+
+    async def _next(self) -> tuple[int, GenerationEvent] | None:
+        return await anext(self._events, None)
+
+    async def wait(self, timeout_s: float) -> None:
+        await asyncio.wait({self._task}, timeout=timeout_s)
+
+    @property
+    def first(self) -> GenerationEvent | None:
+        """None where it has not come, or never will."""
+        if not self._task.done() or self._task.exception() is not None:
+            return None
+        found = self._task.result()
+        return None if found is None else found[1]
+
+    async def __aenter__(self) -> "_Peeked":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        found = await self._task
+        if found is not None:
+            yield found
+            async for each in self._events:
+                yield each
 
 
 class _EventWriter:

@@ -1,13 +1,15 @@
 """Request bodies → core Requests, and how the client wants the reply written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...core.errors import InvalidParameter, Unsupported
+from ...core.guide import Guide
 from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ...core.request import MAX_STOP_STRINGS, Request, SamplingParams
 from ...processing.quirks import without_client_marks
+from ..guides import decode_format, one_guide
 from .content import decode_assistant, decode_block, decode_result, decode_shown
 from .schema import (
     AssistantMessage,
@@ -49,6 +51,7 @@ def decode_messages_request(body: MessagesBody, *, reply_id: str, model: str) ->
         top_p=body.top_p,
         top_k=0 if body.top_k == -1 else body.top_k,
         stop=_stop(body.stop_sequences or ()),
+        guide=_guide(body),
     )
     spec = MessageSpec(
         reply_id=reply_id,
@@ -56,7 +59,10 @@ def decode_messages_request(body: MessagesBody, *, reply_id: str, model: str) ->
         stream=bool(body.stream),
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
-    return DecodedMessage(request=_request(body, reply_id, sampling), reply=spec)
+    request = _request(body, reply_id, sampling)
+    if body.cache_reasoning_tokens:
+        request = replace(request, cache_reasoning="keep")
+    return DecodedMessage(request=request, reply=spec)
 
 
 def decode_count_request(body: CountTokensBody, *, request_id: str) -> Request:
@@ -67,7 +73,7 @@ def decode_count_request(body: CountTokensBody, *, request_id: str) -> Request:
 def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -> Request:
     tools = Toolbox(body.tools or ())
     messages = _decode_conversation(body, tools)
-    tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice)
+    tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice, tools)
     goes_on = _ends_in_text(messages)
     return Request(
         request_id=request_id,
@@ -78,9 +84,11 @@ def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -
         max_tool_calls=max_tool_calls,
         sampling=sampling,
         thinking=_thinking(body),
+        thinking_limit=body.thinking.budget_tokens if isinstance(body.thinking, ThinkingEnabled) else None,
         template_kwargs=_template_kwargs(body),
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
+        cache_salt=body.cache_salt or "",
     )
 
 
@@ -140,6 +148,14 @@ def _check_budget(body: MessagesBody) -> None:
         raise InvalidParameter(
             "`thinking.budget_tokens` must be less than `max_tokens`.", param="thinking.budget_tokens"
         )
+
+
+def _guide(body: MessagesBody) -> Guide | None:
+    config = None if body.output_config is None else body.output_config.format
+    return one_guide(
+        decode_format(config, "output_config.format", nested=False),
+        decode_format(body.output_format, "output_format", nested=False),
+    )
 
 
 def _thinking(body: CountTokensBody) -> Literal["auto", "on", "off"]:

@@ -3,8 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...core.errors import ContextLengthExceeded, EngineDead, ModelNotFound, Overloaded, RequestError, VLLMMLXError
-from ..errors import HTTPError
+from ...core.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    EngineDead,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    TimeLimit,
+    TooManyRequests,
+    VLLMMLXError,
+)
+from ..errors import CANCELLED, CANCELLED_STATUS, HTTPError
 from ..validation import describe
 from .replies import ErrorDetail, ErrorReply
 
@@ -41,12 +51,18 @@ def encode_error(error: VLLMMLXError) -> HTTPError:
     match error:
         case ContextLengthExceeded():
             return HTTPError(400, _envelope(INVALID_REQUEST, _too_long(error)), error.code)
+        case TooManyRequests(retry_after_s=retry_after_s):
+            return HTTPError(429, _envelope("rate_limit_error", error.message), error.code, retry_after_s)
         case Overloaded(retry_after_s=retry_after_s):
             return HTTPError(503, _envelope("overloaded_error", error.message), error.code, retry_after_s)
         case ModelNotFound():
             return HTTPError(404, _envelope("not_found_error", error.message), error.code)
+        case TimeLimit():  # clients send again what is refused with 408
+            return HTTPError(422, _envelope(INVALID_REQUEST, error.message), error.code)
         case RequestError():
             return HTTPError(400, _envelope(INVALID_REQUEST, error.message), error.code)
+        case Cancelled():
+            return HTTPError(CANCELLED_STATUS, _envelope(INVALID_REQUEST, error.message), CANCELLED)
         case EngineDead():
             return HTTPError(503, _envelope(API_ERROR, error.message), "engine_dead")
         case _:

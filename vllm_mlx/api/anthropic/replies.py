@@ -3,9 +3,10 @@
 from typing import Any, Literal
 
 from ...core.events import Finished, FinishReason, Usage
+from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 # Thoughts come back as they were sent, so there is nothing to sign; clients want a word that is not empty.
 SIGNATURE = "vllm-mlx"
@@ -23,6 +24,7 @@ class UsageReply(Reply):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputTokensDetails | None = None
+    cache_shortfall: CacheShortfall | None = None
 
     @classmethod
     def at_start(cls, *, prompt_tokens: int, cached_tokens: int) -> "UsageReply":
@@ -38,6 +40,8 @@ class UsageReply(Reply):
         reply = cls.at_start(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         reply.output_tokens = usage.completion_tokens
         reply.output_tokens_details = OutputTokensDetails(thinking_tokens=usage.reasoning_tokens)
+        if (shortfall := shortfall_of(usage.receipt)) is not None:
+            reply.cache_shortfall = shortfall
         return reply
 
 
@@ -60,7 +64,7 @@ class ToolUseReply(Reply):
 
 
 class MessageReply(Reply):
-    """`to_json` writes every field: `stop_sequence` is null, not absent."""
+    """`to_json` writes every field but those of usage that were not set: `stop_sequence` is null, not absent."""
 
     id: str
     type: Literal["message"] = "message"
@@ -72,11 +76,8 @@ class MessageReply(Reply):
     usage: UsageReply
 
     def to_json(self) -> str:
-        return self.model_dump_json(exclude={"usage": {"output_tokens_details"}} if self._is_started else None)
-
-    @property
-    def _is_started(self) -> bool:
-        return self.stop_reason is None
+        unset = UsageReply.model_fields.keys() - self.usage.model_fields_set
+        return self.model_dump_json(exclude={"usage": unset})
 
 
 class TokenCount(Reply):
@@ -94,10 +95,14 @@ class ErrorReply(Reply):
 
 
 def stop_of(event: Finished) -> tuple[StopReason, str | None]:
-    """`stop_reason` and `stop_sequence`. The length limit goes first, then a stop string, then a call."""
+    """`stop_reason` and `stop_sequence`. The length limit goes first, then a stop string, then a call.
+
+    A reply for which the context left less room than `max_tokens` asks has its own reason: more is not to be had.
+    """
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
     if event.reason is FinishReason.LENGTH:
-        return "max_tokens", None
+        is_clamped = event.usage.clamped_max_tokens is not None
+        return ("model_context_window_exceeded" if is_clamped else "max_tokens"), None
     if isinstance(event.stop, str):
         return "stop_sequence", event.stop
     return ("tool_use" if event.reason is FinishReason.TOOL_CALLS else "end_turn"), None

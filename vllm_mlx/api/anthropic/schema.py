@@ -201,6 +201,7 @@ WireThinking = Annotated[
 
 class OutputConfig(Wire):
     effort: str | None = None
+    format: dict[str, Any] | None = None
 
 
 # Bodies
@@ -214,6 +215,7 @@ class CountTokensBody(Wire):
     tool_choice: WireToolChoice | None = None
     thinking: WireThinking | None = None
     output_config: OutputConfig | None = None
+    cache_salt: str | None = None
 
 
 class MessagesBody(CountTokensBody):
@@ -223,4 +225,6 @@ class MessagesBody(CountTokensBody):
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
     stop_sequences: list[str] | None = None
+    output_format: dict[str, Any] | None = Field(default=None, description="As `output_config.format`.")
+    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
     mcp_servers: list[dict[str, Any]] | None = None

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter
 from ...core.messages import ToolChoice, ToolSpec
 from ..text import well_formed, well_formed_json
 from .schema import ToolChange, WireTool, WireToolChoice
@@ -43,16 +43,22 @@ class Toolbox:
         return f"The tool {well_formed(_name(change, path))} is no longer available."
 
 
-def decode_tool_choice(choice: WireToolChoice | None) -> tuple[ToolChoice, int | None]:
+def decode_tool_choice(choice: WireToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
     """And the most calls that one reply may make; None: any number."""
     if choice is None:
         return ToolChoice("auto"), None
-    if choice.type in ("any", "tool"):
-        raise Unsupported(
-            f"`tool_choice` '{choice.type}' needs guided decoding, which is not supported yet. Use 'auto' or 'none'.",
-            param="tool_choice",
-        )
-    return ToolChoice("none" if choice.type == "none" else "auto"), 1 if choice.disable_parallel_tool_use else None
+    most = 1 if choice.disable_parallel_tool_use else None
+    match choice.type:
+        case "any":
+            if not (tools.listed or tools.deferred):
+                raise InvalidParameter("`tool_choice` 'any' needs `tools`.", param="tool_choice")
+            return ToolChoice("required"), most
+        case "tool":
+            if well_formed(choice.name or "") not in {spec.name for spec in (*tools.listed, *tools.deferred)}:
+                raise InvalidParameter("`tool_choice.name` names none of the `tools`.", param="tool_choice.name")
+            return ToolChoice("required", well_formed(choice.name or "")), most
+        case mode:
+            return ToolChoice(mode), most
 
 
 def _spec(tool: WireTool, path: str) -> ToolSpec:
@@ -65,6 +71,7 @@ def _spec(tool: WireTool, path: str) -> ToolSpec:
         description=None if tool.description is None else well_formed(tool.description),
         parameters=well_formed_json(tool.input_schema),
         strict=bool(tool.strict),
+        param=f"{path}.input_schema",
     )
 
 

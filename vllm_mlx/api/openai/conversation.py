@@ -15,9 +15,9 @@ from ...core.messages import (
 )
 from ..arguments import decode_arguments
 from ..extras import check_extras
+from ..images import decode_image
 from ..text import well_formed, well_formed_json
 from .fields import (
-    IMAGE_FIELDS,
     MESSAGE_FIELDS,
     NO_FIELDS,
     PART_FIELDS,
@@ -30,6 +30,7 @@ from .schema import (
     ToolMessage,
     UserMessage,
     WireImage,
+    WireImageURL,
     WireRefusal,
     WireText,
     WireTool,
@@ -76,6 +77,7 @@ def decode_tools(tools: Iterable[WireTool]) -> tuple[ToolSpec, ...]:
                 description=None if function.description is None else well_formed(function.description),
                 parameters=well_formed_json(function.parameters),
                 strict=bool(function.strict),
+                param=f"{path}function.parameters",
             )
         )
     return tuple(specs)
@@ -99,8 +101,15 @@ def _part(part: AnyPart, path: str) -> TextPart | ImagePart:
         case WireText(text=text) | WireRefusal(refusal=text):
             return TextPart(well_formed(text))
         case WireImage(image_url=image):
-            check_extras(image, IMAGE_FIELDS, f"{path}image_url.")
-            return ImagePart(image.url)
+            return _image(image, path)
+
+
+def _image(image: WireImageURL | str, path: str) -> ImagePart:
+    """Some clients send the address itself where the object with the address belongs."""
+    if isinstance(image, str):
+        return decode_image(image, None)
+    check_extras(image, NO_FIELDS, f"{path}image_url.")
+    return decode_image(image.url, image.detail)
 
 
 def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:

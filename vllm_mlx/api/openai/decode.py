@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported
+from ...core.guide import Guide
 from ...core.messages import ToolChoice, ToolSpec
 from ...core.request import Request, SamplingParams
 from ...processing.quirks import without_client_marks
 from ..extras import check_extras
+from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..reasoning import ReasoningMode
 from ..text import well_formed
-from ..thinking import decode_thinking
+from ..thinking import budget_in, decode_thinking
 from .conversation import decode_messages, decode_tools
 from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS
 from .schema import ChatCompletionBody, CompletionBody, GenerationBody, WireNamedTool
@@ -71,9 +73,11 @@ def decode_chat(
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
         thinking=thinking,
+        thinking_limit=budget_in(template_kwargs),
         template_kwargs=template_kwargs,
         add_generation_prompt=_add_generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
+        cache_reasoning="keep" if body.cache_reasoning_tokens else None,
         cache_salt=body.cache_salt or "",
     )
     reply = ReplySpec(
@@ -140,6 +144,17 @@ def _sampling(body: GenerationBody, *, max_tokens: int | None, logprobs: int | N
         min_tokens=body.min_tokens or 0,
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
+        guide=_guide(body),
+        thinking_token_budget=body.thinking_token_budget,
+    )
+
+
+def _guide(body: GenerationBody) -> Guide | None:
+    older = ((kind, getattr(body, f"guided_{kind}")) for kind in ("json", "regex", "choice", "grammar"))
+    return one_guide(
+        decode_format(body.response_format, "response_format"),
+        decode_structured_outputs(body.structured_outputs),
+        *(decode_guide(kind, value, f"guided_{kind}") for kind, value in older if value is not None),
     )
 
 
@@ -203,11 +218,11 @@ def _tool_choice(body: ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolC
             return ToolChoice("auto")
         case "required":
             _need_tools(tools)
-            raise _not_guided("required")
+            return ToolChoice("required")
         case WireNamedTool() as named:
             _need_tools(tools)
             _check_named(named, tools)
-            raise _not_guided("a named tool")
+            return ToolChoice("required", named.function.name)
         case other:
             raise InvalidParameter(
                 f"Invalid value for `tool_choice`: {other}! Only named tools, 'none', 'auto' or 'required' are "
@@ -228,13 +243,6 @@ def _check_named(named: WireNamedTool, tools: tuple[ToolSpec, ...]) -> None:
         raise InvalidParameter(
             "The tool specified in `tool_choice` does not match any of the specified `tools`.", param="tool_choice"
         )
-
-
-def _not_guided(choice: str) -> Unsupported:
-    return Unsupported(
-        f"`tool_choice` {choice} needs guided decoding, which is not supported yet. Use 'auto' or 'none'.",
-        param="tool_choice",
-    )
 
 
 def _add_generation_prompt(body: ChatCompletionBody) -> bool:

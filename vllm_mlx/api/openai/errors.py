@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.errors import (
+    Cancelled,
     EngineDead,
     ModelNotFound,
     Overloaded,
     RequestError,
+    TimeLimit,
+    TooManyRequests,
     VLLMMLXError,
 )
-from ..errors import HTTPError
+from ..errors import CANCELLED, CANCELLED_STATUS, HTTPError
 from ..validation import describe
 from .replies import ErrorDetail, ErrorReply
 
@@ -48,12 +51,16 @@ def encode_error(error: VLLMMLXError, renamed: Mapping[str, str] | None = None) 
 def error_detail(error: VLLMMLXError) -> ErrorDetail:
     message = error.message
     match error:
+        case TooManyRequests():
+            return _detail(message, "rate_limit_error", code=error.code)
         case Overloaded():
             return _detail(message, "overloaded_error", code=error.code)
         case ModelNotFound():
             return _detail(message, INVALID_REQUEST, param="model", code=error.code)
         case RequestError():
             return _detail(message, INVALID_REQUEST, param=error.param, code=error.code)
+        case Cancelled():
+            return _detail(message, INVALID_REQUEST, code=CANCELLED)
         case EngineDead():
             return _detail(message, SERVER_ERROR, code="engine_dead")
         case _:
@@ -78,6 +85,12 @@ def _status(error: VLLMMLXError) -> int:
     match error:
         case ModelNotFound():
             return 404
+        case Cancelled():
+            return CANCELLED_STATUS
+        case TimeLimit():
+            return 422
+        case TooManyRequests():
+            return 429
         case Overloaded() | EngineDead():
             return 503
         case RequestError():

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 
 from ..extras import Ignored, Refused
 
-_GUIDED = "Guided decoding is not supported yet."
 _TOOLS = "Use `tools` and `tool_choice`."
 _AUDIO = "This server generates no audio."
-_BUDGET = "Thinking budgets are not supported yet."
 
 BODY_FIELDS: Mapping[str, Ignored | Refused] = {
     # OpenAI
@@ -25,7 +23,6 @@ BODY_FIELDS: Mapping[str, Ignored | Refused] = {
     "prediction": Ignored("speeds up, never changes, a reply"),
     "modalities": Ignored("text is what there is", (["text"],), "This server replies with text only."),
     "verbosity": Ignored("the default", ("medium",), "Ask for a short or long reply in the prompt."),
-    "response_format": Ignored("the default", ({"type": "text"},), _GUIDED),
     "moderation": Refused("This server does not moderate."),
     "audio": Refused(_AUDIO),
     "web_search_options": Refused("This server has no web search; offer one through `tools`."),
@@ -33,14 +30,9 @@ BODY_FIELDS: Mapping[str, Ignored | Refused] = {
     "function_call": Refused(_TOOLS),
     "suffix": Refused("Filling in between two texts is not supported."),
     # vLLM and kin
-    "cache_reasoning_tokens": Refused("It is not supported yet."),
     "documents": Refused("Put documents into the messages."),
-    "guided_choice": Refused(_GUIDED),
-    "guided_grammar": Refused(_GUIDED),
-    "guided_json": Refused(_GUIDED),
-    "guided_regex": Refused(_GUIDED),
-    "structured_outputs": Refused(_GUIDED),
-    "thinking_token_budget": Refused(_BUDGET),
+    "guided_decoding_backend": Ignored("there is one"),
+    "guided_whitespace_pattern": Refused("White space is bounded as it is."),
     "return_token_ids": Ignored("the default", (False,), "Token ids are not returned."),
     "return_tokens_as_token_ids": Ignored("the default", (False,), "Token ids are not returned."),
     "prompt_logprobs": Refused("Log-probabilities of the prompt are not supported."),
@@ -75,10 +67,6 @@ PART_FIELDS: Mapping[str, Ignored | Refused] = {
     "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
     "prompt_cache_breakpoint": Ignored("a hint; the prefix cache finds every prefix by itself"),
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
-}
-
-IMAGE_FIELDS: Mapping[str, Ignored | Refused] = {
-    "detail": Ignored("a hint on cost; the model's own processor sets the resolution"),
 }
 
 TOOL_CALL_FIELDS: Mapping[str, Ignored | Refused] = {

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.events import Usage
+from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 
 
@@ -17,7 +18,8 @@ class CompletionTokensDetails(Reply):
 
 
 class UsageReply(Reply):
-    """`max_completion_tokens` is present when the context window cut the requested limit, and says to what."""
+    """`max_completion_tokens` is present when the context window cut the requested limit, and says to what;
+    `cache_shortfall` when less of the prompt was cached than an earlier turn lets expect."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -25,6 +27,7 @@ class UsageReply(Reply):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     max_completion_tokens: int | None = None
+    cache_shortfall: CacheShortfall | None = None
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageReply":
@@ -37,6 +40,8 @@ class UsageReply(Reply):
         )
         if usage.clamped_max_tokens is not None:
             reply.max_completion_tokens = usage.clamped_max_tokens
+        if (shortfall := shortfall_of(usage.receipt)) is not None:
+            reply.cache_shortfall = shortfall
         return reply
 
 

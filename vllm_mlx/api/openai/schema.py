@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...core.request import MAX_LOGPROBS
+from ..images import Detail
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -33,11 +34,12 @@ class WireRefusal(Wire):
 
 class WireImageURL(Wire):
     url: str
+    detail: Detail | None = None
 
 
 class WireImage(Wire):
     type: Literal["image_url"]
-    image_url: WireImageURL
+    image_url: WireImageURL | str
 
 
 UserPart = Annotated[WireText | WireImage, Field(discriminator="type")]
@@ -142,6 +144,14 @@ class GenerationBody(Wire):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = Field(default=None, description="As `structured_outputs.json`.")
+    guided_regex: str | None = Field(default=None, description="As `structured_outputs.regex`.")
+    guided_choice: list[str] | None = Field(default=None, description="As `structured_outputs.choice`.")
+    guided_grammar: str | None = Field(default=None, description="As `structured_outputs.grammar`.")
+    thinking_token_budget: Any = Field(default=None, description="Tokens of a thought; -1: no bound.")
 
 
 class ChatCompletionBody(GenerationBody):

@@ -9,12 +9,13 @@ from ...core.messages import Message, TextPart
 from ...core.request import Request, SamplingParams
 from ...processing.quirks import without_client_marks
 from ..extras import Refused, check_extras
+from ..guides import decode_format
 from ..text import well_formed
-from ..thinking import decode_thinking
+from ..thinking import budget_in, decode_thinking
 from .fields import BODY_FIELDS, INCLUDED
 from .items import decode_items
 from .schema import InputText, MessageItem, ResponsesBody, WireItem
-from .tools import Namespaces, decode_tool_choice, decode_tools
+from .tools import Tools, decode_tool_choice, decode_tools
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
@@ -31,7 +32,7 @@ class ResponseSpec:
     background: bool = False
     shows_summary: bool = False
     seals_reasoning: bool = False  # what is not stored comes back only if the client can send it back
-    namespaces: Namespaces = field(default_factory=dict)
+    tools: Tools = field(default_factory=Tools)
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -49,10 +50,9 @@ def decode_response(
 ) -> DecodedResponse:
     """`earlier`: the conversation that `previous_response_id` stands for."""
     check_extras(body, BODY_FIELDS)
-    _check_text(body)
     _check_include(body)
     _check_background(body)
-    tools, namespaces = decode_tools(body.tools or ())
+    tools = decode_tools(body.tools or ())
     reasoning = body.reasoning
     thinking, template_kwargs = decode_thinking(
         None if reasoning is None else reasoning.effort, body.chat_template_kwargs
@@ -61,12 +61,14 @@ def decode_response(
     request = Request(
         request_id=reply_id,
         messages=_messages(body, [*earlier, *items]),
-        tools=tools,
-        tool_choice=decode_tool_choice(body.tool_choice),
+        tools=tools.specs,
+        tool_choice=decode_tool_choice(body.tool_choice, tools.specs),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=_sampling(body),
         thinking=thinking,
+        thinking_limit=budget_in(template_kwargs),
         template_kwargs=template_kwargs,
+        cache_reasoning="keep" if body.cache_reasoning_tokens else None,
         cache_salt=body.cache_salt or "",
     )
     spec = ResponseSpec(
@@ -78,7 +80,7 @@ def decode_response(
         background=bool(body.background),
         shows_summary=reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
         seals_reasoning=body.store is False or ENCRYPTED_REASONING in (body.include or ()),
-        namespaces=namespaces,
+        tools=tools,
         echo=_echo(body),
     )
     return DecodedResponse(request=request, reply=spec, items=items)
@@ -112,16 +114,12 @@ def _sampling(body: ResponsesBody) -> SamplingParams:
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty,
         seed=body.seed,
+        guide=decode_format(_format(body), "text.format", nested=False),
     )
 
 
-def _check_text(body: ResponsesBody) -> None:
-    format_ = None if body.text is None else body.text.format
-    if format_ is not None and format_.type != "text":
-        raise Unsupported(
-            f"`text.format` '{format_.type}' needs guided decoding, which is not supported yet. Use 'text'.",
-            param="text.format",
-        )
+def _format(body: ResponsesBody) -> dict[str, Any] | None:
+    return None if body.text is None else body.text.format
 
 
 def _check_include(body: ResponsesBody) -> None:
@@ -158,8 +156,8 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
         "store": body.store is not False,
         "background": bool(body.background),
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.type,
+        "text": {"format": _format(body) or {"type": "text"}},
+        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
         "tools": tools,
         "top_p": body.top_p,
         "truncation": "disabled",

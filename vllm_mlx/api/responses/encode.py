@@ -7,6 +7,7 @@ from ...core.events import Finished, GenerationEvent
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
 from .decode import ResponseSpec
 from .replies import (
+    CustomCall,
     FunctionCall,
     ItemStatus,
     OutputItem,
@@ -34,6 +35,7 @@ class ResponseStream:
         self._items: list[OutputItem] = []
         self._place = ""  # fields that say which item and part a delta belongs to
         self._summary_place = ""
+        self._is_custom = False
         self.reply = response(spec, "in_progress")
 
     def open(self) -> bytes:
@@ -80,6 +82,8 @@ class ResponseStream:
         match event.kind:
             case "text":
                 return self._event("response.output_text.delta", f'{self._place},{delta},"logprobs":[]')
+            case "call" if self._is_custom:
+                return b""  # the text is known once the arguments are whole
             case "call":
                 return self._event("response.function_call_arguments.delta", f"{self._place},{delta}")
             case "reasoning":
@@ -93,7 +97,8 @@ class ResponseStream:
         wire = self._item("added", event.index, started)
         place = f'"item_id":"{item_id(self._spec, event)}","output_index":{event.index}'
         self._summary_place = f'{place},"summary_index":0'
-        self._place = place if isinstance(started, FunctionCall) else f'{place},"content_index":0'
+        self._is_custom = isinstance(started, CustomCall)
+        self._place = place if isinstance(started, FunctionCall | CustomCall) else f'{place},"content_index":0'
         match started:
             case OutputMessage():
                 return wire + self._part("added", OutputText(type="output_text", text="", annotations=[], logprobs=[]))
@@ -101,7 +106,7 @@ class ResponseStream:
                 if self._spec.shows_summary:
                     wire += self._summary("added", "")
                 return wire + self._part("added", ReasoningText(type="reasoning_text", text=""))
-            case FunctionCall():
+            case FunctionCall() | CustomCall():
                 return wire
 
     def _end(self, event: BlockEnd, status: ItemStatus) -> bytes:
@@ -117,6 +122,10 @@ class ResponseStream:
             case FunctionCall():
                 fields = f'{self._place},"name":{escape(ended.name)},"arguments":{escape(ended.arguments)}'
                 return self._event("response.function_call_arguments.done", fields)
+            case CustomCall():
+                text = escape(ended.input)
+                wire = self._event("response.custom_tool_call_input.delta", f'{self._place},"delta":{text}')
+                return wire + self._event("response.custom_tool_call_input.done", f'{self._place},"input":{text}')
             case Reasoning(content=[thought]):
                 text = f'"text":{escape(thought.text)}'
                 wire = self._event("response.reasoning_text.done", f"{self._place},{text}")

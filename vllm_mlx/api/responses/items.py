@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import (
     ImagePart,
     Message,
@@ -15,6 +15,7 @@ from ...core.messages import (
     ToolResultPart,
 )
 from ..arguments import decode_arguments
+from ..images import decode_image
 from ..sealed import unseal
 from ..text import well_formed
 from .fields import SKIPPED_ITEMS
@@ -33,7 +34,7 @@ from .schema import (
     WireItem,
     WirePart,
 )
-from .tools import flat_name
+from .tools import CUSTOM_INPUT, flat_name
 
 _ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system"}
 
@@ -63,17 +64,19 @@ class _Conversation:
             case FunctionCallItem():
                 self._call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
             case CustomCallItem():
-                self._call(item.call_id, item.name, {"input": item.input})
+                self._call(item.call_id, item.name, {CUSTOM_INPUT: item.input})
             case CallOutputItem():
                 result = ToolResultPart(
                     item.call_id, _parts(item.output, f"{path}.output"), self._names.get(item.call_id)
                 )
                 self._append(Message("tool", (result,)))
             case ItemReference(id=item_id):
-                raise InvalidParameter(f"`{path}`: no item `{item_id}` is stored. Send the item itself.", param=path)
+                raise InvalidParameter(
+                    f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself.", param=path
+                )
             case OtherItem(type=kind):
                 if kind not in SKIPPED_ITEMS:
-                    raise Unsupported(f"`{path}.type` '{kind}' is not supported.", param=f"{path}.type")
+                    raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 
     def finish(self) -> list[Message]:
         self._flush()
@@ -110,8 +113,8 @@ def _part(part: WirePart, path: str) -> TextPart | ImagePart:
     match part:
         case InputText(text=text) | RefusalPart(refusal=text):
             return TextPart(well_formed(text))
-        case InputImage(image_url=str(url)):
-            return ImagePart(url)
+        case InputImage(image_url=str(url), detail=detail):
+            return decode_image(url, detail)
         case InputImage() | InputFile():
             raise Unsupported(
                 f"`{path}`: this server keeps no files and reads no documents. Send text, or an `image_url`.",

@@ -6,10 +6,13 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from ...core.events import Finished, FinishReason, Usage
+from ..arguments import decode_arguments
 from ..blocks import BlockEnd, BlockStart
+from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 from ..sealed import seal
 from .decode import ResponseSpec
+from .tools import CUSTOM_INPUT
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -59,7 +62,16 @@ class FunctionCall(Reply):
     arguments: str
 
 
-OutputItem = OutputMessage | Reasoning | FunctionCall
+class CustomCall(Reply):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+
+
+OutputItem = OutputMessage | Reasoning | FunctionCall | CustomCall
 
 
 class InputTokensDetails(Reply):
@@ -77,16 +89,20 @@ class UsageReply(Reply):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    cache_shortfall: CacheShortfall | None = None
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageReply":
-        return cls(
+        reply = cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
+        if (shortfall := shortfall_of(usage.receipt)) is not None:
+            reply.cache_shortfall = shortfall
+        return reply
 
 
 class ResponseError(Reply):
@@ -161,12 +177,19 @@ _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 def item_id(spec: ResponseSpec, block: BlockStart | BlockEnd) -> str:
     """Unique as the response's own id is, and the same however often it is asked for."""
-    return f"{_PREFIXES[block.kind]}_{spec.reply_id.removeprefix('resp_')}{block.index:02}"
+    prefix = "ctc" if is_custom(spec, block) else _PREFIXES[block.kind]
+    return f"{prefix}_{spec.reply_id.removeprefix('resp_')}{block.index:02}"
+
+
+def is_custom(spec: ResponseSpec, block: BlockStart | BlockEnd) -> bool:
+    return block.call is not None and block.call.name in spec.tools.custom
 
 
 def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -> OutputItem:
     """The whole item of a block that ended; without content, of one that starts."""
     text = block.text if isinstance(block, BlockEnd) else None
+    if is_custom(spec, block):
+        return _custom_call(spec, block, text or "", status)
     if block.call is not None:
         return _function_call(spec, block, text or "", status)
     if block.kind == "reasoning":
@@ -175,11 +198,25 @@ def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -
     return OutputMessage(id=item_id(spec, block), type="message", status=status, role="assistant", content=content)
 
 
+def _custom_call(spec: ResponseSpec, block: BlockStart | BlockEnd, arguments: str, status: ItemStatus) -> CustomCall:
+    """Its text is the one argument; where a model wrote others, they are what it wrote."""
+    assert block.call is not None, "a custom call comes from a call"
+    text = decode_arguments(arguments).get(CUSTOM_INPUT)
+    return CustomCall(
+        id=item_id(spec, block),
+        type="custom_tool_call",
+        status=status,
+        call_id=block.call.call_id,
+        name=block.call.name,
+        input=text if isinstance(text, str) else arguments,
+    )
+
+
 def _function_call(
     spec: ResponseSpec, block: BlockStart | BlockEnd, arguments: str, status: ItemStatus
 ) -> FunctionCall:
     assert block.call is not None, "a function call comes from a call"
-    namespace, name = spec.namespaces.get(block.call.name, (None, block.call.name))
+    namespace, name = spec.tools.namespaces.get(block.call.name, (None, block.call.name))
     call = FunctionCall(
         id=item_id(spec, block),
         type="function_call",

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from ..images import Detail
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -32,6 +34,7 @@ class InputImage(Wire):
     type: Literal["input_image"]
     image_url: str | None = None
     file_id: str | None = None
+    detail: Detail | None = None
 
 
 class InputFile(Wire):
@@ -130,6 +133,7 @@ class WireTool(Wire):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     tools: "list[WireTool] | None" = None
+    format: Any = None  # of a custom tool's input
 
 
 class WireToolChoice(Wire):
@@ -146,12 +150,8 @@ class WireReasoning(Wire):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class WireFormat(Wire):
-    type: str
-
-
 class WireText(Wire):
-    format: WireFormat | None = None
+    format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
@@ -176,6 +176,7 @@ class ResponsesBody(Wire):
     repetition_penalty: float | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
     tools: list[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None

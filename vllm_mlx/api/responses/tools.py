@@ -1,6 +1,8 @@
 """Flat tool definitions → core tools. The tools of a namespace get one name each, which replies take apart again."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported
 from ...core.messages import ToolChoice, ToolSpec
@@ -8,6 +10,7 @@ from ..text import well_formed, well_formed_json
 from .schema import WireTool, WireToolChoice
 
 SEPARATOR = "__"
+CUSTOM_INPUT = "input"  # the argument that a custom tool's text stands in
 
 Namespaces = Mapping[str, tuple[str, str]]  # the name that the model sees -> (namespace, name inside it)
 
@@ -16,31 +19,47 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}{SEPARATOR}{name}" if namespace else name
 
 
-def decode_tools(tools: Sequence[WireTool]) -> tuple[tuple[ToolSpec, ...], Namespaces]:
-    """Only functions reach the prompt: every other type is run by a server that this one is not."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    specs: tuple[ToolSpec, ...] = ()
+    namespaces: Namespaces = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()  # names of tools that take one text
+
+
+def decode_tools(tools: Sequence[WireTool]) -> Tools:
+    """What the client itself runs reaches the prompt: other types are run by a server that this one is not."""
     specs: list[ToolSpec] = []
     namespaces: dict[str, tuple[str, str]] = {}
+    custom: set[str] = set()
     for number, tool in enumerate(tools):
         path = f"tools[{number}]"
         if tool.type == "function":
             specs.append(_spec(tool, None, path))
+        elif tool.type == "custom":
+            specs.append(_custom(tool, path))
+            custom.add(specs[-1].name)
         elif tool.type == "namespace":
             for inner, spec in _members(tool, path):
                 specs.append(spec)
                 namespaces[spec.name] = (tool.name or "", inner)
-    return tuple(specs), namespaces
+    return Tools(specs=tuple(specs), namespaces=namespaces, custom=frozenset(custom))
 
 
-def decode_tool_choice(choice: str | WireToolChoice | None) -> ToolChoice:
+def decode_tool_choice(choice: str | WireToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
     match choice:
-        case None | "auto":
-            return ToolChoice("auto")
-        case "none":
-            return ToolChoice("none")
-        case "required" | WireToolChoice():
+        case None | "auto" | "none":
+            return ToolChoice("auto" if choice is None else choice)
+        case "required" if not tools:
+            raise InvalidParameter("`tool_choice` 'required' needs `tools`.", param="tool_choice")
+        case "required":
+            return ToolChoice("required")
+        case WireToolChoice(type="function" | "custom", name=str(name)):
+            if well_formed(name) not in {tool.name for tool in tools}:
+                raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
+            return ToolChoice("required", well_formed(name))
+        case WireToolChoice(type=kind):
             raise Unsupported(
-                "A `tool_choice` that forces a call needs guided decoding, which is not supported yet. Use 'auto' or "
-                "'none'.",
+                f"`tool_choice` of type '{kind}' is not supported. Name a function, or use 'required'.",
                 param="tool_choice",
             )
         case other:
@@ -59,6 +78,22 @@ def _members(namespace: WireTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
             yield tool.name or "", spec
 
 
+def _custom(tool: WireTool, path: str) -> ToolSpec:
+    """A tool that takes one text is a function with one argument to the model."""
+    if not tool.name:
+        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
+    text: dict[str, Any] = {"type": "string"}
+    match tool.format:
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    return ToolSpec(
+        name=well_formed(tool.name),
+        description=None if tool.description is None else well_formed(tool.description),
+        parameters=well_formed_json({"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}),
+        param=f"{path}.format",
+    )
+
+
 def _spec(tool: WireTool, namespace: str | None, path: str) -> ToolSpec:
     if not tool.name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
@@ -67,4 +102,5 @@ def _spec(tool: WireTool, namespace: str | None, path: str) -> ToolSpec:
         description=None if tool.description is None else well_formed(tool.description),
         parameters=well_formed_json(tool.parameters),
         strict=bool(tool.strict),
+        param=f"{path}.parameters",
     )

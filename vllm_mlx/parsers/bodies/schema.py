@@ -40,7 +40,7 @@ def _types(schema: Any, root: Mapping[str, Any], refs_left: int) -> Types:
         return None
     match schema:
         case {"$ref": str(reference)}:
-            return _types(_resolve(reference, root), root, refs_left - 1)
+            return _types(resolve(reference, root), root, refs_left - 1)
         case {"type": str(name)}:
             types = frozenset({name})
         case {"type": [*names]}:
@@ -72,7 +72,7 @@ def _union(branches: Iterable[Types]) -> Types:
     return union
 
 
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+def resolve(reference: str, root: Mapping[str, Any]) -> Any:
     if not reference.startswith("#"):
         return None
     node: Any = root

@@ -10,17 +10,18 @@ from ...api.anthropic.encode import MessageStream
 from ...api.anthropic.fold import MessageFold
 from ...api.anthropic.replies import ErrorReply, MessageReply, TokenCount
 from ...api.anthropic.schema import CountTokensBody, MessagesBody
+from ..bodies import JSONRoute
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
 from ..ports import Engine
-from ..replying import documented, streamed, submit, whole
+from ..replying import admitted, documented, streamed, submit, whole
 
 EVENTS = "Anthropic's events, message_start to message_stop"
 
 
 def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
-    router = APIRouter(tags=["Anthropic"])
+    router = APIRouter(tags=["Anthropic"], route_class=JSONRoute)
 
     @router.post("/v1/messages", responses=documented(MessageReply, ErrorReply, EVENTS))
     async def messages(body: MessagesBody, http: Request) -> Response:
@@ -39,7 +40,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
         """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
         models.resolve(body.model)
         request = decode_count_request(body, request_id=record_of(http.scope).request_id)
-        count = TokenCount(input_tokens=await engine.count_tokens(request))
+        count = TokenCount(input_tokens=await engine.count_tokens(admitted(request, http)))
         return Response(count.to_json(), media_type="application/json")
 
     return router

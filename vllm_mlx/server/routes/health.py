@@ -1,27 +1,22 @@
-"""`GET /health`, `GET /` and a client's probe. None of them waits for the engine."""
+"""`GET /health` and a client's probe. Neither waits for the engine."""
 
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
-from ... import __version__
 from ..ports import Engine
 
 
 def health_routes(engine: Engine) -> APIRouter:
     router = APIRouter(tags=["Server"])
 
-    @router.get("/health", responses={503: {"description": "The engine has stopped."}})
+    @router.get("/health", responses={503: {"description": "The engine has stopped, or hangs in a step."}})
     async def health() -> JSONResponse:
-        """`ok` as long as the engine lives, however busy it is."""
+        """`ok` as long as the engine steps, however busy it is."""
         if engine.is_healthy:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "error", "error": engine.error()}, 503)
-
-    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def root() -> dict[str, Any]:
-        return {"name": "vllm-mlx", "version": __version__, "api": "/openapi.json", "models": "/v1/models"}
 
     @router.api_route("/api/hello", methods=["GET", "HEAD"], include_in_schema=False)
     async def hello() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ...api.openai.encode import ChatStream, CompletionStream
 from ...api.openai.fold import ChatFold, CompletionFold
 from ...api.openai.replies import ChatCompletion, Completion, ErrorReply
 from ...api.openai.schema import ChatCompletionBody, CompletionBody
+from ..bodies import JSONRoute
 from ..config import ServerConfig
 from ..models import ServedModels
 from ..ports import Engine, Generation
@@ -20,7 +21,7 @@ EVENTS = "chunks, then [DONE]"
 
 
 def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
     names = engine.token_names
     keep_alive_s = config.keep_alive_s
 

@@ -16,8 +16,9 @@ from ...api.responses.fold import ResponseFold
 from ...api.responses.replies import Deleted, InputItemList, ResponseReply, response
 from ...api.responses.schema import ItemReference, ResponsesBody, WireItem
 from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter, Unsupported, shown
 from ..background import BackgroundReplies
+from ..bodies import JSONRoute
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
@@ -30,7 +31,7 @@ EVENTS = "OpenAI's events, response.created to response.completed"
 
 
 def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
-    router = APIRouter(tags=["Responses"])
+    router = APIRouter(tags=["Responses"], route_class=JSONRoute)
     store = ResponseStore()
     background = BackgroundReplies()
 
@@ -129,10 +130,10 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> list[WireItem]:
     conversation = store.conversation(previous_id)
     previous = store.get(previous_id)
     if previous is not None and previous.reply.status in ("queued", "in_progress"):
-        raise InvalidParameter(f"The response `{previous_id}` has not ended yet.", param="previous_response_id")
+        raise InvalidParameter(f"The response `{shown(previous_id)}` has not ended yet.", param="previous_response_id")
     if conversation is None:
         raise InvalidParameter(
-            f"The response `{previous_id}` is not stored here, or no longer. Send the whole input instead.",
+            f"The response `{shown(previous_id)}` is not stored here, or no longer. Send the whole input instead.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
@@ -153,7 +154,7 @@ def _resolved(body: ResponsesBody, store: ResponseStore) -> ResponsesBody:
 def _found(store: ResponseStore, response_id: str) -> StoredResponse:
     found = store.get(response_id)
     if found is None:
-        raise HTTPException(404, f"No response `{response_id}` is stored here.")
+        raise HTTPException(404, f"No response `{shown(response_id)}` is stored here.")
     return found
 
 

@@ -1,26 +1,61 @@
-"""`/v1/status` and `/v1/cache`: what the server does right now, and what it remembers."""
+"""`/v1/status`, `/metrics`, `/v1/cache` and cancelling: what the server does now, what it remembers, making it stop."""
 
-from dataclasses import asdict
-from typing import Any
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
+from ...api.openai.replies import ErrorReply
+from ...core.errors import shown
 from ..ports import Engine
+from ..recent import Recent
+from ..watching import StatusStream
+
+IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
 
 
-def status_routes(engine: Engine) -> APIRouter:
+def status_routes(engine: Engine, recent: Recent) -> APIRouter:
     router = APIRouter(tags=["Server"])
 
     @router.get("/v1/status")
     async def status() -> dict[str, Any]:
         """Requests under way, rates, memory and the prefix cache."""
-        return await engine.status()
+        return await current()
+
+    async def current() -> dict[str, Any]:
+        return {**await engine.status(), **recent.fields()}
+
+    @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
+    async def stream(interval: IntervalSeconds = 1.0) -> Response:
+        """The same as server-sent events, now and every `interval` seconds."""
+        return StatusStream(current, interval_s=interval)
+
+    @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
+    async def cancel(request_id: str) -> dict[str, Any]:
+        """End a request that /v1/status lists. Its client gets an error that says so."""
+        if not engine.cancel(request_id):
+            raise HTTPException(404, f"No request `{shown(request_id)}` is under way.")
+        return {"object": "request.cancelled", "id": request_id}
+
+    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """For Prometheus, in its text format."""
+        # Not in OpenMetrics, which it prefers: there prometheus_client writes vLLM's colons as underscores.
+        encode, media_type = choose_encoder("text/plain")
+        return Response(encode(_Families(await engine.metrics())), headers={"content-type": media_type})
 
     @router.get("/v1/cache")
     async def cache() -> dict[str, Any]:
         """The prefix cache's tree: each entry is a run of tokens that follows its parent's."""
         entries = [asdict(entry) for entry in await engine.cache_entries()]
         for entry in entries:
+            entry["age_s"] = round(max(0.0, time.monotonic() - entry["last_used"]), 1)
             entry["fingerprint"], entry["salted"] = entry["space"][0], bool(entry.pop("space")[1])
         return {"object": "list", "data": entries, "cache": (await engine.status())["cache"]}
 
@@ -30,3 +65,13 @@ def status_routes(engine: Engine) -> APIRouter:
         return {"object": "cache.cleared", "freed_bytes": await engine.clear_cache()}
 
     return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """What the encoder takes for a registry."""
+
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families

@@ -1,0 +1,158 @@
+"""What a client says a reply must look like → core guides. Knows no protocol's envelope."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ..core.errors import InvalidParameter, Unsupported
+from ..core.guide import (
+    Choice,
+    Grammar,
+    Guide,
+    GuideForm,
+    JsonSchema,
+    Regex,
+    StructuralFormat,
+    StructuralTag,
+    TagStructure,
+)
+from .text import well_formed, well_formed_json
+
+ANY_OBJECT = JsonSchema({"type": "object"})
+_NOTHING_DONE = ("disable_fallback", "disable_any_whitespace")  # there is no fallback, and white space is bounded
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool = True) -> Guide | None:
+    """A `response_format`, or a `text.format`, whose schema is not `nested` under `json_schema`."""
+    if format_ is None:
+        return None
+    match format_.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Guide(form=ANY_OBJECT, param=param)
+        case "json_schema":
+            holder, path = (format_.get("json_schema"), f"{param}.json_schema") if nested else (format_, param)
+            if not isinstance(holder, Mapping):
+                raise InvalidParameter(f"`{path}` is required.", param=path, code="missing_required_parameter")
+            return _schema_guide(holder, path)
+        case "structural_tag" if nested:
+            return Guide(form=_structural_tag(format_, param), param=param)
+        case other:
+            raise Unsupported(
+                f"`{param}.type` {other!r} is not supported. Use 'text', 'json_object' or 'json_schema'.",
+                param=f"{param}.type",
+            )
+
+
+def decode_structured_outputs(fields: Mapping[str, Any] | None, param: str = "structured_outputs") -> Guide | None:
+    """vLLM's `structured_outputs`: one kind of guide."""
+    if fields is None:
+        return None
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name in given:
+        if name not in (*_KINDS, *_NOTHING_DONE, "enable_in_reasoning"):
+            raise Unsupported(f"Unknown parameter: `{param}.{name}`. Leave it out.", param=f"{param}.{name}")
+    kinds = [name for name in _KINDS if name in given and given[name] is not False]
+    if len(kinds) != 1:
+        raise InvalidParameter(f"`{param}` takes exactly one of {', '.join(_KINDS)}.", param=param)
+    in_reasoning = given.get("enable_in_reasoning", False)
+    if not isinstance(in_reasoning, bool):
+        _fail(f"{param}.enable_in_reasoning", "true or false")
+    return decode_guide(kinds[0], given[kinds[0]], f"{param}.{kinds[0]}", in_reasoning=in_reasoning)
+
+
+def decode_guide(kind: str, value: Any, param: str, *, in_reasoning: bool = False) -> Guide:
+    """`kind`: json, regex, choice, grammar, json_object or structural_tag."""
+    return Guide(form=_form(kind, value, param), param=param, in_reasoning=in_reasoning)
+
+
+def one_guide(*guides: Guide | None) -> Guide | None:
+    """Raises InvalidParameter where two fields ask for different forms."""
+    given = [guide for guide in guides if guide is not None]
+    if len(given) > 1:
+        raise InvalidParameter(f"Set either `{given[0].param}` or `{given[1].param}`, not both.", param=given[1].param)
+    return given[0] if given else None
+
+
+def _schema_guide(holder: Mapping[str, Any], path: str) -> Guide:
+    schema = holder.get("schema")
+    if schema is None:
+        raise InvalidParameter(
+            f"`{path}.schema` is required.", param=f"{path}.schema", code="missing_required_parameter"
+        )
+    return Guide(form=_json(schema, f"{path}.schema"), param=f"{path}.schema")
+
+
+def _form(kind: str, value: Any, path: str) -> GuideForm:
+    match kind:
+        case "json":
+            return _json(value, path)
+        case "json_object":
+            return ANY_OBJECT
+        case "regex":
+            return Regex(_text(value, path))
+        case "grammar":
+            return Grammar(_text(value, path))
+        case "choice":
+            if not isinstance(value, list):
+                _fail(path, "a list of texts")
+            return Choice(tuple(_text(option, path) for option in value))
+        case _:
+            return _structural_tag(_parsed(value, path), path)
+
+
+def _json(value: Any, path: str) -> JsonSchema:
+    schema = _parsed(value, path)
+    if not isinstance(schema, Mapping | bool):
+        _fail(path, "a JSON schema: an object, true or false")
+    try:
+        return JsonSchema(well_formed_json(schema))
+    except RecursionError as error:
+        raise InvalidParameter(f"`{path}` is nested too deeply.", param=path) from error
+
+
+def _structural_tag(value: Any, path: str) -> StructuralTag | StructuralFormat:
+    """In either of its two forms."""
+    if isinstance(value, Mapping) and isinstance(value.get("format"), Mapping):
+        return StructuralFormat(well_formed_json(value["format"]))
+    if not isinstance(value, Mapping) or not isinstance(value.get("structures"), list):
+        raise InvalidParameter(
+            f"`{path}` must hold a `format`, or `structures`, each of `begin`, `schema` and `end`, and `triggers`.",
+            param=path,
+        )
+    triggers = value.get("triggers")
+    if not isinstance(triggers, list):
+        _fail(f"{path}.triggers", "a list of texts")
+    structures = tuple(
+        _structure(structure, f"{path}.structures[{number}]") for number, structure in enumerate(value["structures"])
+    )
+    return StructuralTag(structures, tuple(_text(trigger, f"{path}.triggers") for trigger in triggers))
+
+
+def _structure(value: Any, path: str) -> TagStructure:
+    if not isinstance(value, Mapping):
+        _fail(path, "an object")
+    schema = _json(value.get("schema", {}), f"{path}.schema").schema
+    return TagStructure(_text(value.get("begin"), f"{path}.begin"), schema, _text(value.get("end"), f"{path}.end"))
+
+
+def _parsed(value: Any, path: str) -> Any:
+    """JSON may be given as a text that holds it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"`{path}` is no JSON: {error}", param=path) from error
+
+
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        _fail(path, "a text")
+    return well_formed(value)
+
+
+def _fail(path: str, wanted: str) -> NoReturn:
+    raise InvalidParameter(f"`{path}` must be {wanted}.", param=path)

@@ -1,0 +1,63 @@
+"""What vision towers made of images, by digest, within a number of bytes. Opaque values; no mlx, no clock.
+
+The least recently used go first. Rows copy what they need into their own state, so an entry may go at any time: the
+tower is then run again.
+"""
+
+from collections import OrderedDict
+from typing import Generic, Protocol, TypeVar
+
+
+class Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+V = TypeVar("V", bound=Sized)
+
+
+class MediaCache(Generic[V]):
+    def __init__(self, max_bytes: int):
+        self.max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, V] = OrderedDict()
+        self.used_bytes = 0
+        self.num_encoded = 0  # times that a tower was run
+        self.longest_encode_s = 0.0
+        self.num_evictions = 0
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, digest: bytes) -> V | None:
+        value = self._entries.get(digest)
+        if value is not None:
+            self._entries.move_to_end(digest)
+        return value
+
+    def put(self, digest: bytes, value: V, *, seconds: float = 0.0) -> None:
+        """`seconds`: that the tower took. The newest entry stays even if too large, until the next or `shrink_to`."""
+        assert digest not in self._entries
+        self._entries[digest] = value
+        self.num_encoded += 1
+        self.longest_encode_s = max(self.longest_encode_s, seconds)
+        self.used_bytes += value.nbytes
+        while self.used_bytes > self.max_bytes and len(self._entries) > 1:
+            self._evict()
+
+    def shrink_to(self, num_bytes: int) -> None:
+        while self.used_bytes > num_bytes and self._entries:
+            self._evict()
+
+    def clear(self) -> int:
+        """Returns the bytes freed."""
+        freed, self.used_bytes = self.used_bytes, 0
+        self._entries.clear()
+        return freed
+
+    def _evict(self) -> None:
+        _, value = self._entries.popitem(last=False)
+        self.used_bytes -= value.nbytes
+        self.num_evictions += 1

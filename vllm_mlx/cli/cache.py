@@ -1,0 +1,57 @@
+"""`vllm-mlx cache`: what a running server's prefix cache holds, and emptying it. Talks HTTP alone."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.tree import Tree
+
+from .banner import readable
+from .remote import KeyOption, UrlOption, find_server
+
+_MAX_LINES = 200
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all cached state. Replies under way go on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Show what the server's prefix cache holds, or clear it."""
+    server = find_server(url, api_key)
+    held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
+    if as_json:
+        print(json.dumps(held, indent=2))
+    elif clear:
+        print(f"The cache is empty: {readable(int(held['freed_bytes']))} were freed.")
+    else:
+        Console(highlight=False).print(cache_tree(held["data"], held["cache"]))
+
+
+def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
+    """Runs of tokens below the run that they continue: what conversations share stands once."""
+    if not counts.get("enabled"):
+        return Tree("The prefix cache is off.")
+    root = Tree(
+        f"{counts.get('entry_count', 0)} conversations, {counts.get('current_memory_mb', 0):,.1f} of "
+        f"{counts.get('max_memory_mb', 0):,.1f} MB; {counts.get('hits', 0)} hits, {counts.get('misses', 0)} misses, "
+        f"{counts.get('tokens_saved', 0):,} tokens not computed again"
+    )
+    branches: dict[Any, Tree] = {None: root}
+    known = {entry["node_id"] for entry in entries}
+    # A parent begins before its children do.
+    for entry in sorted(entries, key=lambda each: (each["start"], each["node_id"]))[:_MAX_LINES]:
+        parent = entry["parent_id"] if entry["parent_id"] in known else None
+        branches[entry["node_id"]] = branches.get(parent, root).add(_line(entry))
+    if len(entries) > _MAX_LINES:
+        root.add(f"and {len(entries) - _MAX_LINES} more: see --json")
+    return root
+
+
+def _line(entry: dict[str, Any]) -> str:
+    num_bytes = entry["segment_bytes"] + entry["state_bytes"]
+    state = ", a state copy" if entry["state_bytes"] else ""
+    salted = ", salted" if entry.get("salted") else ""
+    return f"tokens {entry['start']:,}–{entry['end']:,}  {readable(num_bytes)}{state}, {entry['hits']} hits{salted}"

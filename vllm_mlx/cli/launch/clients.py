@@ -1,0 +1,172 @@
+"""The clients: what each is called, how it is installed, how it is pointed at a server. See docs/clients.md.
+
+Starts and writes nothing; knows no server of its own.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .plan import JsonEntries, Plan, Target, TextLines, pretty
+
+_PROVIDER = "vllm-mlx"
+_CODEX_KEY = "LOCAL_KEY"
+_IDLE_MS = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    title: str
+    install: str
+    plan: Callable[[Target, Path], Plan]  # (target, the user's home)
+
+
+def claude(target: Target, home: Path) -> Plan:
+    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
+    environment = {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_AUTH_TOKEN": target.api_key,
+        **dict.fromkeys((*models, "CLAUDE_CODE_SUBAGENT_MODEL"), target.model),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.max_reply),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_TELEMETRY": "1",
+    }
+    return Plan(
+        commands=(("claude",),),
+        environment=environment,
+        unset=("ANTHROPIC_API_KEY",),
+        first_prompt=12_500,
+        lasting=JsonEntries(home / ".claude" / "settings.json", {"env": environment}),
+    )
+
+
+def codex(target: Target, home: Path) -> Plan:
+    provider = {
+        "name": _PROVIDER,
+        "base_url": target.base_url,
+        "env_key": _CODEX_KEY,
+        "wire_api": "responses",
+        "stream_idle_timeout_ms": _IDLE_MS,
+    }
+    settings = {
+        "model": target.model,
+        "model_provider": _PROVIDER,
+        "model_context_window": target.context,
+        "model_auto_compact_token_limit": target.context - target.max_reply,
+    }
+    # Values are TOML, and JSON's texts and numbers are.
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items())
+    overrides = [*(f"{key}={json.dumps(value)}" for key, value in settings.items())]
+    overrides.append(f"model_providers.{_PROVIDER}={{ {table} }}")
+    lines = [f"[model_providers.{_PROVIDER}]", *(f"{key} = {json.dumps(value)}" for key, value in provider.items())]
+    lines += ["", f"[profiles.{_PROVIDER}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+    return Plan(
+        commands=(("codex", *(word for override in overrides for word in ("-c", override))),),
+        environment={_CODEX_KEY: target.api_key},
+        first_prompt=10_000,
+        lasting=TextLines(home / ".codex" / "config.toml", f"[model_providers.{_PROVIDER}]", "\n".join([*lines, ""])),
+    )
+
+
+def opencode(target: Target, home: Path) -> Plan:
+    config = {
+        "model": f"{_PROVIDER}/{target.model}",
+        "small_model": f"{_PROVIDER}/{target.model}",
+        "provider": {
+            _PROVIDER: {
+                "npm": "@ai-sdk/openai-compatible",
+                "options": {"baseURL": target.base_url, "apiKey": target.api_key},
+                "models": {target.model: {"limit": {"context": target.context, "output": target.max_reply}}},
+            }
+        },
+    }
+    return Plan(
+        commands=(("opencode",),),
+        environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        first_prompt=8_000,
+        lasting=JsonEntries(home / ".config" / "opencode" / "opencode.json", config),
+    )
+
+
+def qwen(target: Target, home: Path) -> Plan:
+    entry = {
+        "id": target.model,
+        "name": target.model,
+        "envKey": "OPENAI_API_KEY",
+        "baseUrl": target.base_url,
+        "generationConfig": {"contextWindowSize": target.context},
+    }
+    settings = {
+        "modelProviders": {"openai": [entry]},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": target.model},
+    }
+    file = target.folder / "qwen" / "settings.json"
+    return Plan(
+        commands=(("qwen", "--auth-type", "openai", "-m", target.model),),
+        environment={
+            "OPENAI_BASE_URL": target.base_url,
+            "OPENAI_API_KEY": target.api_key,
+            "OPENAI_MODEL": target.model,
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(target.max_reply),
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(file),
+        },
+        files={file: pretty(settings)},
+        first_prompt=20_000,
+        lasting=JsonEntries(home / ".qwen" / "settings.json", {**settings, "env": {"OPENAI_API_KEY": target.api_key}}),
+    )
+
+
+def cline(target: Target, home: Path) -> Plan:
+    folder = ("--data-dir", str(target.folder / "cline"))
+    provider = ("-p", "openai", "-k", target.api_key, "-m", target.model, "-b", target.base_url)
+    return Plan(commands=(("cline", "auth", *provider, *folder), ("cline", *folder)), first_prompt=6_000)
+
+
+def aider(target: Target, home: Path) -> Plan:
+    name = f"openai/{target.model}"
+    file = target.folder / "aider" / "models.json"
+    limits = {
+        name: {
+            "litellm_provider": "openai",
+            "mode": "chat",
+            "max_input_tokens": target.context - target.max_reply,
+            "max_output_tokens": target.max_reply,
+            "max_tokens": target.max_reply,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+        }
+    }
+    roles = tuple(word for role in ("--model", "--weak-model", "--editor-model") for word in (role, name))
+    lines = [f"{role}: {name}" for role in ("model", "weak-model", "editor-model")]
+    return Plan(
+        commands=(("aider", *roles, "--model-metadata-file", str(file)),),
+        environment={
+            "OPENAI_API_BASE": target.base_url,
+            "OPENAI_API_KEY": target.api_key,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+        files={file: pretty(limits)},
+        first_prompt=2_500,
+        lasting=TextLines(
+            home / ".aider.conf.yml",
+            "model:",
+            "\n".join(
+                [*lines, f"openai-api-base: {target.base_url}", f"openai-api-key: {json.dumps(target.api_key)}", ""]
+            ),
+        ),
+    )
+
+
+CLIENTS = {
+    "claude": Client("Claude Code", "npm install -g @anthropic-ai/claude-code", claude),
+    "codex": Client("Codex", "npm install -g @openai/codex", codex),
+    "opencode": Client("opencode", "npm install -g opencode-ai", opencode),
+    "qwen": Client("Qwen Code", "npm install -g @qwen-code/qwen-code", qwen),
+    "cline": Client("Cline", "npm install -g cline", cline),
+    "aider": Client("aider", "python3 -m pip install aider-chat", aider),
+}

@@ -1,0 +1,70 @@
+"""Writes what a client reads: files of our own, and on `--write` entries in its user's. Nothing is lost there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..failures import CommandFailed
+from .plan import JsonEntries, TextLines, pretty
+
+
+def write_own(path: Path, text: str) -> None:
+    """For its owner's eyes: it may hold a key. Raises CommandFailed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def write_lasting(entries: JsonEntries | TextLines) -> str:
+    """The file is left as it was beside itself. Says what was done. Raises CommandFailed."""
+    path = entries.path
+    old = _read(path)
+    text = _merged(path, old, entries) if isinstance(entries, JsonEntries) else _appended(old, entries)
+    if old:
+        backup = path.with_name(path.name + ".before-vllm-mlx")
+        if not backup.exists():
+            write_own(backup, old)
+    write_own(path, text)
+    return f"Wrote {path}" + (f"; as it was, it is {path.name}.before-vllm-mlx." if old else ".")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"Cannot read {path}, so it is left alone: {type(error).__name__}.") from error
+
+
+def _merged(path: Path, old: str, entries: JsonEntries) -> str:
+    try:
+        held = json.loads(old) if old.strip() else {}
+    except ValueError as error:
+        raise CommandFailed(f"{path} is no plain JSON ({error}), so it is left alone: see --print.") from error
+    if not isinstance(held, dict):
+        raise CommandFailed(f"{path} holds no JSON object, so it is left alone: see --print.")
+    return pretty(_merge(held, dict(entries.values)))
+
+
+def _merge(held: Any, new: Any) -> Any:
+    """`new` wins, object by object; it stands first in a list, in place of what has its `id`."""
+    if isinstance(held, dict) and isinstance(new, dict):
+        return held | {key: _merge(held.get(key), value) for key, value in new.items()}
+    if isinstance(held, list) and isinstance(new, list):
+        return [*new, *(each for each in held if _identity(each) not in [_identity(other) for other in new])]
+    return new
+
+
+def _identity(entry: Any) -> Any:
+    return entry.get("id", entry) if isinstance(entry, dict) else entry
+
+
+def _appended(old: str, entries: TextLines) -> str:
+    if any(line.strip().startswith(entries.marker) for line in old.splitlines()):
+        raise CommandFailed(f"{entries.path} has a line `{entries.marker}` already, so it is left alone: see --print.")
+    gap = "" if not old else "\n" if old.endswith("\n") else "\n\n"
+    return old + gap + entries.text

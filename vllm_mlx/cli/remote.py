@@ -1,0 +1,182 @@
+"""A running server as the commands see it: an address, a key, JSON and events. Knows no command and no model code."""
+
+import ipaddress
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+
+from .banner import local_url
+from .failures import CommandFailed, WrongUsage
+from .sources import load_settings
+
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+SILENCE_S = 300.0  # of a stream; the server speaks every ten seconds
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", show_default=False, help="Where the server is. Default: as `serve` is set."),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", metavar="TEXT", show_default=False, help="Its key. Default, on this machine: that of `serve`."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    max_model_len: int | None  # None: the server does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """`url` has no path. Every method raises CommandFailed, in a sentence that says what to do."""
+
+    url: str
+    api_key: str | None = None
+    answer_s: float = ANSWER_S  # to wait for an answer that is not streamed
+
+    def get(self, path: str) -> Any:
+        return self._json("GET", path)
+
+    def delete(self, path: str) -> Any:
+        return self._json("DELETE", path)
+
+    def models(self) -> list[Model]:
+        cards = self.get("/v1/models").get("data") or []
+        return [Model(str(card["id"]), card.get("max_model_len")) for card in cards]
+
+    def model(self, name: str | None = None) -> Model:
+        """The one named, or the first that is served."""
+        models = self.models()
+        if not models:
+            raise CommandFailed(f"{self.url} serves no model.")
+        for model in models:
+            if name is None or model.name == name:
+                return model
+        known = ", ".join(model.name for model in models)
+        raise WrongUsage(f"{self.url} does not serve {name}. It serves {known}.")
+
+    @contextmanager
+    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+        """The JSON of each event of a streamed reply. Leaving early closes the connection, which cancels it."""
+        with (
+            self._client(SILENCE_S) as client,
+            self._explained(),
+            client.stream("POST", path, json=dict(body)) as response,
+        ):
+            if response.is_error:
+                response.read()
+                raise CommandFailed(self._refusal(response))
+            yield _data(response.iter_lines())
+
+    def _json(self, method: str, path: str) -> Any:
+        with self._client(self.answer_s) as client, self._explained():
+            response = client.request(method, path)
+            if response.is_error:
+                raise CommandFailed(self._refusal(response))
+            try:
+                return response.json()
+            except ValueError as error:
+                raise CommandFailed(f"{self.url}{path} answered with something else than JSON.") from error
+
+    def _client(self, timeout_s: float) -> httpx.Client:
+        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        # A proxy of the environment knows nothing of this machine's own addresses.
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=not is_loopback(self.url))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise CommandFailed(
+                f"No server answers at {self.url}. Start one with `vllm-mlx serve MODEL`, "
+                "or say where it is with --url."
+            ) from error
+        except httpx.TimeoutException as error:
+            raise CommandFailed(f"{self.url} did not answer in time. Is it busy, or another program?") from error
+        except httpx.HTTPError as error:
+            raise CommandFailed(f"The connection to {self.url} broke: {error or type(error).__name__}.") from error
+
+    def _refusal(self, response: httpx.Response) -> str:
+        if response.status_code == 401:
+            return f"{self.url} asks for a key: give the right one with --api-key, or set VLLM_MLX_API_KEY."
+        if response.status_code == 404 and "error" not in response.text:
+            return f"{self.url} has no {response.url.path}: it is another program, or an older version."
+        return error_message(_parsed(response.text)) or f"{self.url} answered {response.status_code}."
+
+
+def find_server(url: str | None, api_key: str | None) -> Remote:
+    """The server `url`, or the one that `serve` would start with the settings of this machine.
+
+    A key from the settings is sent to this machine only. Raises WrongUsage, ConfigError.
+    """
+    settings = load_settings({})
+    if url is None:
+        if settings.port == 0:
+            raise WrongUsage("The port is set to 0, which takes any: say with --url where the server is.")
+        url = local_url(settings.host, settings.port)
+    url = normalised(url)
+    if api_key is None and is_loopback(url):
+        api_key = next(iter(settings.api_keys), None)
+    return Remote(url, api_key)
+
+
+def normalised(url: str) -> str:
+    """Scheme and host, without the `/v1` that clients are given. Raises WrongUsage."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        has_port = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
+        raise WrongUsage(f"--url {url} is no address: write it as http://127.0.0.1:8000.")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def error_message(body: Any) -> str | None:
+    """Of an error as any of the protocols writes it."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return str(error["message"])
+    return error if isinstance(error, str) else None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _data(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        text = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or text == "[DONE]":
+            continue
+        event = _parsed(text)
+        if not isinstance(event, dict):
+            raise CommandFailed("The server sent an event that is no JSON object.")
+        if message := error_message(event):
+            raise CommandFailed(message)
+        yield event

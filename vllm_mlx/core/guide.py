@@ -1,0 +1,98 @@
+"""What a client wants a reply to look like, whichever protocol carried it. Knows no grammar and no tokenizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidParameter
+
+MAX_GUIDE_CHARS = 256 * 1024
+MAX_CHOICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """One JSON text that is valid by the schema."""
+
+    schema: Mapping[str, Any] | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that the whole pattern matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of these texts."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A text of a grammar in Lark's notation or in GBNF."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TagStructure:
+    """`begin`, content that is valid by the schema, `end`."""
+
+    begin: str
+    schema: Mapping[str, Any] | bool
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """Free text, but what begins with a trigger is one of the structures."""
+
+    structures: tuple[TagStructure, ...]
+    triggers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralFormat:
+    """The newer form: a tree of `{"type": …}`, which says what the whole reply is."""
+
+    format: Mapping[str, Any]
+
+
+GuideForm = JsonSchema | Regex | Choice | Grammar | StructuralTag | StructuralFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """`param` is the request field that holds it. Raises InvalidParameter, naming that field."""
+
+    form: GuideForm
+    param: str = "structured_outputs"
+    in_reasoning: bool = False  # from the first token on, even where the reply begins with thoughts
+
+    def __post_init__(self) -> None:
+        match self.form:
+            case Choice(options):
+                self._check(bool(options), "needs at least one option")
+                self._check(len(options) <= MAX_CHOICES, f"takes at most {MAX_CHOICES} options")
+                self._check(all(options), "takes no empty option")
+                self._check_size(sum(map(len, options)))
+            case Regex(text) | Grammar(text):
+                self._check(bool(text), "must not be empty")
+                self._check_size(len(text))
+            case StructuralTag(structures, triggers):
+                self._check(bool(structures), "needs at least one structure")
+                self._check(bool(triggers) and all(triggers), "needs at least one trigger, none of them empty")
+                for structure in structures:
+                    is_triggered = structure.begin.startswith(triggers)
+                    self._check(is_triggered, f"has no trigger that begins the structure '{structure.begin}'")
+
+    def _check_size(self, num_chars: int) -> None:
+        self._check(num_chars <= MAX_GUIDE_CHARS, f"takes at most {MAX_GUIDE_CHARS} characters")
+
+    def _check(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise InvalidParameter(f"`{self.param}` {rule}.", param=self.param)

@@ -1,0 +1,58 @@
+"""How much one request may hold, whichever protocol carried it. Knows no wire format."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError, InvalidParameter
+from .guide import JsonSchema, StructuralFormat, StructuralTag
+from .request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    max_messages: int = 10_000
+    max_tools: int = 1024
+    max_schema_bytes: int = 256 * 1024  # of one JSON schema, as JSON
+    max_choices: int = 1024  # replies to all prompts of one HTTP request
+
+    def __post_init__(self) -> None:
+        for name in ("max_messages", "max_tools", "max_schema_bytes", "max_choices"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidParameter, naming the limit."""
+        _at_most(len(request.messages or ()), self.max_messages, "messages", "messages")
+        _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools")
+        for param, schema in _schemas(request):
+            if schema and len(json.dumps(schema)) > self.max_schema_bytes:
+                raise InvalidParameter(
+                    f"A JSON schema in `{param}` is longer than {self.max_schema_bytes} bytes (--max-schema-bytes).",
+                    param=param,
+                )
+
+    def check_choices(self, num_choices: int) -> None:
+        """Raises InvalidParameter, naming the limit."""
+        _at_most(num_choices, self.max_choices, "n", "choices")
+
+
+def _at_most(number: int, limit: int, param: str, noun: str) -> None:
+    if number > limit:
+        message = f"This request has {number} {noun}; the server takes at most {limit} (--max-{noun})."
+        raise InvalidParameter(message, param=param)
+
+
+def _schemas(request: Request) -> Iterator[tuple[str, Any]]:
+    for tool in (*request.tools, *request.unlisted_tools):
+        yield "tools", tool.parameters
+    guide = request.sampling.guide
+    match None if guide is None else guide.form:
+        case JsonSchema(schema):
+            yield guide.param if guide else "", schema
+        case StructuralFormat(tree):
+            yield guide.param if guide else "", tree
+        case StructuralTag(structures):
+            for structure in structures:
+                yield guide.param if guide else "", structure.schema

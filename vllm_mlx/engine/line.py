@@ -1,0 +1,71 @@
+"""How many requests may be under way or wait, and how long each may take. Knows neither words nor ids."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..core.config import EngineConfig
+from ..core.errors import TimeLimit, TooManyRequests
+from .generation import Generation
+
+_LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # that a refused client is asked to wait
+
+
+class Line:
+    def __init__(self, config: EngineConfig, open_generations: Callable[[], list[Generation]]):
+        self._max_queue = config.max_queue
+        self._max_open = config.max_num_seqs + config.max_queue
+        self._max_queue_s = config.max_queue_s
+        self._max_request_s = config.max_request_s
+        self._open_generations = open_generations
+        self._num_preparing = 0
+        self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
+        self.num_refused = 0
+
+    @contextmanager
+    def preparing(self, num_choices: int) -> Iterator[None]:
+        """While a request becomes a prompt, it stands in the line. Raises TooManyRequests where that is full."""
+        replies = [reply for generation in self._open_generations() for reply in generation.replies]
+        if self._num_preparing + len(replies) >= self._max_open:
+            now = time.monotonic()
+            elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
+            self.num_refused += 1
+            raise TooManyRequests(
+                f"The server is busy, and {self._max_queue} requests wait in line already (--max-queue).",
+                retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
+            )
+        self._num_preparing += num_choices
+        try:
+            yield
+        finally:
+            self._num_preparing -= num_choices
+
+    def watch(self, generation: Generation) -> None:
+        """Ends it when its time is over."""
+        loop = asyncio.get_running_loop()
+        timers = []
+        if self._max_queue_s is not None:
+            timers.append(loop.call_later(self._max_queue_s, self._waited, generation, self._max_queue_s))
+        if self._max_request_s is not None:
+            timers.append(loop.call_later(self._max_request_s, self._took, generation, self._max_request_s))
+        if timers:
+            self._timers[id(generation)] = timers
+
+    def left(self, generation: Generation) -> None:
+        for timer in self._timers.pop(id(generation), ()):
+            timer.cancel()
+
+    def _waited(self, generation: Generation, limit_s: float) -> None:
+        replies = generation.replies
+        if replies and all(reply.phase == "queued" for reply in replies):
+            self.num_refused += 1
+            generation.put(
+                TooManyRequests(
+                    f"The request waited in line for {limit_s:g} seconds (--max-queue-s).", retry_after_s=_LEAST_WAIT_S
+                )
+            )
+
+    def _took(self, generation: Generation, limit_s: float) -> None:
+        if generation.replies:
+            generation.put(TimeLimit(f"The request took more than {limit_s:g} seconds (--max-request-s)."))

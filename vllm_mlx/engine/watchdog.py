@@ -1,0 +1,41 @@
+"""Notices a step that does not end, and says where it hangs. Knows no request."""
+
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class Watchdog:
+    """`step_started_s`: when the step under way began, None between steps. `thread_id`: whose stack to look at."""
+
+    def __init__(
+        self, *, limit_s: float, step_started_s: Callable[[], float | None], thread_id: Callable[[], int | None]
+    ):
+        self._limit_s = limit_s
+        self._step_started_s = step_started_s
+        self._thread_id = thread_id
+        self._told_s: float | None = None  # the step that was logged
+
+    def error(self) -> str | None:
+        """What is wrong right now. The first to ask about a step that hangs has its stack logged."""
+        started_s = self._step_started_s()
+        if started_s is None or time.monotonic() - started_s < self._limit_s:
+            return None
+        stack = self._stack()
+        if self._told_s != started_s:
+            self._told_s = started_s
+            logger.error("The engine hangs in a step:\n%s", "".join(stack.format()))
+        own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
+        where = f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+        return f"The engine has been in one step for {time.monotonic() - started_s:.0f} s{where}."
+
+    def _stack(self) -> traceback.StackSummary:
+        frame = sys._current_frames().get(self._thread_id() or 0)
+        return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)

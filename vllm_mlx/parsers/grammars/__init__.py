@@ -1,0 +1,17 @@
+"""Grammars, as text in llguidance's Lark notation, of what the parsers read. Nothing here knows a tokenizer."""
+
+from .guides import NO_HEADER, Header, guide_grammar
+from .lark import LarkWriter
+from .shapes import GuidedTool
+from .tools import calls, calls_in_text, required_calls
+
+__all__ = [
+    "NO_HEADER",
+    "GuidedTool",
+    "Header",
+    "LarkWriter",
+    "calls",
+    "calls_in_text",
+    "guide_grammar",
+    "required_calls",
+]

@@ -1,0 +1,102 @@
+"""Structural tags in their newer form, a tree of formats, as grammar."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.errors import InvalidParameter
+from .interrupted import interrupted_text
+from .json_schema import checked_schema
+from .lark import LarkWriter, either, in_slashes
+from .values import ANY_TEXT
+
+_MAX_DEPTH = 32
+
+
+class StructuralWriter:
+    """Raises InvalidParameter, naming the place, for what is no such tree or cannot be enforced."""
+
+    def __init__(self, writer: LarkWriter):
+        self._writer = writer
+
+    def expression(self, format_: Any, path: str, end: str = "", depth: int = _MAX_DEPTH) -> str:
+        """What the format allows, and `end`, which free text does not hold."""
+        writer = self._writer
+        kind = self._field(format_, "type", str, path)
+        if depth == 0:
+            raise InvalidParameter(f"`{path}` is nested too deeply.", param=path)
+        match kind:
+            case "any_text":
+                return writer.value(ANY_TEXT, end, without=(end,)) if end else f"({writer.terminal('/(?s:.+)/')})?"
+            case "const_string":
+                body = writer.text(self._field(format_, "value", str, path))
+            case "json_schema":
+                body = writer.json(checked_schema(format_.get("json_schema"), f"{path}.json_schema"))
+            case "regex":
+                body = writer.terminal(f"/{in_slashes(self._field(format_, 'pattern', str, path))}/")
+            case "sequence":
+                return self._sequence(format_, path, end, depth)
+            case "or":
+                elements = enumerate(self._field(format_, "elements", list, path))
+                return either(self.expression(each, f"{path}.elements[{at}]", end, depth - 1) for at, each in elements)
+            case "tag":
+                body = self._tag(format_, path, depth)
+            case "triggered_tags":
+                body = self._triggered(format_, path, depth)
+            case "tags_with_separator":
+                body = self._separated(format_, path, depth)
+            case other:
+                raise InvalidParameter(f"`{path}.type` '{other}' is not supported.", param=f"{path}.type")
+        return f"{body} {writer.text(end)}".strip()
+
+    def _sequence(self, format_: Mapping[str, Any], path: str, end: str, depth: int) -> str:
+        elements = self._field(format_, "elements", list, path)
+        parts = []
+        for at, each in enumerate(elements):
+            is_last = at == len(elements) - 1
+            if not is_last and isinstance(each, Mapping) and each.get("type") in ("any_text", "triggered_tags"):
+                raise InvalidParameter(
+                    f"`{path}.elements[{at}]`: free text stands only at the end of a sequence.",
+                    param=f"{path}.elements[{at}]",
+                )
+            parts.append(self.expression(each, f"{path}.elements[{at}]", end if is_last else "", depth - 1))
+        return " ".join(parts) or self._writer.text(end) or '""'
+
+    def _tag(self, format_: Any, path: str, depth: int, *, behind: str = "") -> str:
+        """`behind`: of `begin`, so much was written already."""
+        begin = self._field(format_, "begin", str, path)[len(behind) :]
+        end = self._field(format_, "end", str, path)
+        content = self.expression(format_.get("content"), f"{path}.content", end, depth - 1)
+        return self._writer.rule(f"{self._writer.text(begin)} {content}".strip())
+
+    def _triggered(self, format_: Mapping[str, Any], path: str, depth: int) -> str:
+        triggers = self._field(format_, "triggers", list, path)
+        rests: dict[str, list[str]] = {}
+        for at, tag in enumerate(self._field(format_, "tags", list, path)):
+            begin = self._field(tag, "begin", str, f"{path}.tags[{at}]")
+            known = [each for each in triggers if isinstance(each, str) and each and begin.startswith(each)]
+            if not known:
+                raise InvalidParameter(
+                    f"`{path}.tags[{at}].begin` begins with none of the triggers.", param=f"{path}.tags[{at}].begin"
+                )
+            trigger = max(known, key=len)
+            rests.setdefault(trigger, []).append(self._tag(tag, f"{path}.tags[{at}]", depth, behind=trigger))
+        most = "+" if format_.get("at_least_one") else "*"
+        if format_.get("stop_after_first"):
+            most = "" if format_.get("at_least_one") else "?"
+        return interrupted_text(
+            {trigger: either(options) for trigger, options in rests.items()}, self._writer, most=most
+        )
+
+    def _separated(self, format_: Mapping[str, Any], path: str, depth: int) -> str:
+        tags = self._field(format_, "tags", list, path)
+        one = either(self._tag(tag, f"{path}.tags[{at}]", depth) for at, tag in enumerate(tags))
+        more = (
+            "" if format_.get("stop_after_first") else f"({self._writer.text(format_.get('separator') or '')} {one})*"
+        )
+        return f"{one} {more}" if format_.get("at_least_one") else f"({one} {more})?"
+
+    def _field(self, format_: Any, name: str, kind: type, path: str) -> Any:
+        value = format_.get(name) if isinstance(format_, Mapping) else None
+        if not isinstance(value, kind):
+            raise InvalidParameter(f"`{path}.{name}` is required.", param=f"{path}.{name}")
+        return value

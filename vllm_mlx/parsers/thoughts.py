@@ -1,0 +1,36 @@
+"""How a family's thoughts begin and end, for what bounds a reply: the tags, and what stands around an answer."""
+
+from dataclasses import dataclass
+
+from .formats import Place
+from .generic import TOOL_FORMATS
+from .reasoning_formats import REASONING_FORMATS
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtTags:
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]  # the first is what ends a thought that the first start opened, and so on
+    atoms: tuple[str, ...] = ()
+    is_implied: bool = False
+    lead: str = ""  # between a thought and what follows
+    answer: str = ""  # before an answer
+
+    def end_for(self, start: int) -> str:
+        return self.ends[start] if start < len(self.ends) else self.ends[0]
+
+
+def thought_tags(reasoning: str) -> ThoughtTags:
+    """Of the reasoning format of this name."""
+    format = REASONING_FORMATS[reasoning]
+    starts = format.gate[0] if format.gate is not None else format.opens
+    if format.messages is not None:
+        tags = format.messages
+        return ThoughtTags(starts, (tags.end,), (tags.end,), format.is_implied, tags.lead, tags.answer)
+    return ThoughtTags(starts, format.closes, format.atoms, format.is_implied)
+
+
+def call_tags(tools: str) -> tuple[str, ...]:
+    """The tags that open a call even inside of a thought."""
+    openings = TOOL_FORMATS[tools].openings
+    return tuple(opening.marker for opening in openings if opening.place is Place.ANYWHERE)

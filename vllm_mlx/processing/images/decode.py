@@ -1,0 +1,102 @@
+"""Bytes of an image file → pixels, by Pillow. The content decides what it is, not what anybody calls it.
+
+Of an animation it is the first frame. Colour profiles are not applied.
+"""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from PIL import Image
+
+from ...core.errors import InvalidImage
+from .formats import FORMATS, what_else
+from .picture import Picture
+
+_ORIENTATION = 0x0112
+# What is done to (rows, columns, 3), by how the camera was held: EXIF 2.32, 4.6.4 A.
+_UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: np.rot90(pixels),
+}
+_STRIP_PIXELS = 1 << 20
+_MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each costs a pass over all pixels
+# What a decoder raises on a file that is not what it expects.
+_FAILURES = (
+    OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
+    MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+
+
+class ImageFile:
+    """A file whose header has been read."""
+
+    def __init__(self, data: bytes, *, max_pixels: int):
+        """Raises InvalidImage for what is no image, and for one of too many pixels before any is decoded."""
+        try:
+            self._image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except Image.DecompressionBombError as error:
+            raise InvalidImage(_too_large("far too many", max_pixels)) from error
+        except _FAILURES as error:
+            raise InvalidImage(f"it is {what_else(data)}.") from error
+        width, height = self._image.size
+        self.num_pixels = width * height
+        if self.num_pixels > max_pixels:
+            raise InvalidImage(_too_large(f"{width} × {height}", max_pixels))
+        if self._image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > _MAX_SCANS:
+            raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it anew.")
+
+    def decode(self) -> Picture:
+        """Upright, and on white where it is transparent. Raises InvalidImage."""
+        try:
+            with self._image as image:
+                image.load()
+                return Picture.of(_upright(_rgb(image), image))
+        except _FAILURES as error:
+            raise InvalidImage("it is broken: its content ends early or contradicts itself.") from error
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """(rows, columns, 3), uint8. Strip by strip, which takes little memory and no lock of the interpreter for long."""
+    width, height = image.size
+    pixels = np.empty((height, width, 3), np.uint8)
+    step = max(1, _STRIP_PIXELS // width)
+    for top in range(0, height, step):
+        strip = image.crop((0, top, width, min(height, top + step)))
+        pixels[top : top + step] = np.array(_opaque(strip))
+    return pixels
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """RGB, each sample in 8 bits."""
+    if image.mode.startswith("I;16"):
+        samples = np.array(image) >> 8
+        return Image.fromarray(samples.astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    clear = image.convert("RGBA")
+    white = Image.new("RGBA", clear.size, "white")
+    return Image.alpha_composite(white, clear).convert("RGB")
+
+
+def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Turned as the image says that the camera was held, where it says so in a form that can be read."""
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    except _FAILURES:
+        return pixels
+    return pixels if turn is None else turn(pixels)
+
+
+def _too_large(size: str, max_pixels: int) -> str:
+    return (
+        f"it has {size} pixels; this server takes images of at most {max_pixels / 1e6:.1f} megapixels "
+        "(--max-image-pixels). Send a smaller one."
+    )

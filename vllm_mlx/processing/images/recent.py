@@ -1,0 +1,66 @@
+"""Pictures of the last turns, and what addresses last led to. A conversation comes back whole with every turn.
+
+Used on one event loop; reads no clock.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from .picture import Picture
+from .web import Fetched
+
+Address = tuple[bytes, str]  # salt and URL
+_MAX_ADDRESSES = 1000
+
+
+class RecentPictures:
+    """By salt and digest of what they were decoded from, so none can be out of date. The longest unused go first."""
+
+    def __init__(self, *, max_bytes: int):
+        self._max_bytes = max_bytes
+        self._pictures: OrderedDict[bytes, Picture] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, content: bytes) -> Picture | None:
+        picture = self._pictures.get(content)
+        if picture is not None:
+            self._pictures.move_to_end(content)
+        return picture
+
+    def put(self, content: bytes, picture: Picture) -> None:
+        if content in self._pictures or picture.pixels.nbytes > self._max_bytes:
+            return
+        self._pictures[content] = picture
+        self.num_bytes += picture.pixels.nbytes
+        while self.num_bytes > self._max_bytes:
+            _, dropped = self._pictures.popitem(last=False)
+            self.num_bytes -= dropped.pixels.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAddress:
+    """What an address led to: an answer of HTTP, and the digest of the data that it was."""
+
+    answer: Fetched
+    content: bytes
+    fresh_until_s: float
+
+
+class KnownAddresses:
+    """The longest unused go first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Address, KnownAddress] = OrderedDict()
+
+    def get(self, address: Address) -> KnownAddress | None:
+        known = self._known.get(address)
+        if known is not None:
+            self._known.move_to_end(address)
+        return known
+
+    def put(self, address: Address, answer: Fetched, content: bytes, now: float) -> None:
+        """The data itself is not kept."""
+        self._known.pop(address, None)
+        self._known[address] = KnownAddress(replace(answer, data=None), content, now + answer.fresh_s)
+        if len(self._known) > _MAX_ADDRESSES:
+            self._known.popitem(last=False)

@@ -1,0 +1,120 @@
+"""What the source of an image is: its own bytes, an address on the web, or a file. Fetches and opens nothing."""
+
+import binascii
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+from ...core.errors import InvalidImage
+
+_SHOWN_CHARS = 80
+_PIECE_CHARS = 1 << 20  # of base64; a multiple of four
+_SPACE = re.compile(r"[\t\n\f\r ]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """`read` decodes it, which takes milliseconds for each megabyte."""
+
+    source: str | bytes
+
+    def read(self, max_bytes: int) -> bytes:
+        if isinstance(self.source, bytes):
+            check_bytes(len(self.source), max_bytes)
+            return self.source
+        return _read_data_url(self.source, max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    url: str  # http or https; its parts are not checked yet
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    path: str  # absolute
+
+
+Source = Inline | Remote | LocalFile
+
+
+def parse_source(source: str | bytes) -> Source:
+    """Raises InvalidImage for what is none of the three."""
+    if isinstance(source, bytes):
+        return Inline(source)
+    head = source[:16].lstrip().lower()
+    if head.startswith("data:"):
+        return Inline(source)
+    if head.startswith(("http:", "https:")):
+        return Remote(source.strip())
+    if head.startswith("file:"):
+        return LocalFile(_file_path(source.strip()))
+    if head.startswith("/"):
+        return LocalFile(source.strip())
+    raise InvalidImage(
+        "it is neither a data URL (data:image/png;base64,…) nor an address (https://…). Bare base64 wants "
+        "`data:image/png;base64,` before it."
+    )
+
+
+def label(source: str | bytes) -> str:
+    """What an error calls it: enough to find it by, never the whole of it."""
+    if isinstance(source, bytes):
+        return f"{len(source)} bytes"
+    head = source[:_SHOWN_CHARS].strip()
+    if head.lower().startswith("data:"):
+        return f"{head.partition(',')[0][:40]},…"
+    return head + ("…" if len(source) > _SHOWN_CHARS else "")
+
+
+def check_bytes(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise InvalidImage(
+            f"it has {megabytes(num_bytes)}; this server takes images of at most {megabytes(max_bytes)} "
+            "(--max-image-bytes). Send a smaller one."
+        )
+
+
+def megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 100_000 else f"{num_bytes} bytes"
+
+
+def _read_data_url(source: str, max_bytes: int) -> bytes:
+    """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is not read: the content decides."""
+    comma = source.find(",", 0, 1000)
+    if comma < 0:
+        raise InvalidImage("its data URL has no comma between its media type and its data.")
+    is_base64 = source[:comma].rstrip().lower().endswith(";base64")
+    # Four characters write at least one byte, however they are escaped: what is far too long is not decoded first.
+    check_bytes((len(source) - comma) // 4, max_bytes)
+    data = _read_base64(source, comma + 1) if is_base64 else unquote_to_bytes(source[comma + 1 :])
+    check_bytes(len(data), max_bytes)
+    return data
+
+
+def _read_base64(text: str, start: int) -> bytes:
+    """As browsers do: white space and missing padding are forgiven, other characters are not."""
+    try:
+        try:
+            return _in_pieces(text, start)
+        except binascii.Error:
+            clean = _SPACE.sub("", unquote(text[start:])).rstrip("=")
+            return _in_pieces(clean + "=" * (-len(clean) % 4), 0)
+    except ValueError as error:
+        raise InvalidImage("its data URL is not valid base64.") from error
+
+
+def _in_pieces(text: str, start: int) -> bytes:
+    """Decoding holds the interpreter's lock, which the event loop wants back soon."""
+    pieces = (text[at : at + _PIECE_CHARS] for at in range(start, len(text), _PIECE_CHARS))
+    return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])
+
+
+def _file_path(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidImage("it is not a valid file URL.") from error
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidImage("its file URL names another machine. Write file:///path.")
+    return unquote(parts.path)

@@ -1,0 +1,219 @@
+"""Images fetched over HTTP, from public addresses only. Knows no image formats.
+
+A name is looked up once for each hop, all that it stands for is checked, and the connection goes to that very address.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+
+from ... import __version__
+from ...core.config import MediaConfig
+from ...core.errors import InvalidImage
+from .addresses import is_public
+from .freshness import fresh_s
+from .sources import check_bytes
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]  # name, port -> addresses in numbers
+_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
+_MAX_ADDRESSES = 4  # of one name that are tried
+_CONNECT_S = 3.0  # for each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """`data` None: what was fetched before is still what is there."""
+
+    data: bytes | None
+    url: str  # where it was in the end
+    fresh_s: float
+    validators: Mapping[str, str] = field(default_factory=dict)  # headers that ask whether it has changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    url: httpx.URL
+    addresses: tuple[str, ...]
+
+
+class _Opened:
+    """The connections of one request: who gives up during a TLS handshake leaves one open that the library forgot."""
+
+    def __init__(self) -> None:
+        self._streams: list[Any] = []
+
+    async def note(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self._streams.append(info["return_value"])
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+
+
+class WebImages:
+    """Used on one event loop. `resolve` and `is_allowed` are the network's own but in tests."""
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        resolve: Resolve | None = None,
+        is_allowed: Callable[[str], bool] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ):
+        self._config = config
+        self._resolve = resolve or _resolve
+        self._is_allowed = is_allowed or ((lambda address: True) if config.allow_private_media else is_public)
+        # A kept connection would be shared by names of one address, and is checked for the first of them only.
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=ssl_context or httpx.create_ssl_context(),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
+
+    async def fetch(self, url: str, *, known: Fetched | None = None) -> Fetched:
+        """Without credentials, cookies or proxies. Raises InvalidImage; a time limit is the caller's.
+
+        `known`: what it was before, so that the server may answer that it still is.
+        """
+        freshness = float("inf")
+        for _ in range(self._config.max_media_redirects + 1):
+            target = await self._target(url)
+            is_known = known is not None and known.url == str(target.url)
+            response = await self._send(target, known.validators if known and is_known else MappingProxyType({}))
+            try:
+                is_same = is_known and response.status_code == 304
+                says_how_long = {"cache-control", "expires"} & response.headers.keys()
+                lasts_s = fresh_s(response.status_code, response.headers)
+                freshness = min(freshness, known.fresh_s if known and is_same and not says_how_long else lasts_s)
+                if response.has_redirect_location:
+                    url = _next_url(target.url, response)
+                    continue
+                return Fetched(
+                    data=None if is_same else await self._body(response),
+                    url=str(target.url),
+                    fresh_s=freshness,
+                    validators=_validators(response) or (known.validators if known and is_same else {}),
+                )
+            except httpx.TransportError as error:
+                raise InvalidImage(f"{_host(target.url)} closed the connection before all of it had come.") from error
+            finally:
+                await response.aclose()
+        raise InvalidImage(
+            f"its address was redirected more than {self._config.max_media_redirects} times "
+            "(--max-media-redirects). Send the address where it is."
+        )
+
+    async def close(self) -> None:
+        await self._transport.aclose()
+
+    async def _target(self, text: str) -> _Target:
+        """Raises InvalidImage unless everything that the name stands for may be asked."""
+        url = _checked(text)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            addresses = await self._resolve(_host(url), port)
+        except (OSError, UnicodeError) as error:
+            raise InvalidImage(f"there is no host {_host(url)}.") from error
+        if not addresses or not all(map(self._is_allowed, addresses)):
+            raise InvalidImage(
+                f"{_host(url)} is not on the public internet, and this server asks no other hosts "
+                "(--allow-private-media). Send the image as a data URL."
+            )
+        return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
+
+    async def _send(self, target: _Target, headers: Mapping[str, str]) -> httpx.Response:
+        """The headers of the answer of the first address that answers."""
+        url = target.url
+        for address in target.addresses:
+            opened = _Opened()
+            extensions = {
+                "sni_hostname": _host(url).rstrip("."),
+                "timeout": {"connect": _CONNECT_S},
+                "trace": opened.note,
+            }
+            request = httpx.Request(
+                "GET",
+                url.copy_with(host=address, fragment=None),
+                headers={**_HEADERS, **headers, "host": url.netloc.decode("ascii")},
+                extensions=extensions,
+            )
+            try:
+                return await self._transport.handle_async_request(request)
+            except asyncio.CancelledError:
+                await opened.close()
+                raise
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                continue
+            except httpx.TransportError as error:
+                raise InvalidImage(f"{_host(url)} does not answer as HTTP.") from error
+        raise InvalidImage(f"no connection to {_host(url)} could be made, or its certificate is not valid.")
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        if response.status_code != 200:
+            raise InvalidImage(f"the server that has it answered with status {response.status_code}.")
+        headers = response.headers
+        if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            raise InvalidImage("the server that has it sent it compressed, which nobody asked for.")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and not any(fnmatchcase(kind, pattern.lower()) for pattern in self._config.media_content_type):
+            raise InvalidImage(
+                f"the server that has it calls it `{kind[:60]}`, which is no image (--media-content-type)."
+            )
+        declared = headers.get("content-length", "")
+        check_bytes(int(declared[:18]) if declared.isdecimal() else 0, self._config.max_image_bytes)
+        data = bytearray()
+        async for piece in response.aiter_raw():
+            data += piece
+            check_bytes(len(data), self._config.max_image_bytes)
+        return bytes(data)
+
+
+def _checked(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+        port = url.port
+    except (httpx.InvalidURL, ValueError) as error:  # among them names that no host can have
+        raise InvalidImage("its address is not a valid URL.") from error
+    if url.scheme not in ("http", "https"):
+        raise InvalidImage(f"its address leads to `{url.scheme[:20]}:`; only http and https are fetched.")
+    if url.userinfo:
+        raise InvalidImage("its address carries a user name or password. Leave them out.")
+    if not url.raw_host:
+        raise InvalidImage("its address names no host.")
+    if port is not None and not 0 < port < 65536:
+        raise InvalidImage("its address names no valid port.")
+    return url
+
+
+def _next_url(url: httpx.URL, response: httpx.Response) -> str:
+    try:
+        return str(url.join(response.headers["location"]))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InvalidImage(f"{_host(url)} redirects to what is not a valid URL.") from error
+
+
+def _validators(response: httpx.Response) -> dict[str, str]:
+    """Only what can be sent back as it came."""
+    asked = {"etag": "if-none-match", "last-modified": "if-modified-since"}
+    given = {question: response.headers.get(name, "") for name, question in asked.items()}
+    return {question: value for question, value in given.items() if 0 < len(value) < 500 and value.isascii()}
+
+
+def _host(url: httpx.URL) -> str:
+    """As it goes over the wire: what is looked up, checked and asked is one name."""
+    return url.raw_host.decode("ascii")
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """The system's own look-up, which knows every spelling of an address that it would connect to."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]

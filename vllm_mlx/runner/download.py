@@ -1,0 +1,44 @@
+"""A checkpoint from Hugging Face, in its cache, and every way that can fail said in one line. Knows no mlx."""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ..core.errors import ModelLoadError
+
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+
+
+def download(model: str, revision: str | None = None) -> Path:
+    """Its folder; what is there already is not fetched again. Progress goes to stderr. Raises ModelLoadError."""
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
+    except GatedRepoError as error:
+        raise ModelLoadError(
+            f"{model} is gated: accept its licence on its Hugging Face page, then run `hf auth login`."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelLoadError(f"{model} has no revision {revision}.") from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"No folder {model} here and no such model on Hugging Face. Check the spelling; "
+            "private ones need `hf auth login`."
+        ) from error
+    except HFValidationError as error:
+        raise ModelLoadError(f"{model} is neither a folder nor a valid Hugging Face id.") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        raise ModelLoadError(
+            f"{model} is not on this machine and could not be downloaded. Check the connection "
+            "(and that HF_HUB_OFFLINE is not set), or give a local folder."
+        ) from error

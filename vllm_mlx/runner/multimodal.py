@@ -1,0 +1,119 @@
+"""An mlx-vlm checkpoint: its language model, with every row's positions given. Keeps nothing of any request."""
+
+import time
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..cache.layers import LayerCaches
+from ..cache.media import MediaCache
+from ..core.sequence import MediaItem, Sequence
+from .features import Features, encode
+from .image_masks import ImageMask
+from .model import Model
+from .positions import Placed, chunk_positions, text_delta
+
+
+class MultimodalModel(Model):
+    """Text alone and text with images take the same path.
+
+    mlx-vlm keeps the positions of the last call on the language model where a call brings none. So every call of a
+    family that places images in a grid brings them, and none is ever kept.
+    """
+
+    def __init__(self, module: Any):
+        self._language = module.language_model
+        self.has_grid = hasattr(self._language, "get_rope_index")
+        self._features_kept: MediaCache[Features] = MediaCache(0)  # its bytes are the scheduler's to decide
+        super().__init__(module)
+
+    @property
+    def media(self) -> MediaCache[Features]:
+        return self._features_kept
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether the tokens of an image see each other, so that no chunk may end inside one."""
+        return getattr(self.module.config.text_config, "use_bidirectional_attention", None) == "vision"
+
+    def forget_images(self) -> None:
+        """And all that was counted."""
+        self._features_kept = MediaCache(0)
+
+    def new_caches(self) -> LayerCaches:
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        return list(make_prompt_cache(self._language))
+
+    def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
+        rows, num_tokens = tokens.shape
+        return self._run(tokens, caches, np.tile(np.arange(num_tokens), (3, rows, 1)))
+
+    def encode(self, seq: Sequence, start: int, end: int) -> None:
+        for item in _between(seq, start, end):
+            self._features(seq, item)
+
+    def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
+        tokens = mx.array([seq.tokens(start, end)])
+        positions = chunk_positions(self.placed(seq), start, end)[:, None]
+        items = _between(seq, start, end)
+        if not items:
+            return self._run(tokens, caches, positions)
+        if self.whole_images:
+            spans = [(item.offset, item.end) for item in items]
+            caches = [ImageMask(cache, spans, start) for cache in caches]
+        return self._run(tokens, caches, positions, **self.chunk_inputs(seq, items, tokens, start))
+
+    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        at = [seq.num_computed_tokens - 1 + text_delta(self.placed(seq)) for seq in seqs]
+        positions = np.tile(np.array(at, dtype=np.int32)[:, None], (3, 1, 1))
+        return self._run(tokens[:, None], caches, positions)[:, -1]
+
+    def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
+        """What the language model takes beside ids and positions: `tokens: (1, n)` from `start` on hold the items."""
+        merged = self.module.get_input_embeddings(tokens).to_dict()
+        embeddings, position, cuts = merged["inputs_embeds"][0], 0, []
+        parts = []
+        seen = np.zeros(tokens.shape, dtype=bool)
+        for item in items:
+            low, high = max(item.offset - start, 0), min(item.end - start, tokens.shape[1])
+            cut = self._features(seq, item).cut(low + start - item.offset, high + start - item.offset)
+            parts += [embeddings[position:low], cut.embeddings.astype(embeddings.dtype)]
+            cuts.append(cut)
+            seen[0, low:high] = True
+            position = high
+        inputs: dict[str, Any] = {"inputs_embeds": mx.concatenate([*parts, embeddings[position:]])[None]}
+        if merged["per_layer_inputs"] is not None:
+            inputs["per_layer_inputs"] = merged["per_layer_inputs"]
+        if cuts[0].deepstack:
+            depths = range(len(cuts[0].deepstack))
+            inputs["deepstack_visual_embeds"] = [mx.concatenate([cut.deepstack[d] for cut in cuts]) for d in depths]
+            inputs["visual_pos_masks"] = mx.array(seen)
+        return inputs
+
+    def _features(self, seq: Sequence, item: MediaItem) -> Features:
+        features = self._features_kept.get(item.digest)
+        if features is None:
+            start = time.perf_counter()
+            features = encode(self.module, seq.tokens(item.offset, item.end), item)
+            self._features_kept.put(item.digest, features, seconds=time.perf_counter() - start)
+        return features
+
+    def placed(self, seq: Sequence) -> list[Placed]:
+        """The row's images in their grids; none for a family without."""
+        if not self.has_grid:
+            return []
+        return [Placed(item.offset, item.grid) for item in seq.prompt.media if item.grid is not None]
+
+    def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
+        """`positions: (3, rows, n)`; families without a grid count for themselves."""
+        if self.has_grid:
+            inputs["position_ids"] = mx.array(positions.astype(np.int32))
+        logits: mx.array = self._language(tokens, cache=caches, **inputs).logits
+        return logits
+
+
+def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:
+    return [item for item in seq.prompt.media if item.offset < end and item.end > start]

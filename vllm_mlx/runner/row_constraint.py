@@ -1,0 +1,205 @@
+"""Where one constrained reply stands: thinking, being told to stop, or in its grammar. Ids in, masks out; no mlx."""
+
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+
+from ..core.constraint import Constraint, Tag, TagWatch, ThoughtRule
+from ..core.errors import GenerationError
+from ..core.sequence import Sequence
+
+Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,): bit i of word w is token 32 w + i
+_ALL = np.uint32(0xFFFFFFFF)
+_TAIL = 64  # tokens; more than any end
+
+
+class _Phase(Enum):
+    OPENING = auto()  # the grammar's first tokens, or a thought's opening tag
+    THINKING = auto()
+    CLOSING = auto()  # the budget is spent: the end is written for the model
+    LAYOUT = auto()  # as BOUND, but for a line break behind the thought
+    BOUND = auto()
+    FREE = auto()
+
+
+class RowConstraint:
+    """Rebuilt from its sequence at any time: it takes in the tokens that are known already."""
+
+    def __init__(self, constraint: Constraint, seq: Sequence):
+        self._constraint = constraint
+        self._rule = constraint.thought
+        self._matcher = self._new_matcher()
+        self._stop_ids = seq.stop_token_ids
+        self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
+        self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
+        self._is_text = True  # no token of a thought's opening tag was written that the grammar did not take
+        self._num_thought = 0
+        self._forced: deque[int] = deque()
+        self._tail: deque[int] = deque(maxlen=_TAIL)  # of the thought
+        self._has_ended = False
+        self._phase = _Phase.FREE
+        self._begin()
+        for token_id in seq.output_token_ids:
+            self.feed(token_id)
+
+    @property
+    def num_words(self) -> int:
+        """Of a mask over the vocabulary."""
+        return self._constraint.mask_words
+
+    @property
+    def is_bounding(self) -> bool:
+        """Whether the next token is not free."""
+        if self._has_ended or self._phase is _Phase.FREE:
+            return False
+        return self._phase is not _Phase.THINKING or self._matcher is not None
+
+    def feed(self, token_id: int) -> None:
+        """A token that the reply has got."""
+        if self._has_ended:
+            return
+        self._has_ended = token_id in self._stop_ids
+        match self._phase:
+            case _Phase.OPENING:
+                self._feed_opening(token_id)
+            case _Phase.THINKING:
+                self._feed_thought(token_id)
+            case _Phase.CLOSING:
+                self._feed_closing()
+            case _Phase.LAYOUT:
+                self._phase = _Phase.BOUND
+                if self._accepts(token_id) or token_id not in self._thought_rule.layout:
+                    self._consume(token_id)
+            case _Phase.BOUND:
+                self._consume(token_id)
+            case _Phase.FREE:
+                if self._watch is not None and self._watch.feed(token_id) is Tag.START:
+                    self._open_thought()
+
+    def fill(self, mask: Mask) -> None:
+        """Set the bits of the tokens that may come next. Raises GenerationError where none can."""
+        match self._phase:
+            case _Phase.CLOSING:
+                mask[:] = 0
+                _set(mask, (self._forced[0],))
+            case _Phase.THINKING:
+                mask[:] = _ALL
+                _clear(mask, (*self._stop_ids, *self._constraint.barred))
+            case _Phase.OPENING:
+                if self._is_text:
+                    self._fill_grammar(mask)
+                else:
+                    mask[:] = 0
+                _set(mask, [start[0] for start in self._starts])
+            case _Phase.LAYOUT:
+                self._fill_grammar(mask)
+                _set(mask, self._thought_rule.layout)
+            case _:
+                self._fill_grammar(mask)
+
+    # Phases
+
+    @property
+    def _thought_rule(self) -> ThoughtRule:
+        assert self._rule is not None
+        return self._rule
+
+    def _begin(self) -> None:
+        rule = self._rule
+        if rule is not None and rule.is_open:
+            self._open_thought(rule.begun)
+        elif self._matcher is not None:
+            self._starts = list(rule.starts) if rule is not None and rule.may_open else []
+            self._phase = _Phase.OPENING if self._starts else _Phase.BOUND
+
+    def _open_thought(self, begun: tuple[int, ...] = ()) -> None:
+        self._phase = _Phase.THINKING
+        self._num_thought = len(begun)
+        self._tail.clear()
+        self._tail.extend(begun[-_TAIL:])
+        self._check_budget()
+
+    def _feed_opening(self, token_id: int) -> None:
+        self._starts = [start[1:] for start in self._starts if start[0] == token_id]
+        if any(not start for start in self._starts):
+            self._matcher = self._new_matcher()
+            self._open_thought()
+            return
+        if self._is_text and (not self._starts or self._accepts(token_id)):
+            self._consume(token_id)
+        else:
+            self._is_text = False
+        if not self._starts:
+            self._phase = _Phase.BOUND
+
+    def _feed_thought(self, token_id: int) -> None:
+        assert self._watch is not None
+        self._num_thought += 1
+        self._tail.append(token_id)
+        match self._watch.feed(token_id):
+            case Tag.END:
+                self._end_thought()
+                for left in self._watch.leftover if self._matcher is not None else ():
+                    self.feed(left)
+            case Tag.CALL:
+                self._end_thought()
+                if self._matcher is not None:
+                    self.feed(token_id)
+            case _:
+                self._check_budget()
+
+    def _check_budget(self) -> None:
+        """A tail of the thought that begins the end already is not written again."""
+        rule = self._thought_rule
+        if rule.budget is None or self._num_thought < rule.budget:
+            return
+        tail, end = tuple(self._tail), rule.end
+        longest = min(len(tail), len(end) - 1)
+        done = next((count for count in range(longest, 0, -1) if tail[-count:] == end[:count]), 0)
+        self._forced = deque(end[done:])
+        self._phase = _Phase.CLOSING
+
+    def _feed_closing(self) -> None:
+        self._forced.popleft()
+        if not self._forced:
+            self._end_thought()
+
+    def _end_thought(self) -> None:
+        self._watch = self._thought_rule.new_watch() if self._matcher is None else self._watch
+        layout = self._thought_rule.layout
+        self._phase = _Phase.FREE if self._matcher is None else _Phase.LAYOUT if layout else _Phase.BOUND
+
+    # The grammar
+
+    def _new_matcher(self) -> Any:
+        matcher = self._constraint.matcher
+        return None if matcher is None else matcher.deep_copy()
+
+    def _accepts(self, token_id: int) -> bool:
+        return bool(self._matcher.validate_tokens([token_id]))
+
+    def _consume(self, token_id: int) -> None:
+        """A matcher that takes no token says so when it is asked for a mask."""
+        self._matcher.consume_token(token_id)
+
+    def _fill_grammar(self, mask: Mask) -> None:
+        matcher = self._matcher
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            message = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+            raise GenerationError(f"The reply cannot be guided any further: {message}")
+
+
+def _set(mask: Mask, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def _clear(mask: Mask, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        if token_id >> 5 < len(mask):
+            mask[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))

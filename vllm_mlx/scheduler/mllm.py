@@ -1,0 +1,67 @@
+"""The scheduler of a model that takes images. Adds where chunks may end, and one encoded image a step; knows no pixels.
+
+The image tokens of a prompt are tokens like any other. What the tower made of an image is kept, by bytes, and gives way
+to live rows before the prefix cache does.
+"""
+
+from typing import Any
+
+from ..cache.media import MediaCache
+from ..core.sequence import MediaItem, Sequence
+from ..core.step import StepPlan
+from .scheduler import Scheduler
+
+
+class MLLMScheduler(Scheduler):
+    def __init__(
+        self,
+        *args: Any,
+        media: MediaCache[Any],
+        max_media_bytes: int,
+        media_bytes_per_token: int,
+        whole_images: bool,
+        **kwargs: Any,
+    ):
+        """`whole_images`: an image's tokens see each other, so that no chunk may end inside one."""
+        super().__init__(*args, **kwargs)
+        self._media = media
+        self._max_media_bytes = media.max_bytes = max_media_bytes
+        self._media_bytes_per_token = media_bytes_per_token
+        self._whole_images = whole_images
+        self._encoding: MediaItem | None = None  # the one image that this step runs the tower for
+
+    def schedule(self, now: float = 0.0) -> StepPlan:
+        self._encoding = None
+        return super().schedule(now)
+
+    def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
+        """Behind at most one image that is yet to be encoded in this step."""
+        start, end = seq.num_computed_tokens, super()._chunk_end(seq, max_tokens)
+        items = [item for item in seq.prompt.media if item.end > start]
+        if self._whole_images:
+            cut = next((item for item in items if item.offset < end < item.end), None)
+            if cut is not None:
+                end = cut.offset if cut.offset > start else cut.end
+        for item in items:
+            if item.offset >= end:
+                break
+            if not self._may_use(item):
+                return max(start, item.offset)
+        return end
+
+    def _may_use(self, item: MediaItem) -> bool:
+        """Whether an image's features are there in this step. The first one that lacks them has the tower."""
+        if self._media.get(item.digest) is not None:
+            return True
+        if self._encoding is None:
+            self._encoding = item
+            self._shrink_cache(self._row_bytes(extra=1))
+        return self._encoding.digest == item.digest
+
+    def _shrink_cache(self, rows_bytes: int) -> None:
+        """Features first, then the prefix cache, give way to live rows; and to the image that is being encoded."""
+        room = max(0, self._memory.rows_bytes - rows_bytes)
+        coming = self._encoding.length * self._media_bytes_per_token if self._encoding is not None else 0
+        self._media.max_bytes = min(self._max_media_bytes, room)
+        self._media.shrink_to(max(0, self._media.max_bytes - coming))
+        super()._shrink_cache(rows_bytes + self._media.used_bytes + coming)

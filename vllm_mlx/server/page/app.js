@@ -1,0 +1,157 @@
+// Follows the server's status and shows it. Chat and cache picture have files of their own.
+
+import { drawCache } from "./cache.js";
+import { startChat } from "./chat.js";
+import { byId, bytes, count, element, seconds, share } from "./dom.js";
+import { Plot } from "./plots.js";
+import { events, json } from "./server.js";
+
+const CACHE_EVERY_MS = 5000;
+const RETRY_MS = 2000;
+const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Room for one step"], ["media", "Encoded images"], ["pictures", "Pictures"], ["free", "Free"]];
+
+const throughput = new Plot(byId("throughput"), ["replies", "prompts"], "tokens per second");
+const latency = new Plot(byId("latency"), ["between tokens p50", "between tokens p99", "to first token p50"], "milliseconds");
+
+function show(status) {
+  const now = Date.now() / 1000;
+  const { inter_token_s: gap, ttft_s: ttft, queue_s: queue } = status.latency;
+  const ms = (value) => (value === null ? null : value * 1000);
+  throughput.add(now, [status.generation_tps, status.prompt_tps]);
+  latency.add(now, [ms(gap.p50), ms(gap.p99), ms(ttft.p50)]);
+  showHead(status);
+  showTiles(status, gap, ttft, queue);
+  showRequests(status.requests);
+  showMemory(status.memory);
+  showReplies(status.last_replies);
+  showErrors(status.last_errors);
+}
+
+function showHead({ model, architecture, build, model_facts: facts, uptime_s: uptime }) {
+  byId("model").textContent = `${model} · ${architecture} · ${count(facts.max_model_len)} tokens of context`;
+  byId("build").textContent = `vllm-mlx ${build.version}, MLX ${build.mlx} on ${build.device}, Python ${build.python}, ${build.platform}; up ${seconds(uptime)}`;
+  byId("images-field").hidden = !facts.takes_images;
+}
+
+function showTiles(status, gap, ttft, queue) {
+  const tiles = [
+    ["Replies, tokens/s", status.generation_tps.toFixed(1)],
+    ["Prompts, tokens/s", status.prompt_tps.toFixed(0)],
+    ["Running", count(status.num_running)],
+    ["Waiting", count(status.num_waiting)],
+    ["Cache hit rate", share(status.cache.hit_rate)],
+    ["Prompt tokens saved", count(status.total_cached_tokens)],
+    ["To first token, p50", seconds(ttft.p50)],
+    ["Between tokens, p50", seconds(gap.p50)],
+    ["Between tokens, p99", seconds(gap.p99)],
+    ["In the queue, p99", seconds(queue.p99)],
+    ["Stalls", count(status.stalls.total)],
+    ["Requests so far", count(status.total_requests_processed)],
+  ];
+  byId("tiles").replaceChildren(...tiles.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+}
+
+// Rows are kept, so that a button that has the focus keeps it.
+const rows = new Map();
+
+function showRequests(requests) {
+  const here = new Set(requests.map((each) => each.request_id));
+  for (const [id, row] of rows) if (!here.has(id)) { row.remove(); rows.delete(id); }
+  for (const each of requests) {
+    if (!rows.has(each.request_id)) rows.set(each.request_id, byId("requests").appendChild(requestRow(each.request_id)));
+    fillRow(rows.get(each.request_id), each);
+  }
+  byId("no-requests").hidden = requests.length > 0;
+}
+
+function requestRow(id) {
+  const cell = (name, type = "number") => element("td", { "data-name": name, class: type });
+  const button = element("button", { type: "button", "aria-label": `Cancel ${id}`, onclick: () => cancel(id, button) }, "Cancel");
+  return element("tr", { "data-id": id }, element("td", {}, element("code", { title: id }, shortId(id))), cell("phase", ""),
+    element("td", {}, element("progress", { max: 1, value: 0, "aria-label": `Progress of ${id}` })),
+    cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, button));
+}
+
+function fillRow(row, each) {
+  const texts = {
+    phase: each.phase, prompt: count(each.prompt_tokens), cached: share(each.cached_tokens / each.prompt_tokens),
+    reply: `${count(each.completion_tokens)} of ${count(each.max_tokens)}`, rate: each.tokens_per_second.toFixed(1), elapsed: seconds(each.elapsed_s),
+  };
+  for (const [name, text] of Object.entries(texts)) row.querySelector(`[data-name=${name}]`).textContent = text;
+  row.querySelector("progress").value = each.progress;
+}
+
+async function cancel(id, button) {
+  button.disabled = true;
+  try {
+    await json(`/v1/requests/${encodeURIComponent(id)}/cancel`, { method: "POST" });
+  } catch (error) {
+    tell(error.message, true);
+  }
+}
+
+const shortId = (id) => (id.length > 20 ? `${id.slice(0, 16)}…` : id);
+
+function showMemory(memory) {
+  const parts = MEMORY.map(([key, name], index) => ({ name, index, value: memory[`${key}_bytes`] })).filter((part) => part.value > 0);
+  byId("memory").setAttribute("aria-label", `Budget of ${bytes(memory.total_bytes)}: ${parts.map((part) => `${part.name} ${bytes(part.value)}`).join(", ")}`);
+  byId("memory").replaceChildren(...parts.map((part) => {
+    const piece = element("span", { class: `s${part.index}`, title: `${part.name}: ${bytes(part.value)}` });
+    piece.style.width = `${(100 * part.value) / memory.total_bytes}%`;
+    return piece;
+  }));
+  byId("memory-legend").replaceChildren(...parts.map((part) => element("li", {}, element("span", { class: `swatch s${part.index}` }), `${part.name} ${bytes(part.value)}`)),
+    element("li", {}, `of ${bytes(memory.total_bytes)}`));
+}
+
+const clock = (time) => new Date(time * 1000).toLocaleTimeString();
+
+function showReplies(replies) {
+  const number = (text) => element("td", { class: "number" }, text);
+  byId("replies").replaceChildren(...replies.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
+    element("td", {}, element("code", { title: reply.request_id }, shortId(reply.request_id))), number(count(reply.prompt_tokens)),
+    number(count(reply.expected_tokens)), number(count(reply.cached_tokens)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
+  byId("no-replies").hidden = replies.length > 0;
+}
+
+function showErrors(errors) {
+  byId("errors").replaceChildren(...errors.map((error) => element("li", {}, `${clock(error.time)} `, element("code", {}, `${error.status} ${error.path}`), ` ${error.message ?? error.code ?? ""}`)));
+  byId("no-errors").hidden = errors.length > 0;
+}
+
+function tell(text, isBad = false) {
+  const place = byId("connection");
+  if (place.textContent !== text) place.textContent = text;
+  place.classList.toggle("bad", isBad);
+}
+
+async function follow() {
+  for (;;) {
+    try {
+      for await (const { event, data } of events("/v1/status/stream")) {
+        if (event === "error") throw new Error(JSON.parse(data).message);
+        show(JSON.parse(data));
+        tell("Live");
+      }
+      tell("The server ended the stream; trying again", true);
+    } catch (error) {
+      tell(error instanceof TypeError ? "The server does not answer; trying again" : error.message, true);
+    }
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+}
+
+async function followCache() {
+  for (;;) {
+    try {
+      if (document.visibilityState === "visible") drawCache(await json("/v1/cache"));
+    } catch {
+      // The status stream says what is wrong.
+    }
+    await new Promise((done) => setTimeout(done, CACHE_EVERY_MS));
+  }
+}
+
+startChat();
+follow();
+followCache();

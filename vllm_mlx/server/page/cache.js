@@ -1,0 +1,58 @@
+// The prefix cache as a picture: one line for each stored conversation, runs that several share drawn once across them.
+
+import { bytes, byId, count, element, seconds, svg } from "./dom.js";
+
+const WIDTH = 900, ROW = 16, MAX_ROWS = 200;
+
+export function drawCache({ data, cache }) {
+  const nodes = new Map(data.map((entry) => [entry.node_id, { ...entry, children: [] }]));
+  for (const node of nodes.values()) nodes.get(node.parent_id)?.children.push(node);
+  const roots = [...nodes.values()].filter((node) => node.parent_id === null);
+  const rows = roots.reduce((row, root) => place(root, row), 0);
+  const paths = cache.entry_count === 1 ? "1 conversation" : `${count(cache.entry_count)} conversations`;
+  byId("cache-summary").textContent = cache.enabled
+    ? `${paths}, ${data.length === 1 ? "1 run" : `${count(data.length)} runs`} of tokens, ${bytes(cache.current_memory_mb * 1e6)} of ${bytes(cache.max_memory_mb * 1e6)}. ` +
+      "A line is a conversation; what several share spans their lines. Fresh is strong, old is pale; an orange edge is a copy of recurrent state."
+    : "The prefix cache is off.";
+  byId("cache").replaceChildren(...(data.length ? [picture([...nodes.values()], rows)] : []));
+  byId("cache-rows").replaceChildren(...data.slice(0, MAX_ROWS).map(tableRow));
+}
+
+// A node spans the rows of what follows it.
+function place(node, row) {
+  node.row = row;
+  const end = node.children.reduce((next, child) => place(child, next), row);
+  node.end_row = Math.max(end, row + 1);
+  return node.end_row;
+}
+
+function picture(nodes, rows) {
+  const longest = Math.max(1, ...nodes.map((node) => node.end));
+  const x = (tokens) => (tokens / longest) * WIDTH;
+  const height = Math.min(rows, MAX_ROWS) * ROW;
+  const shown = nodes.filter((node) => node.row < MAX_ROWS);
+  const boxes = shown.flatMap((node) => {
+    const strength = Math.max(0.25, 1 / (1 + node.age_s / 300));
+    const box = { x: x(node.start), y: node.row * ROW, height: (node.end_row - node.row) * ROW - 1 };
+    const rect = svg("rect", { ...box, width: Math.max(1, x(node.end) - x(node.start)), opacity: strength.toFixed(2) }, svg("title", {}, describe(node)));
+    const state = node.state_bytes ? [svg("rect", { ...box, class: "state", x: Math.max(0, x(node.end) - 3), width: 3 })] : [];
+    return [rect, ...state];
+  });
+  return svg("svg", {
+    viewBox: `0 0 ${WIDTH} ${height + 16}`, role: "img",
+    "aria-label": `${rows} stored conversations, the longest of ${longest} tokens; the table below says the same`,
+  }, ...boxes, svg("text", { x: 0, y: height + 13 }, "0"), svg("text", { x: WIDTH, y: height + 13, "text-anchor": "end" }, `${count(longest)} tokens`));
+}
+
+const sizeOf = (node) => node.segment_bytes + node.state_bytes;
+
+function describe(node) {
+  const users = node.children.length > 1 ? `, shared by ${node.end_row - node.row}` : "";
+  return `Tokens ${count(node.start)} to ${count(node.end)}, ${bytes(sizeOf(node))}, used ${count(node.hits)} times, last ${seconds(node.age_s)} ago${users}`;
+}
+
+function tableRow(entry) {
+  const number = (text) => element("td", { class: "number" }, text);
+  return element("tr", {}, number(entry.node_id), number(entry.parent_id ?? "–"), element("td", {}, `${count(entry.start)} to ${count(entry.end)}`),
+    number(bytes(sizeOf(entry))), number(count(entry.hits)), number(`${seconds(entry.age_s)} ago`));
+}
