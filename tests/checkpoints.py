@@ -9,6 +9,7 @@ import importlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES = tuple(CONFIGS)
+VISION = "vision:"  # before the name of a family of `vision_checkpoints`
 
 
 @lru_cache
@@ -252,10 +254,18 @@ class CheckpointStore:
     def __call__(self, architecture: str, **options: Any) -> Path:
         key = "-".join([architecture, *(f"{name}={options[name]}" for name in sorted(options))])
         if key not in self._made:
-            self._made[key] = write_checkpoint(
-                self._root / f"{len(self._made)}-{architecture}", architecture, **options
-            )
+            name = architecture.removeprefix(VISION)
+            folder = self._root / f"{len(self._made)}-{name}"
+            self._made[key] = _writer(architecture)(folder, name, **options)
         return self._made[key]
+
+
+def _writer(architecture: str) -> Callable[..., Path]:
+    if not architecture.startswith(VISION):
+        return write_checkpoint
+    from .vision_checkpoints import write_vision_checkpoint
+
+    return write_vision_checkpoint
 
 
 @lru_cache

@@ -117,10 +117,46 @@ def test_images_and_refusals() -> None:
         assistant(content=[{"type": "refusal", "refusal": "No."}]),
         assistant(refusal="Never."),
     ) == (
-        Message("user", (ImagePart("data:image/png;base64,AA=="), TextPart("what?"))),
+        Message("user", (ImagePart("data:image/png;base64,AA==", max_side=512), TextPart("what?"))),
         Message("assistant", (TextPart("No."),)),
         Message("assistant", (TextPart("Never."),)),
     )
+
+
+@pytest.mark.parametrize(
+    ("image", "part"),
+    [
+        ({"url": "http://i"}, ImagePart("http://i")),
+        ({"url": "http://i", "detail": None}, ImagePart("http://i")),
+        ({"url": "http://i", "detail": "auto"}, ImagePart("http://i")),
+        ({"url": "http://i", "detail": "high"}, ImagePart("http://i")),
+        ({"url": "http://i", "detail": "original"}, ImagePart("http://i")),
+        ({"url": "http://i", "detail": "low"}, ImagePart("http://i", max_side=512)),
+        ("http://i", ImagePart("http://i")),
+    ],
+)
+def test_detail_is_how_large_an_image_is_shown(image: Any, part: ImagePart) -> None:
+    content = [{"type": "image_url", "image_url": image}]
+    tool = {"role": "tool", "tool_call_id": "c", "content": content}
+    shown, result = messages({"role": "user", "content": content}, tool)
+    assert shown.parts == (part,)
+    assert isinstance(result.parts[0], ToolResultPart) and result.parts[0].content == (part,)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "video_url", "video_url": {"url": "http://v"}},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "f"}},
+        {"type": "image_url", "image_url": {"url": "http://i", "detail": "tiny"}},
+        {"type": "image_url", "image_url": {"detail": "low"}},
+        {"type": "image_url", "image_url": 3},
+    ],
+)
+def test_other_media_are_refused_by_name(part: dict[str, Any]) -> None:
+    message = refusal(decode, messages=[{"role": "user", "content": [part]}]).message
+    assert message.startswith("`messages[0].content[0].") and part["type"] in message
 
 
 def test_what_client_libraries_send_back_is_accepted() -> None:

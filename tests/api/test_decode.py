@@ -184,7 +184,6 @@ def test_completion_fields_arrive() -> None:
     assert decoded.reply.logprobs
 
 
-GUIDED = {"tools": [TOOL], "tool_choice": "required"}
 NAMED = {"type": "function", "function": {"name": "ls"}}
 OTHER = {"type": "function", "function": {"name": "rm"}}
 
@@ -220,8 +219,22 @@ OTHER = {"type": "function", "function": {"name": "rm"}}
         ({"tool_choice": NAMED}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "Invalid value for `tool_choice`: any!"),
         ({"tools": [TOOL], "tool_choice": OTHER}, "tool_choice", "does not match any of the specified `tools`"),
-        (GUIDED, "tool_choice", "not supported yet"),
-        ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "not supported yet"),
+        ({"tool_choice": "required"}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one option"),
+        ({"structured_outputs": {"tree": 1}}, "structured_outputs.tree", "Unknown parameter"),
+        ({"guided_json": "{"}, "guided_json", "is no JSON"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "not both"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "does not go with `guided_regex`"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "non-negative integer or -1 for unlimited."),
+        ({"thinking_token_budget": True}, "thinking_token_budget", "non-negative integer or -1 for unlimited."),
+        ({"thinking_token_budget": 1.5}, "thinking_token_budget", "non-negative integer or -1 for unlimited."),
+        (
+            {"chat_template_kwargs": {"thinking_token_budget": "5"}},
+            "chat_template_kwargs.thinking_token_budget",
+            "non-negative integer",
+        ),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "`tools[0].type` must be 'function'."),
         ({"tools": [{**TOOL, "mood": 1}]}, "tools[0].mood", "Unknown parameter"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'none', 'minimal', 'low'"),

@@ -56,6 +56,22 @@ def test_a_point_where_paths_part_stays():
     assert resume_points(tree, 50) == [10, 30, 50]
 
 
+def test_a_point_a_little_before_paths_part_stays():
+    tree = tree_with_turns([10, 20, 100, 130, 140, 150])
+    tree.insert(
+        SPACE,
+        pack([*range(135), 777]),
+        start=130,
+        segment=FakeSegment((*range(130, 135), 777), 130, 130),
+        window_start=130,
+        state=None,
+        now=9,
+    )
+    tree.thin(SPACE, pack(range(150)), keep_last=1)
+    tree.check_integrity()
+    assert resume_points(tree, 150) == [10, 130, 150]
+
+
 def test_nothing_goes_while_there_are_few():
     tree = tree_with_turns([10, 20, 30])
     assert tree.thin(SPACE, pack(range(30)), keep_last=2) == 0

@@ -7,8 +7,16 @@ import shlex
 import pytest
 from rich.console import Console
 
-from vllm_mlx.cli.banner import Banner, is_local, local_url
+from vllm_mlx.cli.banner import Banner, is_local, layers, local_url
 from vllm_mlx.core.config import ModelInfo
+
+LOADED = {
+    "sliding_windows": [],
+    "keeps_recurrent_state": True,
+    "prefix_cache": True,
+    "reasoning_parser": "think",
+    "tool_call_parser": None,
+}
 
 
 def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = (), host: str = "127.0.0.1") -> Banner:
@@ -17,7 +25,28 @@ def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = ()
         vocab_size=1000, created=0,
     )  # fmt: skip
     url = local_url(host, 8000)
-    return Banner(info=info, budget_bytes=12 * 10**9, load_s=1.0, names=names, api_keys=api_keys, url=url, host=host)
+    return Banner(
+        info=info, loaded=LOADED, text_only=False, budget_bytes=12 * 10**9, load_s=1.0, names=names,
+        api_keys=api_keys, url=url, host=host,
+    )  # fmt: skip
+
+
+def test_layers_formats_and_what_is_off_are_said() -> None:
+    facts = banner().facts()
+    assert ("Layers", "recurrent state beside attention: resumes where a copy was taken") in facts
+    assert ("Formats", "reasoning think, tool calls none") in facts
+    assert [fact for name, fact in facts if name == "Off"] == [
+        "images: the checkpoint has no vision tower",
+        "tool calls: the chat template shows no format of them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("windows", "text"),
+    [([], "attention: resumes at any token"), ([512], "attention, windows of 512: resumes where its window is held")],
+)
+def test_where_a_model_resumes(windows: list[int], text: str) -> None:
+    assert layers({"sliding_windows": windows, "keeps_recurrent_state": False}) == text
 
 
 def printed(banner: Banner, *, terminal: bool = False) -> str:

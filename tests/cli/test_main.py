@@ -1,6 +1,5 @@
 """The command as a user meets it: a process, its exit code, and what it prints."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,23 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.serving import refusal, run
 from vllm_mlx import __version__
 from vllm_mlx.cli.settings import POSITIONAL, flag_name, settings_fields
-
-
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    code = "from vllm_mlx.cli.main import main; main()"
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **variables}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-
-
-def refusal(*arguments: str, **variables: str) -> str:
-    result = run(*arguments, **variables)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    return line
 
 
 def test_version() -> None:

@@ -2,46 +2,23 @@
 
 import itertools
 import json
-import os
 import re
 import shlex
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from vllm_mlx.cli.main import main; main()", "serve"]
-
-
-@contextmanager
-def served(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and what it printed up to the moment it was ready."""
-    process = subprocess.Popen(
-        [*COMMAND, "--port", "0", *arguments], stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
-    )
-    assert process.stdout is not None
-    lines: list[str] = []
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            if "Ctrl-C" in line:
-                break
-        yield process, "".join(lines)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+from tests.cli.serving import COMMAND, served
 
 
 def refusal(*arguments: str) -> str:
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([*COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     return result.stderr.splitlines()[-1]
@@ -90,3 +67,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, checkpoint: C
     assert refusal(str(tmp_path / "nothing"), "--port", "0").startswith("vllm-mlx: ")
     too_long = refusal(str(checkpoint("qwen3")), "--port", "0", "--max-model-len", "999999999")
     assert too_long.startswith("vllm-mlx: --max-model-len 999999999 exceeds")
+
+
+def test_an_open_door_is_refused_before_anything_loads() -> None:
+    assert refusal("--host", "0.0.0.0").startswith("vllm-mlx: --host 0.0.0.0 opens the server beyond this machine")

@@ -1,15 +1,18 @@
 """Flag over environment over file over default, and what is said about a value that cannot be."""
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from vllm_mlx.cli.serve import server_config
 from vllm_mlx.cli.settings import Settings
 from vllm_mlx.cli.sources import load_settings, unknown_variables
-from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.config import EngineConfig, MediaConfig, ReasoningStrings
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.server.config import ServerConfig
 
 
 @pytest.fixture
@@ -117,6 +120,10 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
     given = {
         "model": "m",
         "max_num_seqs": 5,
+        "max_queue": 6,
+        "watchdog_s": 9,
+        "max_queue_s": 7,
+        "max_request_s": 8,
         "max_model_len": 100,
         "max_stall_ms": 7.5,
         "max_prefill_chunk": 64,
@@ -126,13 +133,19 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "snapshot_every": 100,
         "cache_reasoning": "keep",
         "enable_thinking": False,
+        "text_only": True,
         "reasoning_parser": "r",
         "tool_call_parser": "t",
+        "tool_grammar": "strict",
+        "default_thinking_token_budget": 5,
+        "reasoning_config": '{"reasoning_start_str": "<a>", "reasoning_end_str": "</a>"}',
         "chat_template": str(template),
         "trust_remote_code": True,
         "revision": "v1",
         "temperature": 0.5,
         "max_tokens": 9,
+        "media_root": str(tmp_path),
+        "max_pixels": 1000,
     }
     config = load_settings(given).engine_config()
     default = EngineConfig(model="demo")
@@ -143,6 +156,59 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
     assert config.memory_budget_bytes == 2 * 10**9
     assert config.chat_template == "{{ messages }}"
     assert (config.defaults.temperature, config.defaults.max_tokens, config.defaults.top_p) == (0.5, 9, None)
+
+
+def test_another_name_for_keeping_reasoning_cached() -> None:
+    assert load_settings({"cache_thinking_tokens": True}).engine_config().cache_reasoning == "keep"
+    with pytest.raises(ConfigError, match="--cache-thinking-tokens"):
+        load_settings({"cache_thinking_tokens": True, "cache_reasoning": "drop"}).engine_config()
+
+
+def test_the_server_gets_what_is_its_own() -> None:
+    given = {"separate_reasoning": False, "keep_alive_s": 3, "max_body": "1MiB", "served_model_name": ["m"]}
+    config = server_config(load_settings(given))
+    assert (config.separate_reasoning, config.keep_alive_s, config.max_body_bytes) == (False, 3, 1 << 20)
+    assert server_config(load_settings({"served_model_name": ["m"]})) == ServerConfig(served_model_names=("m",))
+
+
+def test_what_is_said_of_images_reaches_the_engine() -> None:
+    given: dict[str, object] = {
+        "limit_mm_per_prompt": '{"image": 3, "video": 0}',
+        "max_image_bytes": "2MB",
+        "max_image_pixels": "1000",
+        "max_request_pixels": "2000",
+        "media_timeout_s": "2.5",
+        "max_media_redirects": "0",
+        "media_content_type": ["image/png"],
+        "media_root": "/tmp",
+        "allow_private_media": True,
+        "media_cache_bytes": "0",
+    }
+    media, default = load_settings(given).engine_config().media, MediaConfig()
+    assert all(getattr(media, field.name) != getattr(default, field.name) for field in dataclasses.fields(MediaConfig))
+    assert (media.max_images, media.max_image_bytes, media.media_cache_bytes) == (3, 2_000_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"limit_mm_per_prompt": "4"}, "--limit-mm-per-prompt: write image=4"),
+        ({"limit_mm_per_prompt": "image=4,video=1"}, "takes no video"),
+        ({"limit_mm_per_prompt": '{"image": 1.5}'}, "write image=4"),
+        ({"limit_mm_per_prompt": '{"image": '}, "write image=4"),
+        ({"limit_mm_per_prompt": "video=0"}, "write image=4"),
+        ({"max_image_bytes": "50%"}, "give bytes, such as 20MB"),
+        ({"max_image_bytes": "20XB"}, "give bytes, such as 20MB"),
+        ({"max_image_bytes": "-1"}, "give bytes, such as 20MB"),
+        ({"max_image_bytes": "0"}, "--max-image-bytes must be greater than 0"),
+        ({"max_image_pixels": "999999999"}, "--max-image-pixels must be at most"),
+        ({"max_request_pixels": "5"}, "--max-request-pixels must be at least --max-image-pixels"),
+        ({"media_timeout_s": "0"}, "--media-timeout-s must be greater"),
+        ({"max_media_redirects": "-1"}, "--max-media-redirects must be at least 0"),
+    ],
+)
+def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) -> None:
+    assert words in refusal(flags)
 
 
 def test_without_settings_the_engine_runs_on_its_own_defaults() -> None:
@@ -171,3 +237,17 @@ def test_keys_do_not_show_when_settings_are_printed_or_refused() -> None:
     settings = load_settings({"api_key": ["s3cret"]})
     assert "s3cret" not in repr(settings)
     assert settings.api_keys == ("s3cret",)
+
+
+@pytest.mark.parametrize("prefix", ["reasoning", "think"])
+def test_strings_of_thoughts_go_by_both_names(prefix: str) -> None:
+    given = json.dumps({f"{prefix}_start_str": "<a>", f"{prefix}_end_str": "Enough.</a>"})
+    assert load_settings({"reasoning_config": given}).engine_config().reasoning_config == ReasoningStrings(
+        "<a>", "Enough.</a>"
+    )
+
+
+@pytest.mark.parametrize("given", ["{", "[]", "{}", '{"reasoning_start_str": "<a>"}', '{"start": "<a>"}'])
+def test_strings_of_thoughts_that_are_none(given: str) -> None:
+    with pytest.raises(ConfigError, match="--reasoning-config"):
+        load_settings({"reasoning_config": given})

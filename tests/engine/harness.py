@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_model as load_text_model
 
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
@@ -16,13 +16,12 @@ from vllm_mlx.core.events import FinishReason, TokenLogprob
 from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
-from vllm_mlx.engine.engine import Engine, EngineFacts
-from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_weights
-from vllm_mlx.runner.model import TextModel
+from vllm_mlx.engine.engine import Engine, EngineFacts, make_scheduler
+from vllm_mlx.processing.vision import VisionProbe
+from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.pacing import PrefillPacer
 from vllm_mlx.scheduler.prefix import PrefixCache
-from vllm_mlx.scheduler.scheduler import Scheduler
 
 GREEDY = TokenSampling(temperature=0)
 
@@ -38,11 +37,13 @@ class Reply:
 class Driver:
     """An engine with a mailbox."""
 
-    def __init__(self, path: Path, *, rows_bytes: int | None = None, **settings: object):
+    def __init__(
+        self, path: Path, *, rows_bytes: int | None = None, probe: VisionProbe | None = None, **settings: object
+    ):
         settings = {"max_model_len": 40_000, "memory_budget_bytes": 4 << 30, **settings}
         config = EngineConfig(model=str(path), **settings)
         checkpoint = find_checkpoint(str(path))
-        self.engine = Engine.load(config, checkpoint)
+        self.engine = Engine.load(config, checkpoint, probe)
         if rows_bytes is not None:
             self.engine = squeezed(config, checkpoint, self.engine.facts, rows_bytes)
         self.replies: dict[int, Reply] = {}
@@ -50,14 +51,16 @@ class Driver:
 
     def add(
         self,
-        prompt: Ids[int],
+        prompt: Ids[int] | PromptInputs,
         max_tokens: int = 12,
         sampling: TokenSampling = GREEDY,
         points: Ids[int] = (),
         **fields: object,
     ) -> int:
         seq_id = len(self.seqs)
-        inputs = PromptInputs(token_ids=tuple(prompt), snapshot_points=tuple(points))
+        inputs = prompt
+        if not isinstance(inputs, PromptInputs):
+            inputs = PromptInputs(token_ids=tuple(prompt), snapshot_points=tuple(points))
         seq = Sequence(seq_id=seq_id, prompt=inputs, sampling=sampling, max_tokens=max_tokens, **fields)
         self.seqs[seq_id], self.replies[seq_id] = seq, Reply()
         self.engine.add(seq)
@@ -70,7 +73,7 @@ class Driver:
         while self.engine.has_work:
             self.step()
 
-    def generate(self, prompts: Iterable[Ids[int]], **kwargs: object) -> list[list[int]]:
+    def generate(self, prompts: Iterable[Ids[int] | PromptInputs], **kwargs: object) -> list[list[int]]:
         """All prompts at once."""
         seq_ids = [self.add(prompt, **kwargs) for prompt in prompts]
         self.run()
@@ -87,7 +90,7 @@ class Driver:
 
 def squeezed(config: EngineConfig, checkpoint: Checkpoint, facts: EngineFacts, rows_bytes: int) -> Engine:
     """An engine whose live rows may take exactly `rows_bytes`."""
-    model = TextModel(load_weights(checkpoint, trust_remote_code=False))
+    model = load_model(checkpoint, trust_remote_code=False)
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     cache = PrefixCache(
@@ -98,20 +101,13 @@ def squeezed(config: EngineConfig, checkpoint: Checkpoint, facts: EngineFacts, r
         max_bytes=rows_bytes,
         snapshot_every=config.snapshot_every,
     )
-    scheduler = Scheduler(
-        config,
-        memory=memory,
-        footprint=model.footprint,
-        pacer=pacer,
-        can_batch=model.can_batch,
-        prefix_cache=cache if config.prefix_cache else None,
-    )
+    scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
     return Engine(scheduler, Runner(model), facts)
 
 
 def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[list[int], list[mx.array]]:
     """Greedy tokens of one row and the logits behind each, without any of our code."""
-    model, _ = load_model(path)
+    model, _ = load_text_model(path)
     caches = make_prompt_cache(model)
     logits = model(mx.array([list(prompt)]), cache=caches)[0, -1]
     tokens, rows = [], []

@@ -197,7 +197,7 @@ def test_after_shutdown_late_readers_read_and_late_questions_are_refused(checkpo
     async def run():
         engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
         async with await engine.submit(request()) as generation:
-            while (await engine.status())["num_running"] or not generation._news:
+            while not any(update.finish_reason for update in generation._news):
                 await asyncio.sleep(0.01)
             await engine.shutdown(0)
             events = [event async for event in generation]

@@ -1,8 +1,10 @@
 """The Python API: the same replies as a plain loop, in the order asked, with errors that name the field."""
 
+import re
+
 import pytest
 
-from vllm_mlx import LLM, SamplingParams
+from vllm_mlx import LLM, Guide, Regex, SamplingParams
 from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter
 from vllm_mlx.core.events import FinishReason
 
@@ -87,3 +89,11 @@ def test_wrong_settings():
         LLM("demo", speed=9)
     with pytest.raises(ConfigError):
         LLM("./nowhere")
+
+
+def test_a_guide_and_a_budget_of_sampling_params(llm):
+    guide = Guide(form=Regex("[0-9]{3}"))
+    [output] = llm.generate("One, two,", SamplingParams(guide=guide, temperature=0, max_tokens=20))
+    assert re.fullmatch("[0-9]{3}", output.text)
+    [output] = llm.generate("Once <think>", SamplingParams(guide=guide, thinking_token_budget=4, max_tokens=40))
+    assert re.fullmatch(r"(?s).*</think>\n{0,2}[0-9]{3}", output.text)

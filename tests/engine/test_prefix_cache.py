@@ -11,7 +11,7 @@ from ..checkpoints import ARCHITECTURES
 from .harness import Driver, plain_loop
 
 NUM_TOKENS = 10
-STATEFUL = {"qwen3_next", "qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba"}
+STATEFUL = {"qwen3_next", "qwen3_5", "vision:qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba"}
 WINDOWED = {"gemma3_text", "gpt_oss"}
 _random = random.Random(4)
 
@@ -20,7 +20,7 @@ def prompt(length: int) -> list[int]:
     return [_random.randrange(500) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, "vision:qwen3_5"])
 def model(request, checkpoint):
     return request.param, checkpoint(request.param)
 

@@ -9,7 +9,6 @@ import pytest
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
-from vllm_mlx.runner.model import TextModel
 
 from .harness import Driver, plain_loop
 
@@ -20,7 +19,7 @@ def prompt(length: int) -> list[int]:
     return [_random.randrange(500) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "gemma3_text"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "gemma3_text", "vision:qwen3_5"])
 def driver(request, checkpoint):
     return Driver(checkpoint(request.param))
 
@@ -110,14 +109,15 @@ def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
 def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     good_prompt = prompt(40)
     expected = driver.generate([good_prompt], max_tokens=10)[0]
-    forward = TextModel.forward
+    model = type(driver.engine._runner._model)
+    prefill = model.prefill
 
-    def failing(self, tokens, caches):
-        if 777 in tokens.tolist()[0]:
+    def failing(self, seq, start, end, caches):
+        if 777 in seq.tokens(start, end):
             raise RuntimeError("the device says no")
-        return forward(self, tokens, caches)
+        prefill(self, seq, start, end, caches)
 
-    monkeypatch.setattr(TextModel, "forward", failing)
+    monkeypatch.setattr(model, "prefill", failing)
     good = driver.add(good_prompt, 10)
     bad = driver.add([1, 777, 3], 10)
     driver.run()

@@ -88,7 +88,7 @@ def test_a_thought_that_the_prompt_opened_ends_before_the_generation_suffix(proc
     session = Session(processor, messages=START)
     turn = session.answer("hm\n</think>\n\nDone.<|im_end|>")
     kept = processor.kept_tokens(turn.prepared, turn.reply)
-    assert processor.tokenizer.decode(turn.token_ids[:kept]).endswith("a.py.<|im_end|>\n<|im_start|>assistant")
+    assert processor.tokenizer.decode(turn.token_ids[:kept]).endswith("<|im_start|>user\nChange a.py.")
     assert kept in turn.prepared.prompt.snapshot_points
 
 

@@ -1,6 +1,7 @@
 """What stays of a reply, by policy and by what the template makes of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ def test_a_request_may_ask_for_another_policy(processor_with) -> None:
     turn = Session(processor, messages=START).answer(THOUGHT)
     total = len(turn.token_ids)
     assert processor.kept_tokens(turn.prepared, turn.reply, "keep") == total
+    chat = turn.prepared.chat
+    assert chat is not None
+    keeping = replace(turn.prepared, chat=replace(chat, request=replace(chat.request, cache_reasoning="keep")))
+    assert processor.kept_tokens(keeping, turn.reply) == total
     assert processor.kept_tokens(turn.prepared, turn.reply, "drop") == total - len(turn.reply.token_ids)
 
 

@@ -11,6 +11,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.template import ChatTemplate
 from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.processing.volatile import volatile_places
 
 from .conftest import TEMPLATES
 from .habits import HABITS
@@ -67,8 +68,18 @@ def expected_points(processor: Processor, request: Request) -> set[int]:
         return count
 
     leading = request.messages[:1] if request.messages[0].role == "system" else ()
-    everywhere = tuple(message for message in request.messages if message.role == "system")
-    points = {common((*systems, user("0 or not")), (*systems, user("the"))) for systems in (leading, everywhere)}
+    points = {common((*leading, user("0 or not")), (*leading, user("the")))}
+    asked = max((number for number, message in enumerate(request.messages) if message.role == "user"), default=0)
+    if any(message.role == "assistant" for message in request.messages[:asked]):
+        before = request.messages[:asked]
+        points.add(common((*before, user("0 or not")), (*before, user("the"))))
+    *before, last = request.messages
+    more = (
+        [*before, replace(last, parts=(*last.parts, TextPart("the")))]
+        if last.role == "user"
+        else [*before, last, user("the")]
+    )
+    points.add(common(tuple(more)))
     for reply, follow in (
         (TextPart("0"), user("?")),
         (ToolCallPart("c9", "read", {}), Message("tool", (ToolResultPart("c9", (TextPart("?"),), "read"),))),
@@ -76,7 +87,11 @@ def expected_points(processor: Processor, request: Request) -> set[int]:
         plain = Message("assistant", (reply,))
         thought = Message("assistant", (ReasoningPart("the"), TextPart("the"), reply))
         points.add(common((*request.messages, plain, follow), (*request.messages, thought, follow)))
-    return {point for point in points if 0 < point < len(prompt)}
+    apart: list[int] = []
+    for point in sorted(points):
+        if 0 < point < len(prompt) and (not apart or point - apart[-1] >= 8):
+            apart.append(point)
+    return set(apart)
 
 
 @pytest.mark.parametrize("habit", [name for name in HABITS if name != "strict roles"])
@@ -98,11 +113,11 @@ def test_the_first_point_ends_tools_and_system(processor_with) -> None:
     assert text.endswith("</tool_call><|im_end|>\n<|im_start|>user")
 
 
-def test_merged_system_messages_are_one_system_prompt(processor_with) -> None:
+def test_a_system_message_in_between_is_no_part_of_the_system_prompt(processor_with) -> None:
     processor = processor_with(HABITS["merges system"])
     prompt = processor.prepare(ask(*CONVERSATIONS["system in between"], tools=())).prompt
     texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
-    assert "<|im_start|>system\nBe kind.\nA task has ended.\n<|im_end|>\n<|im_start|>user" in texts
+    assert texts[0] == "<|im_start|>system\nBe kind.\n<|im_end|>\n<|im_start|>user"
 
 
 def test_the_generation_suffix_is_left_out(processor_with) -> None:
@@ -152,3 +167,38 @@ def test_a_tokenizer_that_puts_a_space_before_every_text(llama_folder: Path) -> 
         request = ask(*messages, tools=())
         points = processor.prepare(request).prompt.snapshot_points
         assert set(points) <= expected_points(processor, request) | {0}
+
+
+ENVIRONMENT = "Working directory: /Users/{user}/work\nToday's date: {day}\n"
+
+
+def test_sessions_part_at_folders_and_dates(processor_with) -> None:
+    processor = processor_with(HABITS["after the last question"])
+    rules = "Be kind to every reader of this text. " * 40
+    text = rules + ENVIRONMENT.format(user="ann", day="2026-03-01") + rules + "Git status of 2026-03-01: clean"
+    prompt = processor.prepare(ask(system(text), user("hello"))).prompt
+    starts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
+    assert [start[-10:] for start in starts[:2]] == ["directory:", " status of"]
+
+
+def test_places_in_one_line_are_one_point(processor_with) -> None:
+    request = ask(system(ENVIRONMENT.format(user="ann", day="2026-03-01") * 5), user("See /tmp/x/y and /home/b/c."))
+    text = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    [place] = volatile_places(request, text)
+    assert text[place:].startswith("/Users/ann/work")
+
+
+@pytest.mark.parametrize(
+    "text", ["see a/home/x", "the ratio 3/4", "https://example.org/home/x", "1/2026-03", "~/notes"]
+)
+def test_what_is_no_place_is_none(processor_with, text: str) -> None:
+    request = ask(system(text), user(text))
+    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    assert volatile_places(request, rendered) == []
+
+
+def test_what_replies_and_results_say_is_no_place(processor_with) -> None:
+    said = Message("assistant", (TextPart("I am in /Users/ann/work."),))
+    request = ask(system("Be kind."), user("Where?"), said, user("And /Users/bob/work?"))
+    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    assert volatile_places(request, rendered) == []

@@ -4,15 +4,51 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
+from vllm_mlx.cli.main import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETTINGS = [name for name, _, _ in settings_fields()]
-FLAGS = {flag_name(name) for name in SETTINGS if name not in POSITIONAL} | {"--config", "--help", "--version"}
-OTHERS_FLAGS = {"--static", "--full", "--depth"}  # of scripts/check and of git
+COMMANDS = {name: command for name, command in get_command(app).commands.items() if name != "serve"}  # type: ignore[attr-defined]
+COMMANDS_FLAGS = {
+    flag
+    for command in (*COMMANDS.values(), *COMMANDS["models"].commands.values())
+    for parameter in command.params
+    if parameter.param_type_name == "option"
+    for flag in (*parameter.opts, *parameter.secondary_opts)
+}
+FLAGS = (
+    COMMANDS_FLAGS
+    | {flag_name(name) for name in SETTINGS if name not in POSITIONAL}
+    | {"--config", "--help", "--version"}
+)
+OTHERS_FLAGS = {
+    "--out",
+    "--freeze",
+    "--score",
+    "--per-skill",
+    "--minutes",
+    "--seed",
+    "--static",
+    "--full",
+    "--depth",
+    "--scripted",
+    "--url",
+    "--faults",
+    "--trim",
+}  # of other scripts and of git
+CLIENTS_FLAGS = {"--tools", "--auth-type", "--openai-base-url", "--openai-api-key", "--model", "--weak-model"}
+
+
+def test_every_command_and_its_flags_are_documented() -> None:
+    page = read(ROOT / "docs" / "cli.md")
+    assert [name for name in COMMANDS if f"## {name}\n" not in page] == []
+    spelled = {flag for flag in COMMANDS_FLAGS if flag.startswith("--")} - {"--help", "--history"}
+    assert [flag for flag in sorted(spelled) if f"{flag}" not in page] == []
 
 
 def anchor(heading: str) -> str:
@@ -60,6 +96,7 @@ def test_named_settings_exist(path: Path) -> None:
     served = [line for line in read(path).splitlines() if ".venv/bin/" not in line and "git clone" not in line]
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(served)))
     opposites = {flag for flag in flags if flag.startswith("--no-") and "--" + flag.removeprefix("--no-") in FLAGS}
-    assert flags - opposites <= FLAGS | OTHERS_FLAGS
+    theirs = CLIENTS_FLAGS if path.name == "clients.md" else set()
+    assert flags - opposites <= FLAGS | OTHERS_FLAGS | theirs
     variables = set(re.findall(r"VLLM_MLX_[A-Z_]+\w", read(path)))
     assert variables <= {env_name(name) for name in SETTINGS} | {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON"}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.project.sources import ROOT
 
-SCRIPTS = ("serve", "test", "check")
+SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "vllm-mlx")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
 
 

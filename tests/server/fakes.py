@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from vllm_mlx.core.config import ModelInfo
 from vllm_mlx.core.errors import EngineDead, GenerationError, Overloaded, VLLMMLXError
 from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
+from vllm_mlx.core.prompt_change import PromptChange
 from vllm_mlx.core.request import Request
 
 from ..api.fakes import FakeTokens
@@ -48,6 +49,7 @@ class FakeEngine:
     play: Play = hello
     refuse: VLLMMLXError | None = None
     dead: str | None = None
+    prompt_change: PromptChange | None = None
     info: ModelInfo = field(
         default_factory=lambda: ModelInfo(
             model="org/tiny",
@@ -70,6 +72,10 @@ class FakeEngine:
     @property
     def is_healthy(self) -> bool:
         return self.dead is None
+
+    @property
+    def is_dead(self) -> bool:
+        return self.dead is not None
 
     def error(self) -> str | None:
         return self.dead
@@ -106,6 +112,7 @@ class FakeGeneration:
     def __init__(self, engine: FakeEngine, request: Request) -> None:
         self.request_id = request.request_id
         self.num_prompt_tokens = PROMPT_TOKENS
+        self.prompt_change = engine.prompt_change
         self.ended = asyncio.Event()
         self._engine = engine
         self._open = set(range(request.sampling.n))

@@ -37,7 +37,9 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
     config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
-    server = EngineServer(create_app(engine, config), engine, drain_s=drain_s, started=started.set)
+    server = EngineServer(
+        create_app(engine, config), engine, drain_s=drain_s, started=started.set, connections=config.connections
+    )
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     assert started.wait(30)
@@ -51,7 +53,7 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
 
 def post_bytes(path: str, body: str) -> bytes:
     """A request for a bare socket."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     return f"{head}\r\n\r\n{body}".encode()
 
 

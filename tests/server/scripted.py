@@ -8,6 +8,7 @@ import json
 import secrets
 import sys
 import threading
+from dataclasses import replace
 
 from vllm_mlx.core.events import (
     FinishReason,
@@ -74,7 +75,8 @@ class ScriptedAgent:
 
 def main() -> None:
     port, command = sys.argv[1:]
-    engine = FakeEngine(play=ScriptedAgent(command).play)
+    info = replace(FakeEngine().info, max_model_len=131_072)
+    engine = FakeEngine(play=ScriptedAgent(command).play, info=info)
     config = ServerConfig(served_model_names=("scripted",))
     run(create_app(engine, config), engine, listen("127.0.0.1", int(port)), drain_s=0)
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.server import run
 from vllm_mlx.server.config import ServerConfig
 
 from .fakes import FakeEngine
@@ -131,14 +132,12 @@ def test_the_stream_s_headers(client: httpx.Client) -> None:
     assert "content-length" not in headers
 
 
-def test_a_dead_engine_is_said(server: Running, client: httpx.Client) -> None:
-    server.engine.dead = "Out of memory."
-    try:
+def test_a_dead_engine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LAST_WORDS_S", 60)
+    with serving(FakeEngine(dead="Out of memory.")) as server, server.http() as client:
         assert client.get("/health").status_code == 503
         assert client.get("/health").json() == {"status": "error", "error": "Out of memory."}
         assert error(client.post("/v1/chat/completions", json=CHAT), 503)["code"] == "engine_dead"
-    finally:
-        server.engine.dead = None
 
 
 def test_the_front_page_points_on(client: httpx.Client) -> None:
@@ -170,3 +169,54 @@ def test_the_openapi_document_describes_bodies_and_replies(client: httpx.Client)
 def test_settings_that_cannot_serve(settings: Any) -> None:
     with pytest.raises(ConfigError):
         ServerConfig(**settings)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("body", [b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"x":1' + b"0" * 5000 + b"}"])
+def test_json_on_which_the_parser_gives_up(path: str, body: bytes) -> None:
+    with serving(FakeEngine()) as server, server.http() as client:
+        answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "nests too deep, or holds a number that is too long" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"model": "x" * 10_000, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi", "previous_response_id": "x" * 10_000}),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x" * 10_000}]}),
+        ("/v1/responses", {"input": [{"type": "x" * 10_000}]}),
+    ],
+)
+def test_a_name_that_is_none_is_not_said_whole(path: str, body: dict[str, object]) -> None:
+    with serving(FakeEngine()) as server, server.http() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 600 and "x" * 80 + "…" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("//v1/responses", "/v1/responses"),
+        ("/v1/v1/models", "/v1/models"),
+        ("/v1/message", None),
+        ("/elsewhere", None),
+    ],
+)
+def test_a_base_url_that_is_slightly_wrong_is_told(path: str, meant: str | None) -> None:
+    with serving(FakeEngine()) as server:
+        answer = httpx.post(f"{server.url}{path}", json={}, trust_env=False)
+    said = answer.json()["error"]["message"]
+    assert answer.status_code == 404 and ("Did you mean" in said) == (meant is not None)
+    assert meant is None or f"Did you mean {meant}?" in said
+
+
+def test_a_compressed_body_is_refused_as_that() -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    with serving(FakeEngine()) as server, server.http() as client:
+        answer = client.post("/v1/messages", content=b"\x1f\x8b\x08", headers=headers)
+    assert answer.status_code == 415 and "compressed" in answer.json()["error"]["message"]

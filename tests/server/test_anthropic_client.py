@@ -77,6 +77,14 @@ def test_a_message(client: anthropic.Anthropic, engine: FakeEngine) -> None:
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (5, 2, 2)
 
 
+def test_the_request_has_an_id_that_the_package_finds(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    assert client.messages.create(**ASK, extra_headers={"x-request-id": "mine"})._request_id == "mine"
+    engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        client.messages.create(**ASK)
+    assert (caught.value.request_id or "").startswith("req_")
+
+
 def test_a_streamed_message(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**ASK) as stream:
         assert "".join(stream.text_stream) == "Hello"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.errors import GenerationError
-from vllm_mlx.core.events import Failed, Started, TextDelta
+from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
+from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
+from vllm_mlx.server import log
 
 from .fakes import FakeEngine, Pause, finished
 from .running import Running, eventually, serving
@@ -52,6 +54,35 @@ def test_a_reply(server: Running, caplog: pytest.LogCaptureFixture, stream: bool
     assert 0 <= float(line["ttft_s"]) <= float(line["duration_s"])
     assert line["reply"].startswith("chatcmpl-") and float(line["tokens_per_s"]) > 0
     assert SECRET not in caplog.text
+
+
+def test_what_altered_a_prompt(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    server.engine.prompt_change = PromptChange(
+        cause=ChangeCause.MESSAGE,
+        num_common_tokens=5,
+        num_previous_tokens=6,
+        previous_token_id=70,
+        token_id=71,
+        message=2,
+        role="user",
+    )
+    with server.http() as client:
+        client.post("/v1/chat/completions", json=CHAT)
+    assert only_line(caplog)["altered"] == "'message at token 5 of 6 (70 -> 71), message 2 (user)'"
+
+
+def test_a_long_prompt_tells_how_far_it_is(
+    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "PROGRESS_EVERY_S", 0.05)
+    steps = [step for done in (10, 20, 30) for step in (Pause(0.03), PromptProgress(done, 40))]
+    server.engine.play = lambda request, index: (Started(40, 2), *steps, TextDelta("a"), finished())
+    with server.http(headers={"x-request-id": "mine"}) as client:
+        client.post("/v1/chat/completions", json=CHAT)
+    eventually(lambda: "finish" in lines(caplog)[-1])
+    *told, last = lines(caplog)
+    assert [(line["id"], line["prefill"]) for line in told] == [("mine", "20/40")]
+    assert 0 < float(last["prompt_tokens_per_s"]) < 5 / 0.06
 
 
 def test_a_refused_request(server: Running, caplog: pytest.LogCaptureFixture) -> None:

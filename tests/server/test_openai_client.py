@@ -216,6 +216,25 @@ def test_an_aborted_reply_does_not_pass_for_a_whole_one(client: openai.OpenAI, e
         list(client.chat.completions.create(model="tiny", messages=HI, stream=True))
 
 
+def test_the_streaming_helper(client: openai.OpenAI, engine: FakeEngine) -> None:
+    with client.chat.completions.stream(model="tiny", messages=HI) as stream:
+        kinds = [event.type for event in stream]
+        reply = stream.get_final_completion()
+    assert reply.choices[0].message.content == "Hello" and kinds[-1] == "content.done"
+
+
+async def _stream_async(url: str) -> str | None:
+    async with (
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client,
+        client.chat.completions.stream(model="tiny", messages=HI) as stream,
+    ):
+        return (await stream.get_final_completion()).choices[0].message.content
+
+
+def test_the_asynchronous_streaming_helper(server: Running, engine: FakeEngine) -> None:
+    assert asyncio.run(_stream_async(server.url)) == "Hello"
+
+
 async def _ask_all(url: str) -> list[str | None]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
         asked = [client.chat.completions.create(model="tiny", messages=HI) for _ in range(20)]

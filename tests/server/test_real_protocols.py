@@ -1,5 +1,6 @@
 """Messages and Responses over a tiny random checkpoint: from the socket to the tokens and back."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 
-from .running import Running, serving
+from .running import Running, eventually, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": "tiny", "max_tokens": 12, "messages": HI, "extra_body": {"temperature": 0}}
@@ -23,18 +24,6 @@ def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
     engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
     with serving(engine) as running:
         yield running
-
-
-@pytest.fixture
-def claude(server: Running) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def gpt(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def content(message: Any) -> Any:
@@ -70,7 +59,9 @@ def test_a_prompt_that_does_not_fit_is_counted_and_refused(claude: anthropic.Ant
 def test_a_limit_beyond_the_context_is_cut(claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(model="tiny", max_tokens=20_000, messages=HI)
     usage = message.usage
-    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens <= 256
+    num_tokens = usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens
+    assert num_tokens <= 256
+    assert message.stop_reason == ("model_context_window_exceeded" if num_tokens == 256 else "end_turn")
 
 
 def test_cache_marks_and_billing_do_not_change_the_prompt(claude: anthropic.Anthropic) -> None:
@@ -133,3 +124,18 @@ def test_a_picture_is_refused_by_a_model_that_takes_none(claude: anthropic.Anthr
     picture: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     with pytest.raises(anthropic.BadRequestError, match="takes no images"):
         claude.messages.create(**{**ASK, "messages": picture})
+
+
+def test_a_client_that_alters_its_system_prompt_is_told_of_in_the_log(
+    claude: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="vllm_mlx.requests")
+    first = claude.messages.create(**ASK, system="Version 1.", thinking={"type": "disabled"})
+    said: Any = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": "more"}]
+    for version, altered in (("1", None), ("2", "message at token")):
+        fields: Any = {"system": f"Version {version}.", "thinking": {"type": "disabled"}}
+        claude.messages.create(**{**ASK, "messages": said}, **fields)
+        eventually(lambda: bool(caplog.records))
+        line = caplog.records[-1].getMessage()
+        assert ("altered=" in line) == (altered is not None) and (altered or "") in line
+        caplog.clear()

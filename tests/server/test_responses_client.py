@@ -125,6 +125,30 @@ def test_a_round_trip_with_tools(client: openai.OpenAI, engine: FakeEngine, stor
     )
 
 
+@pytest.mark.parametrize("store", [False, True])
+def test_a_round_trip_with_a_custom_tool(client: openai.OpenAI, engine: FakeEngine, store: bool) -> None:
+    engine.play = lambda request, index: (
+        Started(PROMPT_TOKENS, 2),
+        ToolCallStart(0, "call_1", "apply_patch"),
+        ToolCallDelta(0, '{"input": "*** Begin"}'),
+        ToolCallEnd(0),
+        finished(FinishReason.TOOL_CALLS),
+    )
+    tools: Any = [{"type": "custom", "name": "apply_patch"}]
+    with client.responses.stream(**ASK, tools=tools, store=store) as stream:
+        reply = stream.get_final_response()
+    [call] = reply.output
+    assert call.type == "custom_tool_call" and (call.name, call.input) == ("apply_patch", "*** Begin")
+    result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    said: Any = [{"role": "user", "content": "hi"}, call.to_dict()]
+    again: Any = {"previous_response_id": reply.id, "input": [result]} if store else {"input": [*said, result]}
+    client.responses.create(model="tiny", tools=tools, **again)
+    assert messages_of(engine)[1:] == (
+        Message("assistant", (ToolCallPart("call_1", "apply_patch", {"input": "*** Begin"}),)),
+        Message("tool", (ToolResultPart("call_1", (TextPart("done"),), "apply_patch"),)),
+    )
+
+
 def test_references_to_stored_items(client: openai.OpenAI, engine: FakeEngine) -> None:
     reply = client.responses.create(**ASK)
     reference: Any = {"type": "item_reference", "id": reply.output[0].id}
@@ -210,7 +234,7 @@ def test_errors(client: openai.OpenAI, engine: FakeEngine) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="gpt-9", input="hi")
     with pytest.raises(openai.BadRequestError, match=r"text\.format"):
-        client.responses.create(**ASK, text={"format": {"type": "json_object"}})
+        client.responses.create(**ASK, text={"format": {"type": "of_tomorrow"}})
     engine.refuse = Overloaded("Too many requests wait.", retry_after_s=1.2)
     with pytest.raises(openai.InternalServerError) as caught:
         client.responses.create(**ASK)

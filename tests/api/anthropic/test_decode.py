@@ -73,6 +73,7 @@ def test_a_whole_request() -> None:
         tools=(ToolSpec("ls", "List.", {"type": "object"}),),
         tool_choice=ToolChoice("auto"),
         max_tool_calls=1,
+        thinking_limit=1024,
         sampling=SamplingParams(max_tokens=2000, temperature=0.5, top_p=0.9, top_k=5, stop=("END",)),
         thinking="on",
         template_kwargs={"reasoning_effort": "high"},
@@ -223,7 +224,7 @@ def test_unknown_fields_are_let_pass() -> None:
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "service_tier": "auto",
         "betas": ["x"],
-        "output_config": {"format": {"type": "json_schema", "schema": {}}},
+        "output_config": {"mood": {"type": "json_schema", "schema": {}}},
         "tomorrow": 1,
     }
     assert decode(**extras) == decode()
@@ -248,8 +249,9 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
             "`thinking.budget_tokens` must be less than `max_tokens`.",
         ),
         ({"thinking": {"type": "enabled"}}, "`thinking.budget_tokens` is required."),
-        ({"tool_choice": {"type": "any"}, "tools": [TOOL]}, "`tool_choice` 'any' needs guided decoding"),
-        ({"tool_choice": {"type": "tool", "name": "ls"}, "tools": [TOOL]}, "`tool_choice` 'tool' needs guided"),
+        ({"tool_choice": {"type": "any"}}, "`tool_choice` 'any' needs `tools`"),
+        ({"tool_choice": {"type": "tool", "name": "no"}, "tools": [TOOL]}, "`tool_choice.name` names none"),
+        ({"output_config": {"format": {"type": "xml"}}}, "`output_config.format.type` 'xml' is not supported."),
         ({"tools": [{"name": "ls"}]}, "`tools[0].input_schema` is required."),
         ({"tools": [{"input_schema": {}}]}, "`tools[0].name` is required."),
         ({"stop_sequences": [""]}, "`stop_sequences` must not contain an empty string."),

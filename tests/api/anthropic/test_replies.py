@@ -2,6 +2,7 @@
 
 import json
 import timeit
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,8 @@ def test_a_streamed_message_is_the_folded_one(data: Any, events: list[Generation
     [
         (finished(), "end_turn", None),
         (finished(FinishReason.LENGTH), "max_tokens", None),
+        (Finished(FinishReason.LENGTH, replace(USAGE, clamped_max_tokens=9)), "model_context_window_exceeded", None),
+        (Finished(FinishReason.STOP, replace(USAGE, clamped_max_tokens=9)), "end_turn", None),
         (finished(FinishReason.TOOL_CALLS), "tool_use", None),
         (finished(FinishReason.STOP, "END"), "stop_sequence", "END"),
         (finished(FinishReason.STOP, 7), "end_turn", None),

@@ -112,7 +112,7 @@ def test_a_string_is_one_message_of_the_user() -> None:
 
 def test_how_the_reply_is_written() -> None:
     spec = decoded(tools=[NAMESPACE], store=False, stream=True, reasoning={"summary": "auto"}).reply
-    assert spec.namespaces == {"multi__wait": ("multi", "wait")}
+    assert spec.tools.namespaces == {"multi__wait": ("multi", "wait")}
     assert (spec.store, spec.stream, spec.shows_summary, spec.seals_reasoning) == (False, True, True, True)
     assert decoded().reply.store and not decoded().reply.seals_reasoning
     assert decoded(include=["reasoning.encrypted_content"]).reply.seals_reasoning
@@ -157,7 +157,23 @@ def test_custom_calls() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["custom", "web_search", "tool_search", "file_search", "mcp", "of_tomorrow"])
+def test_a_custom_tool_is_a_function_of_one_text_to_the_model() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    wire = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": grammar}
+    made = decoded(tools=[wire, {"type": "custom", "name": "shell", "format": {"type": "text"}}, TOOL])
+    patch, shell, ls = made.request.tools
+    described = {"type": "string", "description": 'Text that follows this lark grammar:\nstart: "a"'}
+    assert patch.to_openai()["function"] == {
+        "name": "apply_patch",
+        "description": "Edits.",
+        "parameters": {"type": "object", "properties": {"input": described}, "required": ["input"]},
+    }
+    assert shell.parameters == {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    assert made.reply.tools.custom == {"apply_patch", "shell"} and ls.name == "ls"
+    assert refusal(tools=[{"type": "custom"}]).param == "tools[0].name"
+
+
+@pytest.mark.parametrize("kind", ["web_search", "tool_search", "file_search", "mcp", "of_tomorrow"])
 def test_tools_that_are_no_functions_are_taken_and_not_shown(kind: str) -> None:
     assert [tool.name for tool in decode(tools=[{"type": kind, "name": "x"}, TOOL]).tools] == ["ls"]
 
@@ -211,8 +227,9 @@ PART = "input[0].content[0]"
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, f"{PART}.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, PART),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, PART),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "structural_tag"}}}, "text.format.type"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "ls"}}, "tool_choice"),

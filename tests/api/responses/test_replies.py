@@ -14,13 +14,22 @@ from pydantic import TypeAdapter
 
 from vllm_mlx.api.responses.encode import ResponseStream, response_error
 from vllm_mlx.api.responses.fold import ResponseFold
+from vllm_mlx.api.responses.tools import Tools
 from vllm_mlx.api.sealed import unseal
 from vllm_mlx.core.errors import (
     ContextLengthExceeded,
     GenerationError,
     Overloaded,
 )
-from vllm_mlx.core.events import FinishReason, GenerationEvent, ReasoningDelta, TextDelta
+from vllm_mlx.core.events import (
+    FinishReason,
+    GenerationEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 from ..events import THINKS_AND_CALLS, cut_anywhere, finished, replies
 from ..golden import golden
@@ -28,7 +37,7 @@ from .bodies import spec, streamed
 
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 EVERYTHING: Any = {
-    "namespaces": {"multi__wait": ("multi", "wait")},
+    "tools": Tools(namespaces={"multi__wait": ("multi", "wait")}),
     "shows_summary": True,
     "seals_reasoning": True,
     "echo": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
@@ -81,6 +90,42 @@ def test_a_streamed_response_is_the_folded_one(data: Any, events: list[Generatio
 def test_the_vendor_s_package_takes_the_stream(events: list[GenerationEvent]) -> None:
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
     for data in events_of(streamed(events, **EVERYTHING)):
+        state.handle_event(EVENT.validate_python(data))
+
+
+PATCHES: Any = {**EVERYTHING, "tools": Tools(custom=frozenset({"apply_patch"}))}
+
+
+def patching(*arguments: str) -> list[GenerationEvent]:
+    start = ToolCallStart(0, "call_1", "apply_patch")
+    return [start, *(ToolCallDelta(0, part) for part in arguments), ToolCallEnd(0), finished(FinishReason.TOOL_CALLS)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (('{"input": "*** Begin\\n', 'ü \\"x\\""}'), '*** Begin\nü "x"'),
+        (('{"input": ""}',), ""),
+        (('{"patch": 5}',), '{"patch": 5}'),
+        (("{}",), "{}"),
+    ],
+)
+def test_a_custom_call_is_its_text(arguments: tuple[str, ...], text: str) -> None:
+    whole = folded(patching(*arguments), **PATCHES)
+    [item] = whole["output"]
+    assert (item["type"], item["name"], item["call_id"]) == ("custom_tool_call", "apply_patch", "call_1")
+    assert item["input"] == text
+    sent = events_of(streamed(patching(*arguments), **PATCHES))
+    assert sent[-1]["response"] == whole
+    assert [event["type"].removeprefix("response.") for event in sent[2:-1]] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert (sent[2]["item"]["input"], sent[3]["delta"], sent[4]["input"], sent[5]["item"]) == ("", text, text, item)
+    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
+    for data in sent:
         state.handle_event(EVENT.validate_python(data))
 
 

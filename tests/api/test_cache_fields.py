@@ -1,0 +1,52 @@
+"""What a request says about the cache, in the words of each protocol."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vllm_mlx.api.anthropic.decode import decode_count_request, decode_messages_request
+from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
+from vllm_mlx.api.openai.decode import decode_chat, decode_completion
+from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
+from vllm_mlx.api.responses.decode import decode_response
+from vllm_mlx.api.responses.schema import ResponsesBody
+from vllm_mlx.core.request import Request
+
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> Request:
+    body = ChatCompletionBody.model_validate({"messages": HI, **fields})
+    return decode_chat(body, reply_id="r", model="m", created=1).requests[0]
+
+
+def completion(**fields: Any) -> Request:
+    body = CompletionBody.model_validate({"prompt": "hi", **fields})
+    return decode_completion(body, reply_id="r", model="m", created=1).requests[0]
+
+
+def messages(**fields: Any) -> Request:
+    body = MessagesBody.model_validate({"messages": HI, "max_tokens": 5, **fields})
+    return decode_messages_request(body, reply_id="r", model="m").request
+
+
+def response(**fields: Any) -> Request:
+    body = ResponsesBody.model_validate({"input": "hi", **fields})
+    return decode_response(body, reply_id="r", model="m", created_at=1).request
+
+
+@pytest.mark.parametrize("decode", [chat, messages, response])
+def test_reasoning_is_kept_cached_where_a_request_asks_for_it(decode: Callable[..., Request]) -> None:
+    assert decode(cache_reasoning_tokens=True).cache_reasoning == "keep"
+    assert [decode(**fields).cache_reasoning for fields in ({}, {"cache_reasoning_tokens": False})] == [None, None]
+
+
+@pytest.mark.parametrize("decode", [chat, completion, messages, response])
+def test_a_salt_keeps_requests_apart(decode: Callable[..., Request]) -> None:
+    assert (decode(cache_salt="mine").cache_salt, decode().cache_salt) == ("mine", "")
+
+
+def test_what_is_counted_has_the_salt_of_what_would_run() -> None:
+    body = CountTokensBody.model_validate({"messages": HI, "cache_salt": "mine"})
+    assert decode_count_request(body, request_id="r").cache_salt == "mine"

@@ -1,0 +1,118 @@
+"""What clients of all protocols say of a reply's form becomes one core value."""
+
+from typing import Any
+
+import pytest
+
+from vllm_mlx.api.anthropic.decode import decode_messages_request
+from vllm_mlx.api.anthropic.schema import MessagesBody
+from vllm_mlx.api.openai.decode import decode_chat, decode_completion
+from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
+from vllm_mlx.api.responses.decode import decode_response
+from vllm_mlx.api.responses.schema import ResponsesBody
+from vllm_mlx.core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
+from vllm_mlx.core.messages import ToolChoice
+from vllm_mlx.core.request import Request
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "ls", "parameters": {"type": "object"}}
+
+
+def chat(**fields: Any) -> Request:
+    body = ChatCompletionBody.model_validate({"messages": USER, **fields})
+    return decode_chat(body, reply_id="r", model="m", created=0).requests[0]
+
+
+def completion(**fields: Any) -> Request:
+    body = CompletionBody.model_validate({"prompt": "Once", **fields})
+    return decode_completion(body, reply_id="r", model="m", created=0).requests[0]
+
+
+def message(**fields: Any) -> Request:
+    body = MessagesBody.model_validate({"messages": USER, "max_tokens": 3000, **fields})
+    return decode_messages_request(body, reply_id="r", model="m").request
+
+
+def response(**fields: Any) -> Request:
+    body = ResponsesBody.model_validate({"input": "hi", **fields})
+    return decode_response(body, reply_id="r", model="m", created_at=0).request
+
+
+def guide(form: Any, param: str, **fields: Any) -> Guide:
+    return Guide(form=form, param=param, **fields)
+
+
+TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+PARSED_TAG = StructuralTag((TagStructure("<f>", SCHEMA, "</f>"),), ("<f",))
+
+
+@pytest.mark.parametrize("decode", [chat, completion])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, guide(JsonSchema({"type": "object"}), "response_format")),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            guide(JsonSchema(SCHEMA), "response_format.json_schema.schema"),
+        ),
+        ({"response_format": {"type": "structural_tag", **TAG}}, guide(PARSED_TAG, "response_format")),
+        (
+            {"structured_outputs": {"json": '{"type": "null"}'}},
+            guide(JsonSchema({"type": "null"}), "structured_outputs.json"),
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, guide(Regex("a+"), "structured_outputs.regex")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, guide(Choice(("a", "b")), "structured_outputs.choice")),
+        ({"structured_outputs": {"grammar": "start: A"}}, guide(Grammar("start: A"), "structured_outputs.grammar")),
+        ({"structured_outputs": {"structural_tag": TAG}}, guide(PARSED_TAG, "structured_outputs.structural_tag")),
+        (
+            {"structured_outputs": {"regex": "a", "enable_in_reasoning": True}},
+            guide(Regex("a"), "structured_outputs.regex", in_reasoning=True),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"type": "structural_tag", "format": {"type": "any_text"}}'}},
+            guide(StructuralFormat({"type": "any_text"}), "structured_outputs.structural_tag"),
+        ),
+        ({"guided_choice": ["a"]}, guide(Choice(("a",)), "guided_choice")),
+        ({"guided_json": SCHEMA}, guide(JsonSchema(SCHEMA), "guided_json")),
+    ],
+)
+def test_both_endpoints_of_openai(decode: Any, fields: dict[str, Any], expected: Guide | None) -> None:
+    assert decode(**fields).sampling.guide == expected
+
+
+def test_messages_and_responses() -> None:
+    format_ = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+    expected = JsonSchema(SCHEMA)
+    assert message(output_config={"format": format_}).sampling.guide == guide(expected, "output_config.format.schema")
+    assert message(output_format=format_).sampling.guide == guide(expected, "output_format.schema")
+    assert response(text={"format": format_}).sampling.guide == guide(expected, "text.format.schema")
+
+
+def test_choices_that_force_a_call() -> None:
+    openai = {"tools": [{"type": "function", "function": TOOL}]}
+    flat = {"tools": [{"type": "function", **TOOL}]}
+    custom = {"tools": [{"name": "ls", "input_schema": {"type": "object"}}]}
+    named = {"type": "function", "function": {"name": "ls"}}
+    assert chat(**openai, tool_choice="required").tool_choice == ToolChoice("required")
+    assert chat(**openai, tool_choice=named).tool_choice == ToolChoice("required", "ls")
+    assert response(**flat, tool_choice="required").tool_choice == ToolChoice("required")
+    assert response(**flat, tool_choice={"type": "function", "name": "ls"}).tool_choice == ToolChoice("required", "ls")
+    assert message(**custom, tool_choice={"type": "any"}).tool_choice == ToolChoice("required")
+    one = message(**custom, tool_choice={"type": "tool", "name": "ls", "disable_parallel_tool_use": True})
+    assert (one.tool_choice, one.max_tool_calls) == (ToolChoice("required", "ls"), 1)
+
+
+def test_budgets() -> None:
+    assert chat(thinking_token_budget=0).sampling.thinking_token_budget == 0
+    assert completion(thinking_token_budget=-1).sampling.thinking_token_budget == -1
+    assert chat(chat_template_kwargs={"thinking_token_budget": 7}).thinking_limit == 7
+    assert response(chat_template_kwargs={"thinking_budget": 7}).thinking_limit == 7
+    assert chat(chat_template_kwargs={"thinking_budget": -1}).thinking_limit is None
+    assert message(thinking={"type": "enabled", "budget_tokens": 2000}).thinking_limit == 2000

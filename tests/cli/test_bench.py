@@ -1,0 +1,89 @@
+"""`vllm-mlx bench` against a real server; its figures against moments that are known."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tests.cli.serving import refusal, run
+from vllm_mlx.cli.bench.figures import figures, quantile
+from vllm_mlx.cli.bench.load import Timed
+from vllm_mlx.cli.bench.workloads import Sizes, Words, conversations
+
+SIZES = Sizes(prompt_words=20, reply_tokens=4, turns=3)
+
+
+def test_all_workloads_are_measured_and_drawn(demo_url: str, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    sizes = ("--requests", "3", "--prompt-words", "60", "--reply-tokens", "4", "--turns", "3")
+    result = run("bench", "--url", f"{demo_url}/v1", "--concurrency", "1,2", "--json", "--plot", str(plot), *sizes)
+    assert result.returncode == 0, result.stderr
+    rows = {(row["workload"], row["concurrency"]): row for row in json.loads(result.stdout)["figures"]}
+    assert rows.keys() == {(name, step) for name in ("new", "shared", "turns") for step in (1, 2)}
+    for (name, step), row in rows.items():
+        num_requests = 3 * step if name == "turns" else 3  # each of three turns
+        assert (row["failed"], row["requests"]) == (0, num_requests)
+        assert 0 < row["ttft_p50_s"] <= row["ttft_p99_s"] <= row["seconds"]
+        assert row["tokens_per_s"] == pytest.approx(row["reply_tokens"] / row["seconds"])
+    for step in (1, 2):
+        new, shared = rows["new", step], rows["shared", step]
+        assert shared["cached_tokens"] / shared["prompt_tokens"] > 0.5 > new["cached_tokens"] / new["prompt_tokens"]
+    assert len(ElementTree.parse(plot).findall("{*}polyline")) == 9
+
+
+def test_a_table_is_printed(demo_url: str) -> None:
+    result = run("bench", "--url", demo_url, "--workload", "new", "--concurrency", "1", "--requests", "1",
+                 "--prompt-words", "8", "--reply-tokens", "2")  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"demo at {demo_url}")
+    assert "TTFT p50" in result.stdout
+
+
+def test_wrong_input_and_failing_requests_are_one_sentence(demo_url: str) -> None:
+    assert "choose from new, shared, turns" in refusal("bench", "--workload", "old", code=2)
+    assert "write numbers from 1 to" in refusal("bench", "--concurrency", "1,x", code=2)
+    assert "No server answers" in refusal("bench", "--url", "http://127.0.0.1:9")
+    assert "does not exist" in refusal("bench", "--url", demo_url, "--model", "other")
+
+
+def test_figures_are_those_of_the_moments() -> None:
+    usage = {"completion_tokens": 6, "prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 5}}
+    replies = [
+        Timed(0.0, [1.0, 1.5, 3.0], usage),
+        Timed(1.0, [5.0, 5.25]),  # counted by its parts
+        Timed(1.0, error="no room"),
+    ]
+    row = figures("new", 2, replies)
+    assert (row.requests, row.failed, row.first_error) == (3, 1, "no room")
+    assert (row.seconds, row.reply_tokens, row.tokens_per_s) == (5.25, 8, 8 / 5.25)
+    assert (row.ttft_p50_s, row.ttft_p99_s) == (1.0, 4.0)
+    assert (row.itl_p50_s, row.itl_p99_s) == (0.5, 1.5)
+    assert row.cached_share == 0.5
+
+
+def test_nothing_but_failures_are_figures_too() -> None:
+    row = figures("new", 1, [Timed(0.0, error="no")])
+    assert (row.tokens_per_s, row.ttft_p50_s, row.cached_share) == (0.0, None, None)
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    assert [quantile(list(range(1, 101)), share) for share in (0.01, 0.5, 0.99, 1.0)] == [1, 50, 99, 100]
+
+
+def test_workloads_have_in_common_what_they_say() -> None:
+    new = conversations("new", 4, SIZES, Words(1))
+    assert len({each.questions[0] for each in new}) == 4
+    shared = conversations("shared", 4, SIZES, Words(1))
+    assert len(shared) == 5  # one to read the beginning
+    assert len({each.messages[0]["content"] for each in shared}) == 1
+    assert len({each.questions[0] for each in shared}) == 5
+
+
+def test_a_conversation_grows_by_its_answers() -> None:
+    [conversation, _] = conversations("turns", 4, SIZES, Words(1))
+    seen = []
+    for messages in conversation.requests():
+        seen.append([message["role"] for message in messages])
+        conversation.answer("Yes.", "")
+    assert seen == [["user"], ["user", "assistant", "user"], ["user", "assistant", "user", "assistant", "user"]]

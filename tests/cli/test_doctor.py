@@ -1,0 +1,52 @@
+"""`vllm-mlx doctor` as a process: what it finds good, and what it says of what is not."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.cli.serving import run
+
+
+def verdicts(*arguments: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    result = run("doctor", "--json", *arguments, **variables)
+    checks = json.loads(result.stdout)
+    return result.returncode, {check["name"]: (check["verdict"], check["text"]) for check in checks}
+
+
+def test_a_machine_that_can_serve_and_its_self_test() -> None:
+    result = run("doctor", VLLM_MLX_PORT="0")
+    assert result.returncode == 0, result.stdout
+    for line in ("✓ Python", "MLX", "✓ Memory", "✓ Port", "✓ Model        demo: qwen3_5", "✓ Self-test    cold and"):
+        assert line in result.stdout
+
+
+def test_a_port_that_another_program_holds_is_bad() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, found = verdicts("--quick", VLLM_MLX_PORT=port)
+    assert code == 1
+    assert found["Port"][0] == "bad"
+    assert f"Port {port} on 127.0.0.1 is taken" in found["Port"][1]
+
+
+def test_a_port_that_our_server_holds_is_good(demo_url: str) -> None:
+    _, found = verdicts("--quick", VLLM_MLX_PORT=str(urlsplit(demo_url).port))
+    assert found["Port"] == ("good", f"a server is there already: {demo_url} serves demo")
+
+
+def test_a_model_that_is_too_large_or_no_model_is_bad(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = str(checkpoint("qwen3"))
+    code, found = verdicts(folder, "--quick", VLLM_MLX_MEMORY_BUDGET="1MB", VLLM_MLX_PORT="0")
+    assert (code, found[f"Model {folder}"][0]) == (1, "bad")
+    assert "it does not fit 1.0 MB" in found[f"Model {folder}"][1]
+    code, found = verdicts(str(tmp_path), "--quick", VLLM_MLX_PORT="0")
+    assert (code, found[f"Model {tmp_path}"][0]) == (1, "bad")
+
+
+def test_a_model_that_is_not_here_is_no_failure() -> None:
+    code, found = verdicts("org/name", "--quick", VLLM_MLX_PORT="0")
+    assert code == 0
+    assert found["Model org/name"][0] == "warning"
+    assert "vllm-mlx models pull org/name" in found["Model org/name"][1]

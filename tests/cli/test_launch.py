@@ -1,0 +1,166 @@
+"""`vllm-mlx launch`: what each client is told, word by word; a client that is started; files that are kept."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.serving import refusal, run
+from vllm_mlx.cli.failures import CommandFailed
+from vllm_mlx.cli.launch.clients import CLIENTS
+from vllm_mlx.cli.launch.cursor import is_public, steps
+from vllm_mlx.cli.launch.files import write_lasting
+from vllm_mlx.cli.launch.plan import JsonEntries, Plan, Target, TextLines
+
+GOLDEN = Path(__file__).parent / "launch_golden"
+TARGET = Target(
+    url="http://127.0.0.1:8000",
+    model="mlx-community/Qwen3-8B-4bit",
+    context=40960,
+    api_key="it's a key",
+    folder=Path("/state"),
+)
+HOME = Path("/home/me")
+
+
+def plan_of(name: str) -> Plan:
+    return CLIENTS[name].plan(TARGET, HOME)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_is_printed(name: str) -> None:
+    assert plan_of(name).script(CLIENTS[name].title) == (GOLDEN / f"{name}.sh").read_text()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> None:
+    target = Target(url=TARGET.url, model=TARGET.model, context=TARGET.context, api_key=TARGET.api_key, folder=tmp_path)
+    plan = CLIENTS[name].plan(target, HOME)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    program = programs / plan.commands[-1][0]
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+    )
+    program.chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", **dict.fromkeys(plan.unset, "set")}
+    out = subprocess.run(["bash", "-c", plan.script(name)], env=environment, capture_output=True, text=True, check=True)
+    started = [json.loads(line) for line in out.stdout.splitlines()]
+    assert [arguments for arguments, _ in started] == [list(command[1:]) for command in plan.commands]
+    seen = started[-1][1]
+    assert plan.environment.items() <= seen.items()
+    assert not set(plan.unset) & seen.keys()
+    assert {path: path.read_text() for path in plan.files} == dict(plan.files)
+
+
+def test_codex_is_given_valid_toml() -> None:
+    [command] = plan_of("codex").commands
+    overrides = tomllib.loads("\n".join(command[2::2]))
+    lasting = plan_of("codex").lasting
+    assert isinstance(lasting, TextLines)
+    written = tomllib.loads(lasting.text)
+    assert overrides["model_providers"] == written["model_providers"]
+    assert overrides["model_context_window"] == 40960
+    assert written["profiles"]["vllm-mlx"]["model"] == TARGET.model
+
+
+def fake_client(folder: Path, name: str) -> str:
+    """A program of that name that tells how it was started. Returns the PATH on which it lies."""
+    program = folder / name
+    program.write_text(f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:], os.environ['ANTHROPIC_MODEL'])\n")
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_the_client_is_started_with_its_arguments_and_nothing_is_written(demo_url: str, tmp_path: Path) -> None:
+    path = fake_client(tmp_path, "claude")
+    result = run("launch", "claude", "--url", demo_url, "--", "-p", "hello", PATH=path)
+    assert (result.returncode, result.stdout) == (0, "['-p', 'hello'] demo\n")
+    assert list(Path(os.environ["HOME"]).iterdir()) == []
+
+
+def test_print_asks_the_server_and_starts_nothing(demo_url: str) -> None:
+    result = run("launch", "claude", "--print", "--url", demo_url, "--context", "9000", PATH="/usr/bin:/bin")
+    assert result.returncode == 0
+    assert f"export ANTHROPIC_BASE_URL={demo_url}\n" in result.stdout
+    assert "export CLAUDE_CODE_MAX_CONTEXT_TOKENS=9000\n" in result.stdout
+
+
+def test_what_cannot_be_started_is_one_sentence(demo_url: str) -> None:
+    assert "Install it with `npm install -g @openai/codex`" in refusal(
+        "launch", "codex", "--url", demo_url, "--context", "99999", PATH="/nowhere"
+    )
+    assert "Choose one of claude, codex" in refusal("launch", "emacs", code=2)
+    assert "Start one with `vllm-mlx serve MODEL`" in refusal("launch", "claude", "--url", "http://127.0.0.1:9")
+
+
+def test_cursor_on_this_machine_is_refused_with_the_steps(demo_url: str) -> None:
+    result = run("launch", "cursor", "--url", demo_url)
+    assert result.returncode == 1
+    assert "cloudflared tunnel --url http://127.0.0.1:" in result.stdout
+    assert result.stderr.startswith("vllm-mlx: Cursor cannot reach http://127.0.0.1:")
+    assert run("launch", "cursor", "--url", demo_url, "--print").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("https://a.trycloudflare.com", True),
+        ("http://a.trycloudflare.com", False),
+        ("https://192.168.1.4:8000", False),
+        ("https://127.0.0.1", False),
+        ("https://mac.local", False),
+        ("https://localhost", False),
+        ("https://mac", False),
+    ],
+)
+def test_what_cursor_can_reach(url: str, public: bool) -> None:
+    assert is_public(url) is public
+    assert ("tunnel --url" in steps(url=url, model="m", has_key=True)) is not public
+
+
+def test_a_tunnel_without_a_key_is_not_enough() -> None:
+    text = steps(url="https://a.example.com", model="m", has_key=False)
+    assert "VLLM_MLX_API_KEY" in text
+    assert "--allowed-host YOUR-TUNNEL" in text  # the server answers to no name that it was not told
+
+
+def test_writing_keeps_what_is_there_and_the_file_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"theme": "dark", "env": {"EDITOR": "vi"}}')
+    write_lasting(JsonEntries(file, {"env": {"A": "1"}}))
+    write_lasting(JsonEntries(file, {"env": {"A": "2"}}))
+    assert json.loads(file.read_text()) == {"theme": "dark", "env": {"EDITOR": "vi", "A": "2"}}
+    assert (tmp_path / "settings.json.before-vllm-mlx").read_text() == '{"theme": "dark", "env": {"EDITOR": "vi"}}'
+
+
+def test_models_of_other_providers_stay(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"models": [{"id": "a", "n": 1}, {"id": "b"}], "words": ["x"]}')
+    write_lasting(JsonEntries(file, {"models": [{"id": "a", "n": 2}], "words": ["y"]}))
+    assert json.loads(file.read_text()) == {"models": [{"id": "a", "n": 2}, {"id": "b"}], "words": ["y", "x"]}
+
+
+def test_what_cannot_be_merged_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"a": 1, // why\n}')
+    with pytest.raises(CommandFailed, match="left alone"):
+        write_lasting(JsonEntries(file, {"b": 2}))
+    assert file.read_text() == '{"a": 1, // why\n}'
+    lines = TextLines(tmp_path / "new" / "config.toml", "[a]", "[a]\nb = 1\n")
+    write_lasting(lines)
+    with pytest.raises(CommandFailed, match="already"):
+        write_lasting(lines)
+    assert lines.path.read_text() == "[a]\nb = 1\n"
+
+
+def test_write_is_what_writes(demo_url: str) -> None:
+    result = run("launch", "claude", "--write", "--url", demo_url)
+    file = Path(os.environ["HOME"]) / ".claude" / "settings.json"
+    assert result.stdout == f"Wrote {file}.\n"
+    assert json.loads(file.read_text())["env"]["ANTHROPIC_MODEL"] == "demo"
+    assert file.stat().st_mode & 0o077 == 0

@@ -1,0 +1,101 @@
+"""`vllm-mlx models` over a cache made as Hugging Face makes it, and `vllm-mlx cache` against a real server."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.serving import refusal, run
+from vllm_mlx.cli.cache import cache_tree
+from vllm_mlx.cli.models.describe import describe
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.demo import demo_path
+from vllm_mlx.runner.loader import find_checkpoint
+
+
+@pytest.fixture
+def hub(tmp_path: Path, checkpoint: Callable[..., Path]) -> Path:
+    """A cache of one checkpoint and of one whose weights never came."""
+    for name, files in (("whole", "*"), ("part", "*.json")):
+        repo = tmp_path / f"models--org--{name}"
+        snapshot = repo / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        (repo / "blobs").mkdir()
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text("abc")
+        for file in checkpoint("qwen3").glob(files):
+            shutil.copy(file, snapshot)
+    return tmp_path
+
+
+def test_what_is_cached_is_listed_with_what_it_speaks(hub: Path) -> None:
+    result = run("models", "--json", HF_HUB_CACHE=str(hub))
+    part, whole = json.loads(result.stdout)
+    assert (part["name"], part["facts"]) == ("org/part", None)
+    assert "weights are missing" in part["trouble"]
+    facts = whole["facts"]
+    assert (facts["architecture"], facts["kind"], facts["tools"]) == ("qwen3", "text", "hermes")
+    assert facts["context"] == find_checkpoint(whole["folder"]).max_model_len
+    table = run("models", HF_HUB_CACHE=str(hub)).stdout
+    assert "org/whole" in table
+    assert "cannot be served" in table
+
+
+def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:
+    result = run("models", HF_HUB_CACHE=str(tmp_path / "none"))
+    assert result.returncode == 0
+    assert "vllm-mlx models pull ORG/NAME" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("nonsense", "No folder nonsense."), ("org/name", "org/name is not on this machine and could not be downloaded.")],
+)
+def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, name: str, line: str) -> None:
+    result = run("models", "pull", name, HF_HUB_CACHE=str(tmp_path))
+    assert result.returncode == 1
+    assert line in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_what_is_there_is_pulled_at_once(hub: Path) -> None:
+    result = run("models", "pull", "org/whole", HF_HUB_CACHE=str(hub))
+    assert result.returncode == 0, result.stderr
+    assert "qwen3, text" in result.stdout
+
+
+def test_the_demo_is_described_by_its_files() -> None:
+    facts = describe(demo_path())
+    assert (facts.architecture, facts.kind, facts.precision, facts.context) == ("qwen3_5", "vision", "float32", 131072)
+    assert facts.bytes_per_token == 2 * 2 * 2 * 2 * 64  # keys and values, 16 bits, of two full layers of two heads
+    assert facts.tools is not None
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a checkpoint"):
+        describe(tmp_path)
+
+
+def test_the_cache_is_shown_and_cleared(demo_url: str) -> None:
+    run("chat", "What is 2 + 3?", "--url", demo_url, "--no-thinking")
+    held = json.loads(run("cache", "--json", "--url", demo_url).stdout)
+    assert held["data"]
+    shown = run("cache", "--url", demo_url).stdout
+    assert "tokens 0–" in shown
+    assert "The cache is empty: " in run("cache", "--clear", "--url", demo_url).stdout
+    assert json.loads(run("cache", "--json", "--url", demo_url).stdout)["data"] == []
+    assert "No server answers" in refusal("cache", "--clear", "--url", "http://127.0.0.1:9")
+
+
+def test_shared_beginnings_stand_once_above_what_continues_them() -> None:
+    def entry(node: int, parent: int | None, start: int, end: int) -> dict[str, object]:
+        sizes = {"segment_bytes": 1000, "state_bytes": 0, "hits": 1, "salted": False}
+        return {"node_id": node, "parent_id": parent, "start": start, "end": end, **sizes}
+
+    tree = cache_tree([entry(3, 1, 10, 20), entry(2, 1, 10, 15), entry(1, None, 0, 10)], {"enabled": True})
+    [first] = tree.children
+    assert str(first.label).startswith("tokens 0–10")
+    assert [str(child.label)[:12] for child in first.children] == ["tokens 10–15", "tokens 10–20"]
+    assert str(cache_tree([], {"enabled": False}).label) == "The prefix cache is off."

@@ -1,0 +1,107 @@
+"""`vllm-mlx status` against a real server, and the view of what a server says."""
+
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.cli.serving import refusal, run
+from vllm_mlx.cli.status_view import status_view
+
+BUSY: dict[str, Any] = {
+    "status": "running",
+    "model": "org/model",
+    "uptime_s": 3700.0,
+    "num_running": 1,
+    "num_waiting": 2,
+    "total_requests_processed": 1234,
+    "total_prompt_tokens": 1000,
+    "total_cached_tokens": 750,
+    "total_completion_tokens": 99,
+    "generation_tps": 41.5,
+    "prompt_tps": 512.0,
+    "latency": {"ttft_s": {"p50": 0.25, "p99": 12.0}, "inter_token_s": {"p50": None, "p99": None}},
+    "memory": {"total_bytes": 16_000_000_000, "weights_bytes": 8_000_000_000, "cache_bytes": 1_000_000},
+    "cache": {"enabled": True, "hits": 3, "hits_by_kind": {"lcp": 3, "exact": 0}, "misses": 1, "entry_count": 2},
+    "requests": [
+        {
+            "request_id": "chatcmpl-1",
+            "phase": "generation",
+            "progress": 0.5,
+            "prompt_tokens": 4321,
+            "cached_tokens": 4000,
+            "completion_tokens": 17,
+            "tokens_per_second": 41.5,
+            "ttft_s": 0.25,
+            "elapsed_s": 75.0,
+        }
+    ],
+}
+
+
+def drawn(fields: dict[str, Any], **more: Any) -> str:
+    console = Console(width=140, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(status_view("http://127.0.0.1:8000", fields, **more))
+    return captured.get()
+
+
+def test_json_is_what_the_server_says(demo_url: str) -> None:
+    result = run("status", "--json", "--url", demo_url)
+    fields = json.loads(result.stdout)
+    assert (result.returncode, fields["model"], fields["num_running"]) == (0, "demo", 0)
+
+
+@pytest.mark.parametrize("arguments", [["--once"], []], ids=["once", "no terminal"])
+def test_the_view_is_printed_once(demo_url: str, arguments: list[str]) -> None:
+    result = run("status", *arguments, "--url", f"{demo_url}/v1")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("demo  idle  http://127.0.0.1:")
+    assert "No request is under way." in result.stdout
+
+
+def test_no_server_is_one_sentence_that_says_how_to_start_one() -> None:
+    line = refusal("status", "--url", "http://127.0.0.1:9")
+    assert line == (
+        "vllm-mlx: No server answers at http://127.0.0.1:9. Start one with `vllm-mlx serve MODEL`, "
+        "or say where it is with --url."
+    )
+
+
+def test_the_port_is_that_of_the_settings() -> None:
+    assert "http://127.0.0.1:9." in refusal("status", VLLM_MLX_PORT="9")
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
+def test_what_is_no_address_is_a_usage_error(url: str) -> None:
+    assert refusal("status", "--url", url, code=2).startswith(f"vllm-mlx: --url {url} is no address")
+
+
+def test_every_figure_is_shown_where_it_belongs() -> None:
+    text = drawn(BUSY)
+    for part in (
+        "org/model  running  http://127.0.0.1:8000  up 1 h 1 min",
+        "1 running, 2 waiting, 1,234 done",
+        "41.5 tokens/s written, 512 read",
+        "first token 250 ms / 12.0 s, between tokens – / –",
+        "1,000 of prompts, 75% of them from the cache; 99 of replies",
+        "3 hits (3 lcp), 1 misses; 2 entries",
+        "weights 8.0 GB",
+    ):
+        assert part in text
+    [row] = [line for line in text.splitlines() if "chatcmpl-1" in line]
+    assert row.rstrip().endswith("4,321    4,000        17       41.5   250 ms   1 min 15 s")
+
+
+def test_the_bar_is_as_long_as_the_budget_and_shows_the_smallest_part() -> None:
+    [bar] = [line for line in drawn(BUSY).splitlines() if "░" in line]
+    assert (bar.count("█"), bar.count("░")) == (31, 29)
+
+
+def test_trouble_is_said_above_the_old_figures() -> None:
+    assert "No server answers" in drawn(BUSY, trouble="No server answers")
+
+
+def test_a_server_that_says_little_is_shown_too() -> None:
+    assert "No request is under way." in drawn({})

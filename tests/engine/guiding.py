@@ -1,0 +1,71 @@
+"""Constraints for the tests of guided replies, made as requests make them, and what their replies must be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from vllm_mlx.core.config import EngineConfig, ReasoningStrings
+from vllm_mlx.core.constraint import Constraint
+from vllm_mlx.core.guide import Guide, GuideForm, JsonSchema
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.core.sequence import PromptInputs
+from vllm_mlx.processing.guidance import Guidance
+from vllm_mlx.processing.tokenizer import Tokenizer
+
+from ..checkpoints import VOCAB_SIZE
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+class Guiding:
+    """Of one checkpoint."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        reasoning: str | None = "qwen3",
+        strings: ReasoningStrings | None = None,
+        vocab_size: int = VOCAB_SIZE,
+    ):
+        self.tokenizer = Tokenizer.load(path)
+        config = EngineConfig(model=str(path), reasoning_config=strings)
+        self._guidance = Guidance(self.tokenizer, config, vocab_size=vocab_size, reasoning=reasoning)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def text(self, ids: list[int]) -> str:
+        """Without the token that ended it."""
+        return self.tokenizer.decode([token for token in ids if token not in self.tokenizer.eos_token_ids])
+
+    def constraint(
+        self, prompt: list[int], form: GuideForm | None = None, *, thinking: Any = "auto", **sampling: Any
+    ) -> Constraint | None:
+        guide = Guide(form=form) if form is not None else None
+        request = Request(
+            request_id="r", prompt=tuple(prompt), thinking=thinking, sampling=SamplingParams(guide=guide, **sampling)
+        )
+        return self._guidance.constraint(request, PromptInputs(token_ids=tuple(prompt)))
+
+    def person(self, prompt: list[int], **fields: Any) -> Constraint | None:
+        return self.constraint(prompt, JsonSchema(PERSON), **fields)
+
+
+def is_person(text: str) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), PERSON)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True

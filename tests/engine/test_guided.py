@@ -1,0 +1,110 @@
+"""Guided rows keep to their grammar, whatever the model wants and whoever decodes beside them."""
+
+import dataclasses
+import random
+import re
+
+import pytest
+
+from vllm_mlx.core.events import FinishReason
+from vllm_mlx.core.guide import Choice, Regex
+from vllm_mlx.core.sequence import TokenSampling
+
+from .guiding import Guiding, is_person
+from .harness import GREEDY, Driver, plain_loop
+
+_random = random.Random(8)
+HOT = TokenSampling(temperature=1.3, top_p=0.95, seed=5, repetition_penalty=1.1)
+
+
+def prompt(length: int) -> list[int]:
+    return [_random.randrange(500) for _ in range(length)]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
+def path(request, checkpoint):
+    return checkpoint(request.param)
+
+
+@pytest.fixture(scope="module")
+def driver(path):
+    return Driver(path)
+
+
+@pytest.fixture(scope="module")
+def guiding(path):
+    return Guiding(path)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+def test_a_guided_reply_is_valid_and_ends(driver, guiding, sampling) -> None:
+    start, stop = prompt(9), guiding.tokenizer.eos_token_ids
+    row = driver.add(start, 150, sampling, constraint=guiding.person(start, thinking="off"), stop_token_ids=stop)
+    driver.run()
+    assert driver.replies[row].finish_reason is FinishReason.STOP
+    assert is_person(guiding.text(driver.replies[row].token_ids))
+
+
+def test_rows_beside_guided_ones_keep_their_tokens(driver, guiding, path) -> None:
+    prompts = [prompt(length) for length in (5, 12, 20, 7)]
+    rows = [driver.add(each, 25) for each in prompts]
+    stop = guiding.tokenizer.eos_token_ids
+    guided = []
+    for number, length in enumerate((6, 15, 8, 11)):
+        start = prompt(length)
+        sampling = dataclasses.replace(HOT, seed=number) if number % 2 else GREEDY
+        constraint = guiding.person(start, thinking="off")
+        guided.append(driver.add(start, 150, sampling, constraint=constraint, stop_token_ids=stop))
+    driver.run()
+    for row, each in zip(rows, prompts, strict=True):
+        assert driver.replies[row].token_ids == plain_loop(path, each, 25)[0]
+    assert all(is_person(guiding.text(driver.replies[row].token_ids)) for row in guided)
+
+
+def test_a_guided_reply_is_the_same_alone_and_in_a_crowd(driver, guiding) -> None:
+    start, stop = prompt(9), guiding.tokenizer.eos_token_ids
+    fields = {"constraint": guiding.person(start, thinking="off"), "stop_token_ids": stop}
+    alone = driver.generate([start], max_tokens=150, sampling=HOT, **fields)[0]
+    row = driver.add(start, 150, HOT, **fields)
+    for length in (4, 30, 12):
+        driver.add(prompt(length), 20)
+    driver.run()
+    assert driver.replies[row].token_ids == alone
+
+
+def test_the_end_of_a_grammar_comes_before_min_tokens(driver, guiding) -> None:
+    start, stop = prompt(6), guiding.tokenizer.eos_token_ids
+    constraint = guiding.constraint(start, Choice(("yes", "no")), thinking="off")
+    row = driver.add(start, 30, HOT, constraint=constraint, stop_token_ids=stop, min_tokens=20)
+    driver.run()
+    assert driver.replies[row].finish_reason is FinishReason.STOP
+    assert guiding.text(driver.replies[row].token_ids) in ("yes", "no")
+
+
+def test_a_matcher_that_fails_ends_its_own_row(driver, guiding, path) -> None:
+    start, other = prompt(6), prompt(8)
+    constraint = guiding.constraint(start, Regex("[a-z]{500}"), thinking="off")
+    broken = constraint.matcher.deep_copy()
+    broken.consume_token(guiding.ids("9")[0])
+    assert broken.is_error()
+    row = driver.add(start, 30, constraint=dataclasses.replace(constraint, matcher=broken))
+    beside = driver.add(other, 20)
+    driver.run()
+    assert "guided" in driver.replies[row].error.message
+    assert driver.replies[beside].token_ids == plain_loop(path, other, 20)[0]
+
+
+def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:
+    roomy = Driver(path)
+    tight = Driver(path, rows_bytes=3 * roomy.engine.facts.footprint.bytes_at(350))
+    stop = guiding.tokenizer.eos_token_ids
+    starts = [prompt(150 + 20 * row) for row in range(4)]
+    for one in (roomy, tight):
+        for start in starts:
+            constraint = guiding.constraint(start, Regex("([a-z]{6,9} ){1000}"), thinking="off")
+            one.add(start, 200, GREEDY, constraint=constraint, stop_token_ids=stop)
+        one.run()
+    assert any(seq.num_preemptions for seq in tight.seqs.values())
+    for row in range(len(starts)):
+        assert tight.replies[row].token_ids == roomy.replies[row].token_ids
+        assert re.fullmatch("([a-z]{6,9} )*[a-z]{0,9}", guiding.text(tight.replies[row].token_ids))

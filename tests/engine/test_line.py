@@ -1,0 +1,80 @@
+"""The line before the engine is bounded, in length and in time, and who is refused leaves nothing behind."""
+
+import asyncio
+
+import pytest
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ConfigError, TimeLimit, TooManyRequests
+from vllm_mlx.core.events import Failed, Finished
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+from .test_async_engine import collect, last, request, until_idle
+
+
+def started(checkpoint, **settings) -> AsyncEngine:
+    config = EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30, max_model_len=4096, **settings)
+    return AsyncEngine.start(config)
+
+
+def test_a_full_line_refuses_and_those_in_it_are_served(checkpoint):
+    engine = started(checkpoint, max_num_seqs=1, max_queue=2)
+
+    async def run() -> list:
+        asked = [collect(engine, request(prompt=f"number {number}", max_tokens=30)) for number in range(8)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        await until_idle(engine)
+        again = await collect(engine, request())
+        gave_way = (await engine.status())["giving_way"]
+        assert gave_way["refused"] == 5 and gave_way["waiting"] == gave_way["preemptions"] == 0
+        await engine.shutdown(0)
+        return [*results, again]
+
+    *results, again = asyncio.run(run())
+    refused = [result for result in results if isinstance(result, TooManyRequests)]
+    served = [result for result in results if isinstance(result, list)]
+    assert len(refused) == 5 and len(served) == 3
+    assert all("--max-queue" in error.message and 1 <= error.retry_after_s <= 30 for error in refused)
+    assert all(isinstance(last(events), Finished) for events in [*served, again])
+
+
+def test_waiting_has_an_end_and_running_is_no_waiting(checkpoint):
+    engine = started(checkpoint, max_num_seqs=1, max_queue_s=0.3)
+
+    async def run() -> tuple:
+        long = asyncio.create_task(collect(engine, request(max_tokens=1500)))
+        await asyncio.sleep(0.1)
+        waited = await collect(engine, request())
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        await until_idle(engine)
+        after = await collect(engine, request())
+        await engine.shutdown(0)
+        return waited, after
+
+    waited, after = asyncio.run(run())
+    assert isinstance(last(waited), Failed) and isinstance(last(waited).error, TooManyRequests)
+    assert "0.3 seconds (--max-queue-s)" in last(waited).error.message
+    assert isinstance(last(after), Finished)
+
+
+def test_a_request_that_takes_too_long_is_ended(checkpoint):
+    engine = started(checkpoint, max_request_s=0.5)
+
+    async def run() -> tuple:
+        long = await collect(engine, request(max_tokens=4000))
+        await until_idle(engine)
+        short = await collect(engine, request(max_tokens=3))
+        await asyncio.sleep(0.6)  # a timer that outlived its request would fail here
+        await engine.shutdown(0)
+        return long, short
+
+    long, short = asyncio.run(run())
+    assert isinstance(last(long).error, TimeLimit) and "--max-request-s" in last(long).error.message
+    assert isinstance(last(short), Finished)
+
+
+@pytest.mark.parametrize("settings", [{"max_queue": -1}, {"max_queue_s": 0}, {"max_request_s": -1}])
+def test_limits_that_cannot_be(settings):
+    with pytest.raises(ConfigError, match="must be"):
+        EngineConfig(model="m", **settings)

@@ -1,0 +1,166 @@
+"""Greedy replies about images equal mlx-vlm's own, however rows arrive, share batches, are cut or resumed."""
+
+from dataclasses import replace
+
+import pytest
+
+from .vision_harness import VisionModel
+
+NUM_TOKENS = 10
+CONVERSATIONS = (
+    (["What is in this image? ", 1],),
+    ([2, "Describe it in detail."],),
+    (["one ", 1, " two ", 4, " compare the first and the second"],),
+    (["hello world"],),
+    ([3, "What is this?"], ["a test"], ["and ", 5, " this?"]),
+    (["The quick brown fox jumps over the lazy dog. " * 4],),
+)
+FAST = ["qwen3_5", "qwen3_vl", "gemma4"]
+SLOW = [
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "gemma3", "gemma4_small", "gemma4_moe", "pixtral"),
+    *("mistral3", "llava"),
+]
+
+
+def full(name):
+    return pytest.param(name, marks=pytest.mark.full)
+
+
+@pytest.fixture(scope="module", params=[*FAST, *map(full, SLOW)])
+def model(request, checkpoint):
+    return VisionModel(checkpoint(f"vision:{request.param}"))
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return [model.reply(*turns, max_tokens=NUM_TOKENS) for turns in CONVERSATIONS]
+
+
+@pytest.fixture(scope="module")
+def prompts(model):
+    return [model.prompt(*turns) for turns in CONVERSATIONS]
+
+
+def test_alone_batched_and_staggered_all_give_the_librarys_tokens(model, expected, prompts):
+    driver = model.driver(prefix_cache=False)
+    assert [driver.generate([prompt], max_tokens=NUM_TOKENS)[0] for prompt in prompts] == expected
+    assert driver.generate(prompts, max_tokens=NUM_TOKENS) == expected
+    seq_ids = []
+    for prompt in prompts:
+        seq_ids.append(driver.add(prompt, max_tokens=NUM_TOKENS))
+        driver.step()
+        driver.step()
+    driver.run()
+    assert [driver.replies[seq_id].token_ids for seq_id in seq_ids] == expected
+
+
+def test_chunks_of_any_length_give_the_librarys_tokens(model, expected, prompts):
+    for chunk in (7, 16):
+        driver = model.driver(max_prefill_chunk=chunk, prefix_cache=False)
+        assert driver.generate(prompts, max_tokens=NUM_TOKENS) == expected
+
+
+def run(driver, prompt, **fields):
+    """The reply, and how much of the prompt was not computed."""
+    seq_id = driver.add(prompt, NUM_TOKENS, **fields)
+    driver.run()
+    assert driver.replies[seq_id].error is None
+    return driver.replies[seq_id].token_ids, driver.seqs[seq_id].num_cached_tokens
+
+
+def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model, expected, prompts):
+    driver = model.driver()
+    for prompt, reply in zip(prompts, expected, strict=True):
+        assert run(driver, prompt)[0] == reply
+    encoded = driver.engine.report().media.num_encoded
+    assert encoded == len({item.digest for prompt in prompts for item in prompt.media})
+    for prompt, reply in zip(prompts, expected, strict=True):
+        again, num_cached = run(driver, prompt)
+        assert again == reply
+        is_windowed = bool(driver.engine.facts.footprint.windows)  # where prompts part, windows are held anew
+        assert is_windowed or num_cached == len(prompt.token_ids) - 1
+    assert driver.engine.report().media.num_encoded == encoded
+
+
+def test_a_new_question_about_a_cached_image_resumes_behind_it(model):
+    driver = model.driver()
+    run(driver, model.prompt(["hello ", 1, " What is in this image?"]))
+    asked = ["hello ", 1, " What is in this image?"], ["a test"], ["Describe it in detail."]
+    prompt = model.prompt(*asked)
+    reply, num_cached = run(driver, prompt)
+    assert reply == model.reply(*asked, max_tokens=NUM_TOKENS)
+    assert num_cached >= prompt.media[0].end
+    assert driver.engine.report().media.num_encoded == 1
+
+
+def test_an_image_known_from_elsewhere_is_not_encoded_again(model):
+    driver = model.driver()
+    for turns in ([1, "this?"],), (["And in another chat, this:", 1, "what is it?"],):
+        assert run(driver, model.prompt(*turns))[0] == model.reply(*turns, max_tokens=NUM_TOKENS)
+    assert driver.engine.report().media.num_encoded == 1
+
+
+def test_another_picture_of_the_same_size_straight_after_gets_its_own_reply(model):
+    driver = model.driver()
+    replies = []
+    for number in (1, 4, 7, 1):  # of one size
+        turns = (["What is in this image? ", number],)
+        prompt = model.prompt(*turns)
+        reply, num_cached = run(driver, prompt)
+        assert reply == model.reply(*turns, max_tokens=NUM_TOKENS)
+        assert (number == 1 and replies) or num_cached <= prompt.media[0].offset
+        replies.append(reply)
+    assert replies[0] == replies[3]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", full("qwen3_5"), full("gemma4")])
+@pytest.mark.parametrize("prefix_cache", [True, full(False)])
+def test_a_preempted_row_with_an_image_goes_on_as_if_nothing_had_been(checkpoint, family, prefix_cache):
+    model = VisionModel(checkpoint(f"vision:{family}"))
+    prompts = [model.prompt([f"{number} ", number, " Describe it in detail."]) for number in range(4)]
+    free = model.driver(prefix_cache=False)
+    expected = free.generate(prompts, max_tokens=300)
+    bytes_at, longest = free.engine.facts.footprint.bytes_at, max(len(prompt.token_ids) for prompt in prompts)
+    rows_bytes = 2 * bytes_at(longest + 50) + bytes_at(longest + 300)  # three may begin, only two can end
+    driver = model.driver(rows_bytes=rows_bytes, prefix_cache=prefix_cache)
+    assert driver.generate(prompts, max_tokens=300) == expected
+    assert driver.engine.report().num_preemptions > 0
+
+
+def test_an_image_that_the_tower_cannot_take_ends_its_own_request_alone(model, expected, prompts):
+    good = prompts[0]
+    [item] = good.media
+    wrong = replace(item, digest=b"wrong", inputs={name: array[..., :1] for name, array in item.inputs.items()})
+    driver = model.driver()
+    bad = driver.add(replace(good, media=(wrong,)), NUM_TOKENS)
+    seq_id = driver.add(good, NUM_TOKENS)
+    driver.run()
+    assert driver.replies[bad].error is not None and driver.replies[bad].token_ids == []
+    assert driver.replies[seq_id].token_ids == expected[0]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", *(full(name) for name in (*FAST, *SLOW) if name != "qwen3_vl")])
+def test_forty_at_once_are_all_right(checkpoint, family):
+    model = VisionModel(checkpoint(f"vision:{family}"))
+    conversations = [([f"{number}: What is in this image? ", number % 10],) for number in range(40)]
+    expected = [model.reply(*turns, max_tokens=4) for turns in conversations]
+    driver = model.driver()
+    assert driver.generate([model.prompt(*turns) for turns in conversations], max_tokens=4) == expected
+    assert driver.engine.report().media.num_encoded <= 40
+
+
+def test_one_image_a_step_is_encoded_and_decoding_rows_go_on_between(model):
+    driver = model.driver(prefix_cache=False)
+    talking = driver.add(model.prompt(["hello world"]), max_tokens=40)
+    driver.step()
+    driver.step()
+    looking = [driver.add(model.prompt([number, "this?", number + 10, "or this?"]), 4) for number in (1, 2, 3)]
+    num_steps, num_said = 0, len(driver.replies[talking].token_ids)
+    while driver.engine.report().media.num_encoded < 6:
+        before = driver.engine.report().media.num_encoded
+        driver.step()
+        assert driver.engine.report().media.num_encoded - before <= 1
+        num_steps += 1
+    assert len(driver.replies[talking].token_ids) - num_said >= num_steps - 1, "one may be in flight"
+    driver.run()
+    assert looking

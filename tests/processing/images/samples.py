@@ -1,0 +1,66 @@
+"""Image files made on the spot, small, in every mode and format."""
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def corners(width: int = 8, height: int = 6) -> Image.Image:
+    """Quarters: red and green above, blue and black below."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[: height // 2, : width // 2] = RED
+    pixels[: height // 2, width // 2 :] = GREEN
+    pixels[height // 2 :, : width // 2] = BLUE
+    return Image.fromarray(pixels)
+
+
+def encode(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def animated(format: str) -> bytes:
+    """Red first, then blue."""
+    first, second = Image.new("RGB", (4, 4), RED), Image.new("RGB", (4, 4), BLUE)
+    return encode(first, format, save_all=True, append_images=[second], duration=100, loop=0, lossless=True)
+
+
+def turned(orientation: int, format: str = "JPEG") -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(
+        corners(64, 48), format, exif=exif, **({"quality": 100, "subsampling": 0} if format == "JPEG" else {})
+    )
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, *chunks: bytes, depth: int = 8, kind: int = 2) -> bytes:
+    """A PNG whose header says so, whatever its chunks hold."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + png_chunk(b"IEND", b"")
+
+
+def bomb(side: int = 20_000) -> bytes:
+    """A few hundred kilobytes that are `side`² pixels."""
+    rows = zlib.compressobj(9)
+    row = bytes(1 + 3 * side)
+    data = b"".join(rows.compress(row) for _ in range(64)) + rows.flush()
+    return png(side, side, png_chunk(b"IDAT", data))
+
+
+def progressive(scans: int) -> bytes:
+    """A JPEG whose last scan comes again and again."""
+    data = encode(corners(64, 64), "JPEG", progressive=True)
+    start = data.rfind(b"\xff\xda")
+    scan, end = data[start:-2], data[-2:]
+    return data[:start] + scan * scans + end

@@ -1,0 +1,88 @@
+"""Data URLs, as clients write them, and what is neither data nor an address."""
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_mlx.core.errors import InvalidImage
+from vllm_mlx.processing.images.sources import Inline, LocalFile, Remote, label, parse_source
+
+DATA = bytes(range(256)) * 3
+PLAIN = base64.b64encode(DATA).decode()
+
+
+def read(source: str | bytes, max_bytes: int = 10**6) -> bytes:
+    inline = parse_source(source)
+    assert isinstance(inline, Inline)
+    return inline.read(max_bytes)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DATA,
+        f"data:image/png;base64,{PLAIN}",
+        f"DATA:image/png;BASE64,{PLAIN}",
+        f"data:;base64,{PLAIN}",
+        f"data:image/png;charset=x;base64,{PLAIN}",
+        f"data:image/png;base64,{PLAIN.rstrip('=')}",
+        f"data:image/png;base64, {PLAIN[:76]}\r\n{PLAIN[76:]}\n",
+        "data:image/png;base64," + PLAIN.replace("+", "%2B").replace("/", "%2f").replace("=", "%3D"),
+        "data:image/png," + "".join(f"%{byte:02x}" for byte in DATA),
+    ],
+)
+def test_every_way_to_write_data(source: str | bytes) -> None:
+    assert read(source) == DATA
+
+
+@given(st.binary(max_size=3000), st.booleans())
+def test_what_was_written_is_read(data: bytes, padded: bool) -> None:
+    text = base64.b64encode(data).decode()
+    assert read("data:image/png;base64," + (text if padded else text.rstrip("="))) == data
+
+
+def test_long_data_is_read_in_pieces() -> None:
+    data = DATA * 5000
+    assert read("data:image/png;base64," + base64.b64encode(data).decode(), 10**7) == data
+
+
+@pytest.mark.parametrize(
+    "text", ["!!!!", "AAA=A", "A", "AAAA====AAAA", "AA\x00A", "ÄÖÜß", "-_-_", f"{PLAIN[:8]}=={PLAIN}"]
+)
+def test_what_is_not_base64_is_refused(text: str) -> None:
+    with pytest.raises(InvalidImage, match="base64"):
+        read(f"data:image/png;base64,{text}")
+
+
+def test_data_without_a_comma_is_refused() -> None:
+    with pytest.raises(InvalidImage, match="comma"):
+        read("data:image/png;base64" + "A" * 5000)
+
+
+@pytest.mark.parametrize("source", [DATA, f"data:image/png;base64,{PLAIN}", "data:,%41%41%41" + "x" * 2000])
+def test_too_much_data_is_refused(source: str | bytes) -> None:
+    with pytest.raises(InvalidImage, match="--max-image-bytes"):
+        read(source, 100)
+
+
+def test_addresses_and_files() -> None:
+    assert parse_source(" HTTPS://example.com/a ") == Remote("HTTPS://example.com/a")
+    assert parse_source("file:///a%20b.png") == LocalFile("/a b.png")
+    assert parse_source("file://localhost/a.png") == LocalFile("/a.png")
+    assert parse_source("/a b.png") == LocalFile("/a b.png")
+    with pytest.raises(InvalidImage, match="another machine"):
+        parse_source("file://server/a.png")
+
+
+@pytest.mark.parametrize("source", ["", "a.png", "../a.png", "~/a.png", "ftp://host/a.png", "javascript:1", PLAIN])
+def test_what_is_none_of_these_is_refused(source: str) -> None:
+    with pytest.raises(InvalidImage, match="base64,"):
+        parse_source(source)
+
+
+def test_errors_call_a_source_by_its_start() -> None:
+    assert label(f"data:image/png;base64,{PLAIN}") == "data:image/png;base64,…"
+    assert label(b"12345") == "5 bytes"
+    assert len(label("https://example.com/" + "x" * 10**6)) < 100

@@ -1,0 +1,53 @@
+"""A family that we would serve wrongly is found out at load."""
+
+import mlx.core as mx
+import pytest
+
+from vllm_mlx.core.errors import ModelLoadError
+from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.processing.vision import VisionProcessor
+from vllm_mlx.runner import family_check
+from vllm_mlx.runner.loader import find_checkpoint, load_model
+from vllm_mlx.runner.multimodal import MultimodalModel
+
+
+@pytest.fixture
+def tried(checkpoint):
+    """Try a family, of a name that nothing is known about."""
+
+    def check(family: str, dtype: mx.Dtype = mx.float32) -> None:
+        found = find_checkpoint(str(checkpoint(f"vision:{family}")))
+        vision = VisionProcessor.load(found.path, found.config, Tokenizer.load(found.path), max_pixels=1 << 20)
+        model = load_model(found, trust_remote_code=False)
+        model.module.set_dtype(dtype)
+        model.module.config.model_type = "unheard_of"
+        probe = vision.probe()
+        family_check.check_family(model, probe.prompt, probe.inputs)
+        assert model.media.num_encoded == 0, "what was tried is forgotten"
+
+    return check
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4", "llava"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_what_is_right_passes_at_any_precision(tried, family, dtype):
+    tried(family, dtype)
+
+
+def test_attention_in_one_direction_is_found_out(tried, monkeypatch):
+    monkeypatch.setattr(MultimodalModel, "whole_images", False)
+    with pytest.raises(ModelLoadError, match="something else"):
+        tried("gemma4")
+
+
+def test_positions_of_plain_text_are_found_out(tried, monkeypatch):
+    monkeypatch.setattr(MultimodalModel, "placed", lambda self, seq: [])
+    with pytest.raises(ModelLoadError, match="places the tokens"):
+        tried("qwen3_vl")
+
+
+def test_features_of_another_image_are_found_out(tried, monkeypatch):
+    features = MultimodalModel._features
+    monkeypatch.setattr(MultimodalModel, "_features", lambda self, seq, item: features(self, seq, seq.prompt.media[0]))
+    with pytest.raises(ModelLoadError, match="inputs_embeds"):
+        tried("llava")

@@ -1,0 +1,47 @@
+"""Positions of a row, cut anywhere, are those that mlx-vlm gives the whole."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from vllm_mlx.runner.positions import Placed, chunk_positions, text_delta
+
+IMAGES = [Placed(3, (1, 2, 4)), Placed(11, (1, 3, 2)), Placed(30, (1, 1, 5))]
+LENGTH = 40
+
+
+def test_text_advances_all_axes_alike():
+    assert (chunk_positions([], 5, 9) == np.array([[5, 6, 7, 8]] * 3)).all()
+    assert text_delta([]) == 0
+
+
+def test_an_image_spans_its_grid_and_text_goes_on_behind_its_longest_side():
+    positions = chunk_positions([Placed(2, (1, 2, 3))], 0, 10)
+    assert positions[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6]
+    assert positions[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6]
+    assert positions[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6]
+    assert text_delta([Placed(2, (1, 2, 3))]) == positions[0, 9] - 9
+
+
+def test_every_cut_gives_the_same_positions():
+    whole = chunk_positions(IMAGES, 0, LENGTH)
+    for start in range(LENGTH):
+        for end in range(start + 1, LENGTH + 1):
+            assert (chunk_positions(IMAGES, start, end) == whole[:, start:end]).all()
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_they_are_the_librarys(checkpoint, family):
+    from mlx_vlm.utils import load_model
+
+    model = load_model(checkpoint(f"vision:{family}"))
+    config = model.config
+    ids = [5] * LENGTH
+    for image in IMAGES:
+        ids[image.offset - 1] = config.vision_start_token_id
+        ids[image.offset : image.offset + image.length] = [config.image_token_id] * image.length
+    merge = config.vision_config.spatial_merge_size
+    grids = mx.array([[t, h * merge, w * merge] for t, h, w in (image.grid for image in IMAGES)])
+    theirs, delta = model.language_model.get_rope_index(mx.array([ids]), grids)
+    assert (np.array(theirs)[:, 0] == chunk_positions(IMAGES, 0, LENGTH)).all()
+    assert int(delta.item()) == text_delta(IMAGES)

@@ -1,0 +1,111 @@
+"""A vision checkpoint is served with its images or refused in one line; text models never pay for it."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ModelLoadError, Unsupported
+from vllm_mlx.llm import LLM
+from vllm_mlx.runner.loader import find_checkpoint, load_model
+from vllm_mlx.runner.model import TextModel
+from vllm_mlx.runner.multimodal import MultimodalModel
+
+PICTURE = "data:image/png;base64," + (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+)
+ASKED = [{"role": "user", "content": "hello world"}]
+SHOWN = [
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "?"}]}
+]
+
+
+@pytest.fixture
+def changed(checkpoint, tmp_path):
+    """A copy of a vision checkpoint to change."""
+    return shutil.copytree(checkpoint("vision:qwen3_vl"), tmp_path / "model")
+
+
+def refusal(model) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        LLM(str(model), memory_budget_bytes=1 << 30)
+    text = caught.value.message
+    assert "\n" not in text and "--text-only" in text
+    return text
+
+
+def test_damaged_processor_files_are_told(changed):
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (changed / name).write_text("{")
+    assert "its processor cannot be loaded" in refusal(changed)
+
+
+def test_a_template_that_shows_no_images_is_told(changed):
+    (changed / "chat_template.jinja").write_text("{% for message in messages %}{{ message.role }}{% endfor %}")
+    assert "chat template shows no <|image_pad|>" in refusal(changed)
+
+
+def test_a_tower_that_does_not_fit_its_processor_is_told(changed):
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        values = json.loads((changed / name).read_text())
+        values["merge_size"] = 1
+        values.setdefault("image_processor", {})["merge_size"] = 1
+        (changed / name).write_text(json.dumps(values))
+    assert "cannot be served" in refusal(changed)
+
+
+def test_text_only_leaves_the_tower_out_and_says_the_same(checkpoint):
+    path = checkpoint("vision:qwen3_vl")
+    with LLM(str(path), memory_budget_bytes=1 << 30) as whole:
+        assert whole.chat(SHOWN, temperature=0, max_tokens=4)[0].outputs[0].finish_reason is not None
+        [expected] = whole.chat(ASKED, temperature=0, max_tokens=8)
+    with LLM(str(path), memory_budget_bytes=1 << 30, text_only=True) as llm:
+        [reply] = llm.chat(ASKED, temperature=0, max_tokens=8)
+        assert reply.text == expected.text
+        with pytest.raises(Unsupported):
+            llm.chat(SHOWN, max_tokens=4)
+
+
+def test_the_checkpoint_decides(checkpoint):
+    vision, text = find_checkpoint(str(checkpoint("vision:qwen3_vl"))), find_checkpoint(str(checkpoint("qwen3_5")))
+    assert isinstance(load_model(vision, trust_remote_code=False), MultimodalModel)
+    assert isinstance(load_model(vision, trust_remote_code=False, text_only=True), TextModel)
+    assert isinstance(load_model(text, trust_remote_code=False), TextModel)
+
+
+def test_weights_without_a_tower_are_a_text_model(changed):
+    import mlx.core as mx
+
+    weights = mx.load(str(changed / "model.safetensors"))
+    weights = {name: weight for name, weight in weights.items() if "vision" not in name}
+    mx.eval(weights)
+    mx.save_safetensors(str(changed / "model.safetensors"), weights, metadata={"format": "mlx"})
+    assert not find_checkpoint(str(changed)).has_tower
+
+
+def test_a_text_model_does_not_import_mlx_vlm(checkpoint):
+    code = (
+        "import sys\nfrom vllm_mlx.llm import LLM\n"
+        f"with LLM({str(checkpoint('llama'))!r}, memory_budget_bytes=1 << 30) as llm:\n"
+        "    llm.generate('hi', None)\n"
+        "sys.exit('mlx_vlm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_larger_picture_is_scaled_down(checkpoint):
+    from vllm_mlx.engine.async_engine import _vision
+    from vllm_mlx.processing.tokenizer import Tokenizer
+
+    from ..engine.vision_harness import picture
+
+    found = find_checkpoint(str(checkpoint("vision:qwen3_vl")))
+    tokenizer = Tokenizer.load(found.path)
+    sizes = [
+        len(_vision(EngineConfig(model="m", max_pixels=max_pixels), found, tokenizer).show(picture(0)).token_ids)
+        for max_pixels in (1 << 20, 96 * 160, 64 * 64)
+    ]
+    assert sizes[0] == sizes[1] > sizes[2]

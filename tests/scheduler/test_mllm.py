@@ -1,0 +1,91 @@
+"""Chunks of prompts with images: one encoded image a step, whole images where the model needs them. Pure."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from vllm_mlx.cache.media import MediaCache
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.memory import MemoryBudget, RowFootprint
+from vllm_mlx.core.sequence import MediaItem, PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.step import StepOutput
+from vllm_mlx.scheduler.mllm import MLLMScheduler
+from vllm_mlx.scheduler.pacing import PrefillPacer
+
+
+@dataclass
+class Features:
+    nbytes: int
+
+
+def scheduler(*, whole: bool = False, rows_bytes: int = 10_000, chunk: int = 64) -> MLLMScheduler:
+    return MLLMScheduler(
+        EngineConfig(model="m", max_prefill_chunk=chunk),
+        memory=MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1),
+        footprint=RowFootprint(bytes_per_token=1),
+        pacer=PrefillPacer(max_stall_s=1.0, max_chunk=chunk, tokens_per_s=1000, overhead_s=0),
+        media=MediaCache(0),
+        max_media_bytes=rows_bytes // 2,
+        media_bytes_per_token=2,
+        whole_images=whole,
+    )
+
+
+def seq(seq_id: int, length: int, *images: tuple[int, int, bytes]) -> Sequence:
+    media = tuple(MediaItem(digest, offset, size, {}) for offset, size, digest in images)
+    prompt = PromptInputs(token_ids=tuple(range(length)), media=media)
+    return Sequence(seq_id=seq_id, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
+
+
+def chunks(pure: MLLMScheduler, num_steps: int) -> list[list[tuple[int, int, int]]]:
+    """(sequence, start, end) of each step's chunks; the images that they hold are encoded."""
+    steps = []
+    for _ in range(num_steps):
+        plan = pure.schedule()
+        for chunk in plan.prefill:
+            for item in chunk.seq.prompt.media:
+                if item.offset < chunk.end and item.end > chunk.start and item.digest not in pure._media:
+                    pure._media.put(item.digest, Features(item.length * 2))
+        steps.append([(chunk.seq.seq_id, chunk.start, chunk.end) for chunk in plan.prefill])
+        pure.update(StepOutput(prefilled=tuple((chunk.seq.seq_id, chunk.end) for chunk in plan.prefill)))
+    return steps
+
+
+def test_a_chunk_ends_before_the_second_image_to_encode():
+    pure = scheduler()
+    pure.add(seq(1, 60, (5, 10, b"a"), (20, 10, b"b"), (40, 10, b"a")))
+    assert chunks(pure, 2) == [[(1, 0, 20)], [(1, 20, 59)]]
+
+
+def test_rows_of_one_step_share_one_encoding_and_text_goes_along():
+    pure = scheduler()
+    pure.add(seq(1, 20, (2, 10, b"a")))
+    pure.add(seq(2, 20, (4, 10, b"b")))
+    pure.add(seq(3, 20, (0, 10, b"c")))
+    pure.add(seq(4, 20))
+    assert chunks(pure, 3) == [[(1, 0, 19), (2, 0, 4), (4, 0, 19)], [(2, 4, 19)], [(3, 0, 19)]]
+
+
+def test_one_picture_in_several_rows_is_one_encoding():
+    pure = scheduler()
+    for seq_id in (1, 2, 3):
+        pure.add(seq(seq_id, 20, (seq_id, 10, b"a")))
+    assert chunks(pure, 1) == [[(1, 0, 19), (2, 0, 19), (3, 0, 19)]]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_only_where_the_model_needs_it_no_chunk_ends_inside_an_image(whole):
+    pure = scheduler(whole=whole, chunk=16)
+    pure.add(seq(1, 70, (10, 20, b"a"), (40, 5, b"b")))
+    ends = [end for step in chunks(pure, 8) for _, _, end in step]
+    assert ends == ([10, 30, 46, 62, 69] if whole else [16, 32, 48, 64, 69])
+
+
+def test_features_give_way_to_live_rows():
+    pure = scheduler(rows_bytes=1000)
+    pure._media.put(b"old", Features(400))
+    pure.add(seq(1, 600))
+    pure.schedule()
+    pure.schedule()
+    assert pure._media.used_bytes <= 1000 - pure.live_bytes()
+    assert b"old" not in pure._media

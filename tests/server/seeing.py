@@ -1,0 +1,32 @@
+"""The fake engine with eyes: it loads a request's images as the real one does, before it plays its script."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_mlx.core.config import MediaConfig
+from vllm_mlx.core.request import Request
+from vllm_mlx.processing.images.loader import ImageLoader
+from vllm_mlx.processing.images.local import MediaRoot
+from vllm_mlx.processing.images.parts import image_parts
+from vllm_mlx.processing.images.web import WebImages
+
+from .fakes import FakeEngine, FakeGeneration
+
+
+@dataclass
+class SeeingEngine(FakeEngine):
+    media: MediaConfig = field(default_factory=MediaConfig)
+    web: WebImages | None = None
+    seen: list[Any] = field(default_factory=list)  # the pictures of each request, in order
+
+    def __post_init__(self) -> None:
+        self.loader = ImageLoader(self.media, MediaRoot(self.media.media_root), web=self.web)
+
+    async def submit(self, request: Request) -> FakeGeneration:
+        async with self.loader.pictures(image_parts(request)) as pictures:
+            self.seen.append([pictures[part.source] for part in image_parts(request)])
+            return await super().submit(request)
+
+    async def shutdown(self, drain_s: float) -> None:
+        await super().shutdown(drain_s)
+        await self.loader.close()

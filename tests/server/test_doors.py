@@ -1,0 +1,144 @@
+"""Who gets in: host names, keys and what their holders share. Over a real socket."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.hosts import own_names
+
+from .fakes import FakeEngine
+from .running import Running, serving
+
+CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
+MESSAGE: Any = {"model": "tiny", "max_tokens": 5, **CHAT}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(FakeEngine(), host_names=("llm.example",)) as running:
+        yield running
+
+
+def asked_as(server: Running, host: str, path: str = "/health") -> httpx.Response:
+    with server.http(headers={"host": host}) as client:
+        return client.get(path)
+
+
+OURS = [
+    "localhost",
+    "LocalHost:8000",
+    "localhost.",
+    "127.0.0.1:1",
+    "[::1]:8000",
+    "[::1]",
+    "192.168.1.7",
+    "app.localhost",
+]
+OURS += ["host.docker.internal:8000", "LLM.example:443", *own_names()]
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_addresses_and_own_names_are_answered(server: Running, host: str) -> None:
+    assert asked_as(server, host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "xlocalhost", "a:b:c", "1.2.3"]
+)
+def test_a_name_that_a_page_could_own_is_refused(server: Running, host: str) -> None:
+    refused = asked_as(server, host, "/v1/models")
+    assert refused.status_code == 403
+    assert "--allowed-host" in refused.json()["error"]["message"]
+    assert asked_as(server, host).status_code == 403
+
+
+def test_the_refusal_comes_in_the_protocol_s_envelope(server: Running) -> None:
+    with server.http(headers={"host": "evil.example"}) as client:
+        refused = client.post("/v1/messages", json=MESSAGE).json()
+    assert refused["type"] == "error" and refused["error"]["type"] == "permission_error"
+    assert not server.engine.requests
+
+
+def test_every_one_of_several_host_headers_is_looked_at(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403")
+
+
+def test_any_name_if_asked_for() -> None:
+    with serving(FakeEngine(), host_names=("*",)) as server:
+        assert asked_as(server, "whatever.example").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Running]:
+    with serving(FakeEngine(), api_keys=("first", "second")) as running:
+        yield running
+
+
+def ask(server: Running, key: str | None, method: str, path: str, **options: Any) -> int:
+    with server.http(headers={} if key is None else {"x-api-key": key}) as client:
+        return client.request(method, path, **options).status_code
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/openapi.json"), ("GET", "/metrics"), ("GET", "/v1/status"), ("GET", "/v1/cache"),
+        ("DELETE", "/v1/cache"), ("GET", "/v1/models"), ("POST", "/v1/messages"), ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/resp_1"), ("GET", "/health/"), ("GET", "/HEALTH"), ("GET", "/x"),
+    ],
+)  # fmt: skip
+def test_all_but_the_probes_is_closed(guarded: Running, method: str, path: str) -> None:
+    assert ask(guarded, None, method, path) == 401
+    assert ask(guarded, "firs", method, path) == 401
+
+
+def test_the_probes_and_the_page_are_open(guarded: Running) -> None:
+    assert [ask(guarded, None, "GET", path) for path in ("/health", "/", "/api/hello")] == [200, 200, 200]
+
+
+def test_metrics_may_be_opened_alone() -> None:
+    with serving(FakeEngine(), api_keys=("k",), metrics_open=True) as server:
+        assert ask(server, None, "GET", "/metrics") != 401
+        assert ask(server, None, "GET", "/v1/status") == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
+def test_holders_of_different_keys_share_no_cache(guarded: Running, path: str) -> None:
+    said = {"input": "hi"} if path.endswith("responses") else MESSAGE
+    body = {"prompt": "hi", "max_tokens": 5} if path.endswith("/completions") and "chat" not in path else said
+    salts = []
+    for key, salt in (("first", None), ("first", None), ("second", None), ("second", "mine"), ("first", "mine")):
+        fields = body if salt is None else {**body, "cache_salt": salt}
+        assert ask(guarded, key, "POST", path, json=fields) == 200
+        salts.append(guarded.engine.requests[-1].cache_salt)
+    assert salts[0] == salts[1] and len(set(salts)) == 4
+    assert not any("first" in salt or "second" in salt for salt in salts)
+
+
+def test_tokens_are_counted_in_the_holder_s_own_memory(guarded: Running) -> None:
+    for key in ("first", "second"):
+        assert ask(guarded, key, "POST", "/v1/messages/count_tokens", json={"model": "tiny", **CHAT}) == 200
+    one, other = guarded.engine.counted[-2:]
+    assert one.cache_salt and other.cache_salt and one.cache_salt != other.cache_salt
+
+
+def test_without_keys_the_salt_is_the_client_s(server: Running) -> None:
+    for salt in ("", "mine"):
+        ask(server, None, "POST", "/v1/chat/completions", json={**CHAT, "cache_salt": salt})
+        assert server.engine.requests[-1].cache_salt == salt
+
+
+def test_no_key_is_logged_or_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(FakeEngine(), api_keys=("s3cret",)) as server:
+        ask(server, "s3cret", "POST", "/v1/chat/completions", json=CHAT)
+        ask(server, "s3cret-not", "GET", "/v1/models")
+    assert "vllm_mlx.requests" in {record.name for record in caplog.records}
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in repr(ServerConfig(served_model_names=("tiny",), api_keys=("s3cret",)))

@@ -1,0 +1,177 @@
+"""A fault at every seam: its request ends with a proper error or unharmed, and the next one is right."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from vllm_mlx.cache import snapshot
+from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.processing.detokenizer import Detokenizer
+from vllm_mlx.processing.output import OutputProcessor
+from vllm_mlx.processing.processor import Processor
+from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.runner.model import TextModel
+from vllm_mlx.runner.row_constraint import RowConstraint
+from vllm_mlx.runner.runner import Runner
+from vllm_mlx.runner.sampler import Sampler
+
+from .running import Running, serving
+
+HI: Any = [{"role": "user", "content": "Tell me something that is long enough to be kept, please. " * 4}]
+CHAT: Any = {"model": "tiny", "messages": HI, "max_tokens": 8, "temperature": 0}
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+GUIDED: Any = {**CHAT, "guided_json": SCHEMA, "chat_template_kwargs": {"enable_thinking": False}}
+RESPONSE: Any = {"model": "tiny", "input": HI, "max_output_tokens": 8, "temperature": 0}
+BODIES: Any = {"/v1/chat/completions": CHAT, "/v1/messages": CHAT, "/v1/responses": RESPONSE}
+
+
+@dataclass(frozen=True)
+class Seam:
+    owner: Any
+    name: str
+    harmless: bool = False  # the request itself does not need it
+    guided: bool = False
+    after: int = 0  # calls that go well
+
+
+SEAMS = {
+    "forward of a prompt": Seam(TextModel, "prefill"),
+    "forward of a reply": Seam(TextModel, "decode", after=2),
+    "sampler": Seam(Sampler, "sample", after=2),
+    "step as a whole": Seam(Runner, "decode", after=2),
+    "grammar": Seam(RowConstraint, "fill", guided=True, after=1),
+    "look-up": Seam(PrefixTree, "match"),
+    "snapshot": Seam(snapshot, "capture", harmless=True),
+    "insert": Seam(PrefixTree, "insert", harmless=True),
+    "restore": Seam(snapshot, "restore", harmless=True),
+    "template": Seam(Tokenizer, "apply_chat_template"),
+    "tokenizer": Seam(Tokenizer, "encoding"),
+    "detokenizer": Seam(Detokenizer, "feed", after=2),
+    "end of the reply": Seam(OutputProcessor, "finish"),
+    "reply memory": Seam(Processor, "remember", harmless=True),
+    "next turn": Seam(Processor, "kept_tokens", harmless=True),
+}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Any) -> Iterator[Running]:
+    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=1024, memory_budget_bytes=2 << 30)
+    with serving(AsyncEngine.start(config)) as running:
+        yield running
+
+
+def break_once(monkeypatch: pytest.MonkeyPatch, seam: Seam) -> threading.Event:
+    """The event is set when the fault has happened."""
+    works, happened, calls = getattr(seam.owner, seam.name), threading.Event(), []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) > seam.after and not happened.is_set():
+            happened.set()
+            raise RuntimeError("injected fault")
+        return works(*args, **kwargs)
+
+    monkeypatch.setattr(seam.owner, seam.name, broken)
+    return happened
+
+
+def wait_for_afterthoughts(server: Running) -> None:
+    """The last reply is being thought over on two threads: when both are here, they are done with it."""
+    barrier = threading.Barrier(3, timeout=30)
+    for _ in range(2):
+        server.engine._pool.submit(barrier.wait)
+    barrier.wait()
+
+
+def ask(server: Running, path: str, body: Any, *, stream: bool = False) -> tuple[int, str]:
+    with server.http() as client:
+        answer = client.post(path, json={**body, "stream": stream})
+        return answer.status_code, answer.text
+
+
+def said(reply: str) -> Any:
+    """What of a whole reply does not differ from one request to the next."""
+    found = json.loads(reply)
+    if "choices" in found:
+        return found["choices"]
+    return found["content"] if "content" in found else [item.get("content") for item in found["output"]]
+
+
+def check_error(path: str, status: int, text: str, *, stream: bool) -> None:
+    """In the protocol's own words, in the body or as the last event."""
+    if not stream or status != 200:
+        assert status >= 500
+        error = json.loads(text)
+    else:
+        error = json.loads(
+            [line for line in text.splitlines() if line.startswith("data: {")][-1].removeprefix("data: ")
+        )
+    if path == "/v1/messages":
+        assert error["type"] == "error" and error["error"]["type"] == "api_error"
+    elif path == "/v1/responses" and stream and status == 200:
+        assert error["type"] == "response.failed" and error["response"]["error"]["code"] == "server_error"
+    else:
+        assert error["error"]["type"] == "server_error" and error["error"]["message"]
+
+
+@pytest.mark.parametrize("name", SEAMS)
+def test_a_fault_ends_its_own_request_and_the_next_is_right(
+    server: Running, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seam = SEAMS[name]
+    for path, plain in BODIES.items():
+        if seam.guided and path != "/v1/chat/completions":
+            continue
+        body = GUIDED if seam.guided else plain
+        expected = said(ask(server, path, body)[1])
+        for stream in (False, True):
+            if name in ("forward of a prompt", "snapshot", "insert"):  # with all of it cached, nothing would be done
+                with server.http() as client:
+                    client.delete("/v1/cache")
+            wait_for_afterthoughts(server)
+            with monkeypatch.context() as patch:
+                happened = break_once(patch, seam)
+                status, text = ask(server, path, body, stream=stream)
+                assert happened.wait(10), "the seam was not touched"
+            if not seam.harmless:
+                check_error(path, status, text, stream=stream)
+            elif not stream:
+                assert (status, said(text)) == (200, expected)
+            else:
+                assert status == 200 and "error" not in text.replace('"error":null', "")
+            assert said(ask(server, path, body)[1]) == expected
+    with server.http() as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/status").json()["num_running"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_write_that_fails_leaves_no_row(server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    path = "/v1/chat/completions"
+    expected = said(ask(server, path, CHAT)[1])
+    send = RequestResponseCycle.send
+    num_sent = []
+
+    async def failing(self: Any, message: Any) -> None:
+        num_sent.append(1)
+        if len(num_sent) == 2:
+            raise OSError("injected fault")
+        await send(self, message)
+
+    with monkeypatch.context() as patch, server.http() as client:
+        patch.setattr(RequestResponseCycle, "send", failing)
+        try:
+            client.post(path, json={**CHAT, "stream": stream})
+        except Exception as error:
+            assert "RemoteProtocolError" in type(error).__name__ or "ReadError" in type(error).__name__
+    assert len(num_sent) >= 2
+    assert said(ask(server, path, CHAT)[1]) == expected
+    with server.http() as client:
+        assert client.get("/v1/status").json()["num_running"] == 0

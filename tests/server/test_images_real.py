@@ -1,0 +1,105 @@
+"""Images from the socket to the bundled checkpoint: fetched once, refused at once, never fetched for a text model."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from vllm_mlx import LLM, MediaConfig
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import InvalidImage
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+from ..demo.pictures import picture
+from ..processing.images.hosts import HERE, Host, host, image
+from ..processing.images.samples import encode
+from .running import Running, serving
+from .test_images import BAD_DATA, JSON, chat, data_url, refused
+
+MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(AsyncEngine.start(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))) as running:
+        yield running
+
+
+@pytest.fixture
+def pictures() -> Iterator[Host]:
+    with host() as running:
+        running.routes["/red.png"] = image(encode(picture("red", "circle", 112)))
+        yield running
+
+
+def post(running: Running, path: str, body: dict[str, Any]) -> httpx.Response:
+    with running.http() as http:
+        return http.post(path, content=json.dumps(body), headers=JSON)
+
+
+def test_bad_images_are_refused_and_a_good_one_is_seen(server: Running) -> None:
+    for name, source in BAD_DATA.items():
+        if name != "too many bytes":
+            assert refused("chat", post(server, *chat(source))), name
+    path, body = chat(data_url(encode(picture("blue", "star", 112))))
+    body["messages"][0]["content"].append({"type": "text", "text": "What is in this image?"})
+    reply = post(server, path, {**body, "temperature": 0}).json()["choices"][0]["message"]["content"]
+    assert "blue" in reply and "star" in reply
+
+
+def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Running, pictures: Host) -> None:
+    url = pictures.url("/red.png", HERE)
+    shown = {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is in this image?"},
+            {"type": "image_url", "image_url": {"url": url}},
+        ],
+    }
+    first = post(server, "/v1/chat/completions", {"messages": [shown], "temperature": 0}).json()
+    said = first["choices"][0]["message"]["content"]
+    assert "red" in said and "circle" in said
+    messages = [shown, {"role": "assistant", "content": said}, {"role": "user", "content": "What is 3 + 4?"}]
+    second = post(server, "/v1/chat/completions", {"messages": messages, "temperature": 0}).json()
+    assert pictures.paths() == ["/red.png"]
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    suffix = 12  # the end of the turn and the empty thought before a reply, which later turns do not contain
+    assert cached >= first["usage"]["prompt_tokens"] - suffix > 16
+
+
+def test_low_detail_is_fewer_tokens(checkpoint: Callable[..., Path]) -> None:
+    """Of a picture that is longer than 512 pixels, and few enough for the processor to leave as it is."""
+    source = data_url(encode(Image.new("RGB", (2000, 32))))
+    tokens = {}
+    with serving(AsyncEngine.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:
+        for detail in ("low", "high", "auto"):
+            path, body = chat(source, detail=detail)
+            reply = post(running, path, {**body, "max_tokens": 1})
+            tokens[detail] = reply.json()["usage"]["prompt_tokens"]
+    assert tokens["low"] < tokens["high"] == tokens["auto"]
+
+
+def test_the_python_api_shows_images_too(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encode(picture("green", "square", 112)))
+    inline = data_url(encode(picture("yellow", "circle", 112)))
+    with LLM("demo", enable_thinking=False, media=MediaConfig(media_root=str(tmp_path))) as llm:
+        asked = [chat(source)[1]["messages"] for source in (f"{tmp_path}/a.png", inline)]
+        for messages in asked:
+            messages[0]["content"].append({"type": "text", "text": "What is in this image?"})
+        replies = llm.chat(asked, temperature=0)
+        with pytest.raises(InvalidImage, match="--media-root"):
+            llm.chat(chat("/etc/passwd")[1]["messages"])
+    assert "green" in replies[0].text and "square" in replies[0].text
+    assert "yellow" in replies[1].text and "circle" in replies[1].text
+
+
+def test_a_text_model_refuses_images_before_it_fetches_any(checkpoint: Callable[..., Path], pictures: Host) -> None:
+    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256, media=MEDIA))
+    with serving(engine) as running:
+        answer = post(running, *chat(pictures.url("/red.png", HERE)))
+    assert answer.status_code == 400 and "takes no images" in answer.json()["error"]["message"]
+    assert pictures.requests == []

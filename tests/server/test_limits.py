@@ -1,0 +1,218 @@
+"""What one client may ask of the server, and how slowly. Over a real socket; every refusal names its limit."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.limits import RequestLimits
+from vllm_mlx.server.bodies import MAX_DEPTH, is_deeper
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.connection import ConnectionLimits
+from vllm_mlx.server.rates import RateLimit
+
+from .fakes import FakeEngine
+from .running import Running, eventually, post_bytes, serving
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT: Any = {"messages": MESSAGES}
+SCHEMA: Any = {"type": "object", "properties": {"x": {"enum": ["y" * 300]}}}
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+LONG_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+TREE: Any = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
+TREE_PARAM = "response_format"
+FORMAT_PARAM = "response_format.json_schema.schema"
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    limits = RequestLimits(max_messages=3, max_tools=2, max_schema_bytes=200, max_choices=5)
+    with serving(FakeEngine(), limits=limits) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "flag"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES * 4}, "messages", "--max-messages"),
+        ("/v1/chat/completions", {**CHAT, "tools": [TOOL] * 3}, "tools", "--max-tools"),
+        ("/v1/chat/completions", {**CHAT, "tools": [LONG_TOOL]}, "tools", "--max-schema-bytes"),
+        ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}, FORMAT_PARAM, "--max-schema-bytes"),
+        ("/v1/chat/completions", {**CHAT, "response_format": TREE}, TREE_PARAM, "--max-schema-bytes"),
+        ("/v1/chat/completions", {**CHAT, "n": 6}, "n", "--max-choices"),
+        ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}, "n", "--max-choices"),
+        ("/v1/responses", {"input": MESSAGES * 4}, "input", "--max-messages"),
+        ("/v1/messages", {"max_tokens": 5, "messages": MESSAGES * 4}, None, "--max-messages"),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES * 4}, None, "--max-messages"),
+    ],
+)
+def test_more_than_a_request_may_hold(server: Running, path: str, body: Any, param: str | None, flag: str) -> None:
+    num_before = len(server.engine.requests)
+    with server.http() as client:
+        refused = client.post(path, json={"model": "tiny", **body})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert flag in error["message"] and error.get("param") == param
+    assert len(server.engine.requests) == num_before
+
+
+def test_what_is_within_the_limits_is_taken(server: Running) -> None:
+    with server.http() as client:
+        for body in ({"messages": MESSAGES * 3, "n": 5}, {**CHAT, "tools": [TOOL, {**TOOL}]}):
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_body_that_nests_too_deep_is_refused(server: Running, path: str) -> None:
+    deep = '{"model":"tiny","x":' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}"
+    with server.http(headers={"content-type": "application/json"}) as client:
+        refused = client.post(path, content=deep)
+    assert refused.status_code == 400 and f"at most {MAX_DEPTH} levels" in refused.json()["error"]["message"]
+
+
+def test_depth_is_counted_exactly() -> None:
+    for depth in range(6):
+        value: Any = 1
+        for _ in range(depth):
+            value = {"a": [0, value]} if depth % 2 == 0 and isinstance(value, int) and depth > 1 else [value]
+        text = json.dumps(value)
+        deepest = max((text[:end].count("[") + text[:end].count("{") - text[:end].count("]") - text[:end].count("}"))
+                      for end in range(len(text) + 1))  # fmt: skip
+        assert not is_deeper(value, deepest)
+        assert deepest == 0 or is_deeper(value, deepest - 1)
+
+
+def test_one_client_s_rate() -> None:
+    with serving(FakeEngine(), max_requests_per_minute=2, api_keys=("a", "b")) as server:
+        with server.http(headers={"x-api-key": "a"}) as client:
+            assert [client.post("/v1/chat/completions", json=CHAT).status_code for _ in range(2)] == [200, 200]
+            refused = client.post("/v1/chat/completions", json=CHAT)
+            assert client.get("/v1/models").status_code == 200, "looking costs nothing"
+            message = client.post("/v1/messages", json={"model": "tiny", "max_tokens": 5, **CHAT}).json()
+        with server.http(headers={"x-api-key": "b"}) as client:
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200, "another key has its own rate"
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "--max-requests-per-minute" in error["message"] and "Please try again in" in error["message"]
+    assert message["error"]["type"] == "rate_limit_error"
+
+
+def test_the_rate_comes_back_with_time() -> None:
+    now = [0.0]
+    rate = RateLimit(None, per_minute=60, clock=lambda: now[0])  # type: ignore[arg-type]
+    assert [rate._take("x") for _ in range(60)] == [0.0] * 60
+    assert rate._take("x") == pytest.approx(1.0)
+    now[0] = 1.0
+    assert rate._take("x") == 0.0
+    assert rate._take("x") == pytest.approx(1.0)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Everything up to the end of the connection."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def refusal(raw: bytes) -> tuple[int, str]:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Running]:
+    limits = ConnectionLimits(max_connections=20, max_header_bytes=2000, head_s=0.5)
+    with serving(FakeEngine(), connections=limits, body_s=0.5) as running:
+        yield running
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/mess", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_headers_that_do_not_come(impatient: Running, sent: bytes) -> None:
+    with impatient.connect() as connection:
+        connection.sendall(sent)
+        status, message = refusal(answer(connection))
+    assert status == 408 and "0.5 seconds" in message
+
+
+def test_headers_that_drip(impatient: Running) -> None:
+    with impatient.connect() as connection:
+        connection.sendall(b"\r\n")
+        started_s = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - started_s < 10:
+                connection.sendall(b"\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - started_s < 5
+
+
+def test_a_body_that_does_not_come(impatient: Running) -> None:
+    whole = post_bytes("/v1/chat/completions", json.dumps(CHAT))
+    with impatient.connect() as connection:
+        connection.sendall(whole[:-5])
+        status, message = refusal(answer(connection))
+    assert status == 408 and "too slowly" in message
+
+
+def test_a_reply_may_take_its_time(impatient: Running) -> None:
+    with impatient.http() as client:
+        for _ in range(3):
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+            time.sleep(0.7)  # longer than headers may take: a connection that idles between requests is no slow one
+
+
+@pytest.mark.parametrize("name", ["x-long", "x" * 3000])
+@pytest.mark.parametrize("whole", [True, False])
+def test_headers_that_are_too_long(impatient: Running, name: str, whole: bool) -> None:
+    end = b"\r\n\r\n" if whole else b""
+    with impatient.connect() as connection:
+        connection.sendall(f"GET /health HTTP/1.1\r\nHost: localhost\r\n{name}: {'y' * 3000}".encode() + end)
+        status, message = refusal(answer(connection))
+    assert status == 431 and "2000 bytes" in message
+
+
+def test_a_long_body_is_no_long_header(impatient: Running) -> None:
+    body = {**CHAT, "user": "u" * 200_000}
+    with impatient.connect() as connection:
+        connection.sendall(post_bytes("/v1/chat/completions", json.dumps(body)))
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_more_connections_than_there_may_be() -> None:
+    with serving(FakeEngine(), connections=ConnectionLimits(max_connections=5)) as server:
+        idle = [server.connect() for _ in range(5)]
+        eventually(lambda: len(server.server.server_state.connections) == 5)
+        with server.http() as client:
+            refused = client.post("/v1/chat/completions", json=CHAT)
+            assert client.get("/health").status_code == 200
+        assert refused.status_code == 429 and "--max-connections" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"] == "5" and refused.headers["connection"] == "close"
+        more = [server.connect() for _ in range(20)]
+        eventually(lambda: len(server.server.server_state.connections) <= 10)
+        for connection in [*idle, *more]:
+            connection.close()
+        eventually(lambda: not server.server.server_state.connections)
+        with server.http() as client:
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RequestLimits(max_tools=0),
+        lambda: ConnectionLimits(head_s=0),
+        lambda: ServerConfig(served_model_names=("m",), max_requests_per_minute=0),
+        lambda: ServerConfig(served_model_names=("m",), body_s=0),
+    ],
+)
+def test_limits_that_let_nothing_in(make: Any) -> None:
+    with pytest.raises(ConfigError, match="must be greater than 0"):
+        make()

@@ -1,0 +1,111 @@
+"""What each reply says of the cache: in its usage, a header, the log and the status, in every protocol."""
+
+import json
+import logging
+
+import pytest
+
+from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
+from vllm_mlx.core.receipt import CacheReceipt, Expectation, Shortfall
+from vllm_mlx.demo import demo_path
+
+from .running import Running, eventually
+from .watched import engine_served
+
+CHANGE = PromptChange(
+    cause=ChangeCause.MESSAGE, num_common_tokens=40, num_previous_tokens=90, previous_token_id=1, token_id=2
+)
+
+
+@pytest.mark.parametrize(
+    ("cached", "stored", "expected", "change", "shortfall"),
+    [
+        (80, 80, 80, None, None),
+        (99, 99, 0, None, None),
+        (0, 0, 0, None, None),
+        (0, 0, 80, None, Shortfall.NOT_STORED),
+        (50, 60, 80, None, Shortfall.NOT_STORED),
+        (64, 80, 80, None, Shortfall.NO_RESUME_POINT),
+        (40, 40, 80, CHANGE, Shortfall.ALTERED),
+        (32, 40, 80, CHANGE, Shortfall.ALTERED),
+        (10, 10, 80, CHANGE, Shortfall.NOT_STORED),
+        (99, 100, 200, None, None),
+    ],
+)
+def test_why_less_was_cached_than_expected(cached, stored, expected, change, shortfall) -> None:
+    expectation = Expectation(num_tokens=expected, change=change)
+    receipt = CacheReceipt(prompt_tokens=100, cached_tokens=cached, stored_tokens=stored, expectation=expectation)
+    assert receipt.shortfall is shortfall
+    assert (receipt.why is None) == (shortfall is None)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with engine_served(demo_path()) as running:
+        yield running
+
+
+FIRST = "Say: hello"
+PROTOCOLS = {
+    "/v1/chat/completions": ("messages", lambda reply: reply["choices"][0]["message"]["content"]),
+    "/v1/messages": ("messages", lambda reply: next(b["text"] for b in reply["content"] if b["type"] == "text")),
+    "/v1/responses": (
+        "input",
+        lambda reply: next(i for i in reply["output"] if i["type"] == "message")["content"][0]["text"],
+    ),
+}
+
+
+def ask(server: Running, path: str, conversation: list, **fields: object):
+    field, text_of = PROTOCOLS[path]
+    body = {"model": "tiny", "max_tokens": 200, "temperature": 0, field: conversation, **fields}
+    if path == "/v1/responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    with server.http() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer, text_of(answer.json())
+
+
+@pytest.mark.parametrize("path", PROTOCOLS)
+def test_each_reply_tells_what_was_reused_and_why_not_more(server: Running, path: str, caplog) -> None:
+    caplog.set_level(logging.INFO, "vllm_mlx.requests")
+    start = [{"role": "system", "content": "You count."}, {"role": "user", "content": f"{FIRST} {path}"}]
+    if path == "/v1/messages":  # this protocol's conversations begin with the user
+        start = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1"}, start[1]]
+    first, said = ask(server, path, start)
+    assert "cache_shortfall" not in first.json()["usage"] and "expected=0" in first.headers["x-cache-receipt"]
+    second = [*start, {"role": "assistant", "content": said}, {"role": "user", "content": "What is 2 + 3?"}]
+    good, _ = ask(server, path, second)
+    assert "cache_shortfall" not in good.json()["usage"] and "reason" not in good.headers["x-cache-receipt"]
+    assert "expected=0" not in good.headers["x-cache-receipt"]
+
+    at = len(start) - 1
+    altered = [*start[:at], {"role": "user", "content": "Count to 5."}, *second[at + 1 :]]
+    answer, _ = ask(server, path, altered)
+    shortfall = answer.json()["usage"]["cache_shortfall"]
+    assert shortfall["reason"] == "altered" and f"message {at} (user)" in shortfall["detail"]
+    assert "reason=altered" in answer.headers["x-cache-receipt"]
+    with server.http() as client:
+        status = client.get("/v1/status").json()
+        assert "cache_shortfalls_total" in client.get("/metrics").text
+    last = status["last_replies"][0]
+    assert last["why"] == shortfall["detail"] and last["expected_tokens"] == shortfall["expected_tokens"]
+    assert status["cache"]["shortfalls"]["altered"] >= 1
+    eventually(lambda: "altered=" in caplog.text)
+    assert FIRST not in caplog.text
+
+    with server.http() as client:
+        client.delete("/v1/cache")
+    cleared, _ = ask(server, path, second)
+    assert cleared.json()["usage"]["cache_shortfall"]["reason"] == "not_stored"
+    eventually(lambda: "not_cached=" in caplog.text)
+
+
+def test_a_stream_has_the_header_too(server: Running) -> None:
+    body = {"messages": [{"role": "user", "content": FIRST}], "stream": True, "stream_options": {"include_usage": True}}
+    with server.http() as client, client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
+    usage = json.loads(lines[-1].removeprefix("data: "))["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert f"prompt={usage['prompt_tokens']}; cached={cached};" in reply.headers["x-cache-receipt"]

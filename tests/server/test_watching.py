@@ -1,0 +1,167 @@
+"""Watching a real engine over a socket: what the server says of a load agrees with what its clients saw."""
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from .running import Running, eventually
+from .watched import Seen, engine_served, load, watch
+
+MAX_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with engine_served(checkpoint("qwen3")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with server.http() as client:
+        yield client
+
+
+def samples(client: httpx.Client) -> dict[str, float]:
+    """By name and the labels that are not the model's."""
+    found = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in ("model_name", "engine")}
+            found[sample.name + "".join(f" {key}={value}" for key, value in sorted(labels.items()))] = sample.value
+    return found
+
+
+def test_figures_agree_with_what_a_load_of_clients_saw(server: Running, client: httpx.Client) -> None:
+    before, was = client.get("/v1/status").json(), samples(client)
+    texts = [f"{number} is where this one begins, and then it goes on. " * 4 for number in range(6)]
+    seen = [*load(server.url, texts, max_tokens=MAX_TOKENS), watch(server.url, texts[0], max_tokens=MAX_TOKENS)]
+    after, now = client.get("/v1/status").json(), samples(client)
+
+    def grew(name: str) -> float:
+        return now[name] - was[name]
+
+    prompt = sum(each.usage["prompt_tokens"] for each in seen)
+    cached = sum(each.usage["prompt_tokens_details"]["cached_tokens"] for each in seen)
+    assert cached > 0
+    assert after["total_prompt_tokens"] - before["total_prompt_tokens"] == prompt == grew("vllm:prompt_tokens_total")
+    assert after["total_completion_tokens"] - before["total_completion_tokens"] == MAX_TOKENS * len(seen)
+    assert grew("vllm:generation_tokens_total") == MAX_TOKENS * len(seen)
+    assert grew("vllm:prefix_cache_hits_total") == cached == grew("vllm:prompt_tokens_cached_total")
+    assert grew("vllm_mlx_prefill_tokens_total") == prompt - cached
+    assert grew("vllm:request_success_total finished_reason=length") == len(seen)
+    assert after["outcomes"]["length"] - before["outcomes"]["length"] == len(seen)
+    assert grew("vllm:time_to_first_token_seconds_count") == grew("vllm:e2e_request_latency_seconds_count") == len(seen)
+    assert grew("vllm:request_queue_time_seconds_count") == len(seen)
+    assert grew("vllm:inter_token_latency_seconds_count") == (MAX_TOKENS - 1) * len(seen)
+    assert sum(grew(name) for name in now if name.startswith("vllm_mlx_cache_lookups_total")) == len(seen)
+
+    # The server's clock starts a little later and stops a little earlier than a client's.
+    spans = [each.arrivals_s[-1] - each.arrivals_s[0] for each in seen]
+    assert grew("vllm:inter_token_latency_seconds_sum") == pytest.approx(sum(spans), rel=0.1, abs=0.1 * len(seen))
+    outside = sum(each.ended_s - each.sent_s for each in seen)
+    assert grew("vllm:inter_token_latency_seconds_sum") < grew("vllm:e2e_request_latency_seconds_sum") <= outside
+    assert grew("vllm:time_to_first_token_seconds_sum") <= sum(each.ttft_s for each in seen)
+    gaps = after["latency"]["inter_token_s"]
+    assert 0 < gaps["p50"] <= gaps["p99"] <= gaps["max"] <= max(spans)
+
+
+def test_parts_of_the_budget_add_up(client: httpx.Client) -> None:
+    memory = client.get("/v1/status").json()["memory"]
+    total = memory.pop("total_bytes")
+    assert sum(memory.values()) == total
+    assert memory["weights_bytes"] > 0 and memory["cache_bytes"] > 0
+
+
+def test_what_is_served_is_told(client: httpx.Client) -> None:
+    status = client.get("/v1/status").json()
+    assert status["build"]["version"] and status["build"]["mlx"] and status["build"]["device"]
+    facts = status["model_facts"]
+    assert facts["resumes_anywhere"] and facts["bytes_per_token"] > 0 and facts["max_stall_ms"] == 200
+
+
+def cancel_midway(server: Running, client: httpx.Client) -> Seen:
+    seen = Seen()
+    fields = {"max_tokens": 3000, "seen": seen}
+    thread = threading.Thread(target=watch, args=(server.url, "a long one"), kwargs=fields)
+    thread.start()
+    eventually(lambda: len(seen.arrivals_s) > 3)
+    answer = client.post(f"/v1/requests/{seen.request_id}/cancel")
+    thread.join(30)
+    assert not thread.is_alive()
+    assert answer.status_code == 200 and answer.json()["id"] == seen.request_id
+    return seen
+
+
+def test_a_request_can_be_cancelled_and_its_client_is_told(server: Running, client: httpx.Client) -> None:
+    before = client.get("/v1/status").json()["outcomes"]["cancelled"]
+    seen = cancel_midway(server, client)
+    assert seen.error is not None and seen.error["code"] == "request_cancelled"
+    assert 3 < len(seen.arrivals_s) < 3000
+    eventually(lambda: client.get("/v1/status").json()["num_running"] == 0)
+    status = client.get("/v1/status").json()
+    assert status["outcomes"]["cancelled"] == before + 1
+    assert (status["last_errors"][0]["code"], status["requests"]) == ("request_cancelled", [])
+    again = client.post(f"/v1/requests/{seen.request_id}/cancel")
+    assert again.status_code == 404 and seen.request_id in again.json()["error"]["message"]
+
+
+def test_a_whole_reply_that_is_cancelled_is_an_error_that_nobody_sends_again(server: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000, "ignore_eos": True}
+    answers = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with server.http() as client:
+        eventually(lambda: bool(client.get("/v1/status").json()["requests"]))
+        [request] = client.get("/v1/status").json()["requests"]
+        client.post(f"/v1/requests/{request['request_id']}/cancel")
+    thread.join(30)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "request_cancelled")
+    with server.http() as client:
+        assert client.get("/v1/status").json()["last_errors"][0]["status"] == 499
+
+
+def test_the_status_comes_as_a_stream_until_the_watcher_leaves(server: Running, client: httpx.Client) -> None:
+    with client.stream("GET", "/v1/status/stream", params={"interval": 0.1}) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        events = [json.loads(next(lines).removeprefix("data: ")) for _ in range(3)]
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    assert events[0]["uptime_s"] < events[2]["uptime_s"]
+    assert events[0].keys() == client.get("/v1/status").json().keys()
+    assert client.get("/v1/status/stream", params={"interval": 0}).status_code == 400
+
+
+def test_prometheus_gets_vllm_s_names_whatever_it_prefers(client: httpx.Client) -> None:
+    prefers = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    answer = client.get("/metrics", headers={"accept": prefers})
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert '\nvllm:generation_tokens_total{engine="0",model_name=' in answer.text
+
+
+def test_what_failed_lately_is_told_without_a_word_of_a_prompt(client: httpx.Client) -> None:
+    client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "secret"}], "suffix": "x"})
+    client.get("/favicon.ico")
+    error = client.get("/v1/status").json()["last_errors"][0]
+    assert (error["status"], error["path"]) == (400, "/v1/chat/completions")
+    assert "suffix" in error["message"] and "secret" not in json.dumps(error)
+    assert abs(error["time"] - time.time()) < 60
+
+
+def test_a_watcher_does_not_hold_up_the_end_of_the_server(checkpoint) -> None:
+    with engine_served(checkpoint("qwen3")) as running:
+        watcher = running.connect()
+        watcher.sendall(b"GET /v1/status/stream?interval=0.1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in watcher.recv(100)
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+    rest = b"".join(iter(lambda: watcher.recv(65536), b""))
+    assert b"event: error" in rest
+    watcher.close()
