@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, serving
+from . import caching, guiding, serving, vision
 from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -20,7 +20,12 @@ from .report import print_table, to_json
 
 _FILE_WIDTH = 140
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
-WORKLOAD_SETS: dict[str, Workloads] = {"serving": serving.prepared, "cache": caching.prepared}
+WORKLOAD_SETS: dict[str, Workloads] = {
+    "serving": serving.prepared,
+    "cache": caching.prepared,
+    "vision": vision.prepared,
+    "guided": guiding.prepared,
+}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -51,19 +56,19 @@ def parse_arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def model_folder(given: Path | None, architecture: str) -> Iterator[Path]:
+def model_folder(given: Path | None, architecture: str, *, is_vision: bool) -> Iterator[Path]:
     if given is not None:
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="vllm-mlx-bench-") as folder:
-        yield write_tiny(Path(folder), architecture)
+        yield vision.write_tiny(Path(folder)) if is_vision else write_tiny(Path(folder), architecture)
 
 
 def run(arguments: argparse.Namespace) -> None:
     notes = Console(stderr=True)
     prepared = WORKLOAD_SETS[arguments.workload]
     with (
-        model_folder(arguments.model, arguments.architecture) as model,
+        model_folder(arguments.model, arguments.architecture, is_vision=arguments.workload == "vision") as model,
         notes.status("starting the servers") as status,
         prepared(model) as all,
     ):
@@ -71,7 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
         if not figures:
             raise BenchmarkError("No figure has such a name. There are: " + "; ".join(figure.name for figure in all))
         series = measure(figures, num_runs=arguments.runs, progress=status.update)
-    name = f"tiny {arguments.architecture}" if arguments.model is None else arguments.model.resolve().name
+    architecture = vision.FAMILY if arguments.workload == "vision" else arguments.architecture
+    name = f"tiny {architecture}" if arguments.model is None else arguments.model.resolve().name
     output = Console()
     if not output.is_terminal:
         output.width = _FILE_WIDTH

@@ -28,6 +28,12 @@ def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
     The other tokens' logits are 0, and among hundreds of words some logit is always above that.
     """
     write_checkpoint(folder, architecture, **(SHAPE if architecture == ARCHITECTURES[0] else {}))
+    speak_in_words(folder)
+    return folder
+
+
+def speak_in_words(folder: Path) -> None:
+    """Change the head of the checkpoint there so."""
     weights_file = folder / "model.safetensors"
     weights = mx.load(str(weights_file))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -37,7 +43,6 @@ def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
     weights[head] = mx.where(is_word[:, None], weights[head], 0.0)
     mx.eval(weights)
     mx.save_safetensors(str(weights_file), weights, metadata={"format": "mlx"})
-    return folder
 
 
 def is_word_token(token: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 Prompt = str | Messages  # a question, or a whole conversation
 
 MODEL_NAME = "default_model"  # mlx-lm's server's name for the one it was started with
@@ -99,7 +99,8 @@ class Stream:
         for at_s, event in _events(self._received):
             usage = event.get("usage") or usage
             for choice in event.get("choices", ()):
-                text = choice["delta"].get("content")
+                delta = choice["delta"]  # a template may open a thought
+                text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
                 if text:
                     deltas.append(Delta(at_s, len(text)))
         return Reply(self._sent_s, tuple(deltas), usage)

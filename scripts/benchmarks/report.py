@@ -22,18 +22,19 @@ def print_table(series: list[Series], console: Console) -> None:
     ):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=True)
     for one in series:
-        for aim in one.figure.aims:
+        for aim in one.figure.aims or (None,):
             table.add_row(*_cells(one, aim))
     console.print(table)
 
 
-def _cells(series: Series, aim: Aim) -> tuple[str, ...]:
-    subject = aim.against or RIVAL
+def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
+    subject = RIVAL if aim is None or aim.against is None else aim.against
     unit = series.figure.unit
+    measured = (series.figure.name, _value(series.spread(OURS).median, unit), *_against(series, subject))
+    if aim is None:
+        return (*measured, "", "")
     return (
-        series.figure.name,
-        _value(series.spread(OURS).median, unit),
-        *_against(series, subject),
+        *measured,
         f"{'≥' if aim.at_least else '≤'} {_value(aim.bound, unit) if aim.against is None else f'{aim.bound:.2f}'}",
         "yes" if aim.is_met(series.result(aim)) else "no",
     )

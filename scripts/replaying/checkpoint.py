@@ -19,7 +19,7 @@ from .trace import load
 
 VOCAB_SIZE = 16384
 ENDS = ("<|im_end|>", "<end_of_turn>")
-_END_SCALE = 2.5
+_END_SCALE = 1.6
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 2},
     "qwen3_5": {"num_hidden_layers": 2, "full_attention_interval": 2},

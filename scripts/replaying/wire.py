@@ -48,7 +48,7 @@ class Chat:
     def feed(self, reply: Reply, event: dict[str, Any]) -> bool:
         if usage := event.get("usage"):
             reply.prompt_tokens, reply.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-            reply.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+            reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)  # others omit a 0
         shows = False
         for choice in event.get("choices", ()):
             reply.is_stopped |= choice.get("finish_reason") in ("stop", "tool_calls")

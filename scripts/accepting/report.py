@@ -1,0 +1,74 @@
+"""Outcomes as Markdown tables. Judges nothing."""
+
+import itertools
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .relay import Seen
+from .session import Outcome
+
+
+def print_sessions(outcomes: Sequence[Outcome], console: Console) -> None:
+    table = _table(
+        "client",
+        "version",
+        "requests",
+        "calls it ran",
+        "the right one",
+        "errors",
+        "exit",
+        "seconds",
+        "wanted elsewhere",
+    )
+    for one in outcomes:
+        table.add_row(
+            one.client.name,
+            one.client.version,
+            str(len(one.seen)),
+            str(one.num_calls),
+            "yes" if one.is_right else "no",
+            "; ".join(one.errors) or "none",
+            _exit(one),
+            f"{one.wall_s:.1f}",
+            ", ".join(one.elsewhere) or "nothing",
+        )
+    console.print(table)
+
+
+def print_faults(outcomes: Sequence[Outcome], console: Console) -> None:
+    table = _table("fault", "client", "hit", "sent again after (s)", "then", "exit", "seconds")
+    for one in outcomes:
+        assert one.fault is not None, "a session without a fault is no part of the matrix"
+        hit = [each for each in one.seen if each.fault is not None]
+        table.add_row(
+            one.fault.name,
+            one.client.name,
+            str(len(hit)),
+            _delays(one.seen),
+            "the call ran" if one.is_right else "the call did not run",
+            _exit(one),
+            f"{one.wall_s:.1f}",
+        )
+    console.print(table)
+
+
+def _delays(seen: Sequence[Seen]) -> str:
+    """From each request that failed to the agent's next one."""
+    main = [each for each in seen if each.is_main]
+    gaps = [f"{later.at_s - one.at_s:.1f}" for one, later in itertools.pairwise(main) if one.fault]
+    shown = gaps if len(gaps) <= 12 else [*gaps[:9], "…", *gaps[-2:]]
+    return " ".join(shown) or "not"
+
+
+def _exit(one: Outcome) -> str:
+    return "ended by us" if one.exit_code is None else str(one.exit_code)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.MARKDOWN)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table

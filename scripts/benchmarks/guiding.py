@@ -1,0 +1,167 @@
+"""Workload set `guided`: what a grammar costs a reply, in this process: an engine without a server.
+
+The checkpoint has a vocabulary of 152k made-up words and a forward pass of some 10 ms, as a small model on a Mac.
+"""
+
+import contextlib
+import random
+import string
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tests.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
+from tests.engine.guiding import PERSON, Guiding
+from tests.engine.harness import Driver
+from vllm_mlx.core.constraint import Constraint
+from vllm_mlx.core.guide import JsonSchema
+from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.runner.row_constraint import RowConstraint
+
+from .figures import OURS, Aim, Figure
+
+VOCAB_SIZE = 151_936
+UNGUIDED = "unguided"
+MANY = {"type": "array", "items": PERSON, "minItems": 1000}  # longer than any reply here
+PROMPT = 24
+NUM_TOKENS = 60
+_MASKS = 400
+_SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "head_dim": 16}
+
+
+@contextlib.contextmanager
+def prepared(model: Path) -> Iterator[list[Figure]]:
+    """`model`, a folder with a tiny checkpoint, is not used: its vocabulary is too small to tell anything."""
+    path = write_large(model.parent / f"{model.name}-large")
+    yield Load(path).figures()
+
+
+def write_large(folder: Path) -> Path:
+    write_checkpoint(folder, "qwen3", vocab_size=VOCAB_SIZE, **_SHAPE)
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _tokenizer() -> Tokenizer:
+    """Bytes, numbers, punctuation, and words of two to nine letters with and without a space before them."""
+    draw = random.Random(1)
+    added = (*SPECIAL_TOKENS, *MARKER_TOKENS)
+    words = dict.fromkeys([*pre_tokenizers.ByteLevel.alphabet(), *map(str, range(1000))])
+    words |= dict.fromkeys(a + b for a in string.punctuation for b in ("", *string.punctuation, "Ċ", "Ġ"))
+    while len(words) < VOCAB_SIZE - 300:
+        word = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9)))
+        words |= dict.fromkeys((word, "Ġ" + word, word.capitalize()))
+    vocab = {word: number for number, word in enumerate(list(words)[: VOCAB_SIZE - 300])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    return tokenizer
+
+
+class Load:
+    def __init__(self, path: Path):
+        self._driver = Driver(path, prefix_cache=False)
+        self._guiding = Guiding(path, vocab_size=VOCAB_SIZE)
+        self._draw = random.Random(2)
+        self._start, self._end = (self._guiding.tokenizer.token_id(tag) for tag in ("<think>", "</think>"))
+
+    def figures(self) -> list[Figure]:
+        at_least = {"at_least": True, "against": UNGUIDED}
+        return [
+            Figure(
+                name="decode, a schema while the model thinks",
+                unit="tok/s",
+                measures={OURS: lambda: self._rate(1, thinks=True), UNGUIDED: lambda: self._rate(1, is_guided=False)},
+                aims=(Aim(bound=0.98, **at_least),),
+            ),
+            *(
+                Figure(
+                    name=f"decode in a schema, {rows} row{'s' if rows > 1 else ''}",
+                    unit="tok/s",
+                    measures={
+                        OURS: lambda rows=rows: self._rate(rows),
+                        UNGUIDED: lambda rows=rows: self._rate(rows, is_guided=False),
+                    },
+                    aims=(Aim(bound=bound, **at_least),),
+                )
+                for rows, bound in ((1, 0.9), (8, 0.85))
+            ),
+            *(
+                Figure(
+                    name=f"mask of a schema, p{share}",
+                    unit="µs",
+                    measures={OURS: lambda share=share: self._mask_us(share)},
+                    aims=(Aim(bound=bound, at_least=False),),
+                )
+                for share, bound in ((50, 300), (99, 5000))
+            ),
+            Figure(
+                name="gate, a token at 300k of history",
+                unit="µs",
+                measures={OURS: lambda: self._gate_us(300_000), "at 1k": lambda: self._gate_us(1_000)},
+                aims=(Aim(bound=2.0, at_least=False, against="at 1k"),),
+            ),
+        ]
+
+    def _rate(self, num_rows: int, *, is_guided: bool = True, thinks: bool = False) -> float:
+        """Tokens/s of all rows. No row ends a thought by itself; the same prompts and settings either way."""
+        driver = self._driver
+        sampling = TokenSampling(temperature=0, logit_bias={self._end: -100.0})
+        rows = []
+        for _ in range(num_rows):
+            ids = [*(self._draw.randrange(1000) for _ in range(PROMPT)), self._start]
+            constraint = self._constraint(ids, thinks) if is_guided else None
+            rows.append(driver.add(ids, NUM_TOKENS, sampling, constraint=constraint))
+        while min(driver.seqs[row].num_output_tokens for row in rows) < 4:
+            driver.step()
+        start, before = time.perf_counter(), self._num_tokens(rows)
+        while min(driver.seqs[row].num_output_tokens for row in rows) < NUM_TOKENS - 4:
+            driver.step()
+        seconds, num_tokens = time.perf_counter() - start, self._num_tokens(rows) - before
+        driver.run()
+        return num_tokens / seconds
+
+    def _num_tokens(self, rows: list[int]) -> int:
+        return sum(self._driver.seqs[row].num_output_tokens for row in rows)
+
+    def _constraint(self, ids: list[int], thinks: bool) -> Constraint:
+        constraint = self._guiding.constraint(ids, JsonSchema(MANY))
+        assert constraint is not None
+        return constraint if thinks else replace(constraint, thought=None)
+
+    def _mask_us(self, share: int) -> float:
+        """A percentile over the masks of one drawn reply, in processor time: others may want the machine, too."""
+        ids = [1, 2, 3]
+        seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=tuple(ids)), sampling=TokenSampling(), max_tokens=10**6)
+        row = RowConstraint(self._constraint(ids, thinks=False), seq)
+        mask = np.empty((VOCAB_SIZE + 31) // 32, dtype=np.uint32)
+        times = []
+        for _ in range(_MASKS):
+            start = time.thread_time()
+            row.fill(mask)
+            times.append(time.thread_time() - start)
+            row.feed(self._any(mask))
+        return float(np.percentile(times, share)) * 1e6
+
+    def _any(self, mask: Any) -> int:
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        return int(allowed[self._draw.randrange(len(allowed))])
+
+    def _gate_us(self, num_history: int) -> float:
+        ids = [self._start]
+        constraint = self._guiding.constraint(ids, JsonSchema(PERSON))
+        assert constraint is not None
+        seq = Sequence(seq_id=0, prompt=PromptInputs(token_ids=(1,)), sampling=TokenSampling(), max_tokens=10**6)
+        row = RowConstraint(constraint, seq)
+        for _ in range(num_history):
+            row.feed(7)
+        start = time.thread_time()
+        for _ in range(2000):
+            row.feed(7)
+        return (time.thread_time() - start) / 2000 * 1e6

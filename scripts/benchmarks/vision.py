@@ -1,0 +1,147 @@
+"""Workload set `vision`: what a picture of four megapixels costs, once, again, and those who are being answered."""
+
+import base64
+import contextlib
+import http.client
+import io
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.utils import load
+from PIL import Image
+
+from tests.vision_checkpoints import write_vision_checkpoint
+from tests.vision_families import FAMILIES
+from vllm_mlx.core.config import EngineConfig
+
+from .checkpoint import speak_in_words
+from .client import BenchmarkError, Messages, ask, read, start
+from .figures import OURS, Aim, Figure
+from .prompts import Prompts
+from .servers import free_port, our_command, running
+
+FAMILY = "qwen3_5"  # a hybrid
+SIDE = 2048  # pixels
+TILES = 32  # a side: random colours, so that no two pictures are alike and files are small
+QUESTION = 24  # tokens
+REPLY = 8
+NUM_DECODERS = 4
+_PATCH = 32  # pixels: large, since the CPU's attention holds the scores of all pairs of patches
+_WARM_READS = 20
+_ENDLESS = 30_000
+_SHARE = 10.0  # % of the cold time that a new question about a known picture may take
+_STALL_S = EngineConfig(model="").max_stall_ms / 1000
+
+
+@dataclass(slots=True)
+class VisionLoad:
+    port: int
+    prompts: Prompts
+    ttft_ms: dict[str, float] = field(default_factory=dict)
+    _random: random.Random = field(default_factory=random.Random)
+
+    def play(self) -> float:
+        """Returns the cold time to the first token, in milliseconds."""
+        picture = self._picture()
+        self.ttft_ms["cold"] = self._ttft_ms(self._about(picture))
+        encoded = self._images()["encoded"]
+        self.ttft_ms["new question"] = self._ttft_ms(self._about(picture))
+        self.ttft_ms["another chat"] = self._ttft_ms([self._system(), *self._about(picture)])
+        if self._images()["encoded"] != encoded:
+            raise BenchmarkError("The vision tower was run again for a picture that it had seen.")
+        return self.ttft_ms["cold"]
+
+    def percent(self, scenario: str) -> float:
+        return 100 * self.ttft_ms[scenario] / self.ttft_ms["cold"]
+
+    def worst_gap(self) -> float:
+        """The longest pause of any of four decoding streams while a new picture is answered, in bounds.
+
+        A bound is one encoding, the longest so far, and the stall budget.
+        """
+        texts = [self.prompts.text(QUESTION) for _ in range(NUM_DECODERS)]
+        decoders = start(self.port, texts, _ENDLESS)
+        read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
+        [long] = start(self.port, [self._about(self._picture())], REPLY)
+        read([*decoders, long], until=lambda: not long.is_open)
+        for stream in decoders:
+            stream.close()
+        gap_s = max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
+        return gap_s / (float(self._images()["longest_encode_s"]) + _STALL_S)
+
+    def _about(self, picture: str) -> Messages:
+        """The picture first, then a new question."""
+        image = {"type": "image_url", "image_url": {"url": picture}}
+        return [{"role": "user", "content": [image, {"type": "text", "text": self.prompts.text(QUESTION)}]}]
+
+    def _system(self) -> dict[str, Any]:
+        return {"role": "system", "content": self.prompts.text(QUESTION)}
+
+    def _picture(self) -> str:
+        tiles = Image.frombytes("RGB", (TILES, TILES), self._random.randbytes(3 * TILES * TILES))
+        file = io.BytesIO()
+        tiles.resize((SIDE, SIDE), Image.Resampling.NEAREST).save(file, "PNG")
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+    def _ttft_ms(self, conversation: Messages) -> float:
+        [reply] = ask(self.port, [conversation], REPLY)
+        return 1000 * reply.ttft_s
+
+    def _images(self) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", "/v1/status")
+            images: dict[str, Any] = json.loads(connection.getresponse().read())["images"]
+            return images
+        finally:
+            connection.close()
+
+
+def write_tiny(folder: Path) -> Path:
+    """With a processor that takes four megapixels as they are."""
+    _, images = FAMILIES[FAMILY]
+    images = {
+        **images,
+        "patch_size": _PATCH,
+        "max_pixels": SIDE**2,
+        "size": {**images["size"], "longest_edge": SIDE**2},
+    }
+    write_vision_checkpoint(folder, FAMILY, images=images, tower={"patch_size": _PATCH})
+    speak_in_words(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def prepared(model: Path) -> Iterator[list[Figure]]:
+    """The figures of this set, measurable while the block runs."""
+    prompts = Prompts(load(str(model))[1])
+    port = free_port()
+    with running(our_command(model, port), port):
+        yield figures(VisionLoad(port, prompts))
+
+
+def figures(vision: VisionLoad) -> list[Figure]:
+    """In this order: the first one plays, the next ones read."""
+    share = (Aim(bound=_SHARE, at_least=False),)
+    return [
+        Figure(name="cold TTFT, 4 megapixels", unit="ms", measures={OURS: vision.play}, aims=()),
+        *(
+            Figure(
+                name=f"same picture, {scenario}, of cold",
+                unit="%",
+                measures={OURS: lambda scenario=scenario: vision.percent(scenario)},
+                aims=share if scenario == "new question" else (),
+            )
+            for scenario in ("new question", "another chat")
+        ),
+        Figure(
+            name=f"worst gap of {NUM_DECODERS}, a picture encoded",
+            unit="× bound",
+            measures={OURS: vision.worst_gap},
+            aims=(Aim(bound=1.0, at_least=False),),
+        ),
+    ]
