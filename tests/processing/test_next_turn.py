@@ -9,6 +9,8 @@ import pytest
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.demo import demo_path
+from vllm_mlx.processing.prefix import common_prefix
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.reply import Reply
 from vllm_mlx.processing.tokenizer import Tokenizer
@@ -68,6 +70,25 @@ def test_a_tool_loop_keeps_what_a_question_strips(processor_with) -> None:
     assert kept(processor, calling) == len(calling.reply.token_ids)
     assert processor.kept_tokens(final.prepared, final.reply) <= len(calling.prepared.prompt.token_ids)
     assert processor.kept_tokens(final.prepared, final.reply) >= len(calling.prepared.prompt.token_ids) - 2
+
+
+@pytest.mark.parametrize("thinking", ["off", "on"])
+def test_what_is_kept_is_what_the_next_prompt_has_in_common_with_the_demo_s(thinking: str) -> None:
+    """With thinking off, too, a prompt ends in a thought, an empty one, which the next question takes out again."""
+    processor = make_processor(Tokenizer.load(demo_path()), tools="qwen3_xml")
+    session = Session(processor, messages=START, thinking=thinking)
+    thought = "" if thinking == "off" else "hm\n</think>\n\n"
+    call = "<tool_call>\n<function=read>\n<parameter=path>\na.py\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    calling = session.answer(thought + call)
+    session.give_results("text")
+    final = session.answer(f"{thought}Done.<|im_end|>")
+    session.ask("And now?")
+    following = session.prepare().prompt.token_ids
+    assert final.prepared.prompt.token_ids[: len(calling.token_ids)] == calling.token_ids
+    assert kept(processor, calling) == len(calling.reply.token_ids)
+    common = common_prefix(final.token_ids, following)
+    assert processor.tokenizer.decode(following[:common]).endswith("Go.<|im_end|>\n<|im_start|>assistant\n")
+    assert common - 8 <= processor.kept_tokens(final.prepared, final.reply) <= common
 
 
 def test_the_sentinel_may_stand_in_the_conversation(processor_with) -> None:

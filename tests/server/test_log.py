@@ -71,17 +71,18 @@ def test_what_altered_a_prompt(server: Running, caplog: pytest.LogCaptureFixture
     assert only_line(caplog)["altered"] == "'message at token 5 of 6 (70 -> 71), message 2 (user)'"
 
 
+@pytest.mark.parametrize(("every_s", "expected"), [(0.0, ["10/40", "20/40", "30/40"]), (3600.0, [])])
 def test_a_long_prompt_tells_how_far_it_is(
-    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, every_s: float, expected: list
 ) -> None:
-    monkeypatch.setattr(log, "PROGRESS_EVERY_S", 0.05)
+    monkeypatch.setattr(log, "PROGRESS_EVERY_S", every_s)
     steps = [step for done in (10, 20, 30) for step in (Pause(0.03), PromptProgress(done, 40))]
     server.engine.play = lambda request, index: (Started(40, 2), *steps, TextDelta("a"), finished())
     with server.http(headers={"x-request-id": "mine"}) as client:
         client.post("/v1/chat/completions", json=CHAT)
     eventually(lambda: "finish" in lines(caplog)[-1])
     *told, last = lines(caplog)
-    assert [(line["id"], line["prefill"]) for line in told] == [("mine", "20/40")]
+    assert [(line["id"], line["prefill"]) for line in told] == [("mine", progress) for progress in expected]
     assert 0 < float(last["prompt_tokens_per_s"]) < 5 / 0.06
 
 

@@ -109,3 +109,19 @@ def test_a_stream_has_the_header_too(server: Running) -> None:
     usage = json.loads(lines[-1].removeprefix("data: "))["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     assert f"prompt={usage['prompt_tokens']}; cached={cached};" in reply.headers["x-cache-receipt"]
+
+
+def test_several_prompts_have_one_receipt_their_sum(server: Running) -> None:
+    body = {"prompt": [f"{word} and so on and so forth" for word in ("One", "Two", "Three")], "max_tokens": 4, "n": 2}
+    with server.http() as client:
+        for is_warm in (False, True):
+            reply = client.post("/v1/completions", json=body)
+            usage = reply.json()["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert (cached > 0) == is_warm
+            said = f"prompt={usage['prompt_tokens']}; cached={cached}; expected=0; prompts=3"
+            assert reply.headers["x-cache-receipt"] == said
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
+            texts = [json.loads(line[6:])["choices"][0] for line in streamed.iter_lines() if line[:7] == "data: {"]
+        assert streamed.headers["x-cache-receipt"] == said
+        assert {choice["index"] for choice in texts if choice["finish_reason"]} == set(range(6))

@@ -25,6 +25,7 @@ from ..core.events import (
 from ..core.prompt_change import PromptChange
 from ..core.receipt import CacheReceipt, Shortfall
 from .errors import CLIENT_GONE, internal_error
+from .receipts import Receipts
 from .recent import Recent
 
 requests_logger = logging.getLogger("vllm_mlx.requests")
@@ -57,7 +58,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     prompt_change: PromptChange | None = None
-    receipt: CacheReceipt | None = None  # of the first prompt
+    receipts: Receipts = field(default_factory=Receipts)
     finish_reasons: list[str] = field(default_factory=list)
     _tally: UsageTally | None = None
 
@@ -73,6 +74,7 @@ class RequestRecord:
         reply_id: str,
         model: str,
         prompt_tokens: int,
+        num_prompts: int,
         choices_per_prompt: int,
         prompt_change: PromptChange | None,
     ) -> None:
@@ -80,7 +82,12 @@ class RequestRecord:
         self.model = model
         self.prompt_tokens = prompt_tokens
         self.prompt_change = prompt_change
+        self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
         self._tally = UsageTally(choices_per_prompt)
+
+    @property
+    def receipt(self) -> CacheReceipt | None:
+        return self.receipts.total()
 
     def observe(self, index: int, event: GenerationEvent) -> None:
         if self.first_output_s is None and isinstance(event, _FIRST_OUTPUT):
@@ -93,7 +100,7 @@ class RequestRecord:
             self.finish_reasons.append(event.reason.value)
         elif isinstance(event, Started):
             self.cached_tokens = event.cached_tokens
-            self.receipt = self.receipt or event.receipt
+            self.receipts.take(index, event)
 
     def reply_fields(self) -> dict[str, Any]:
         """Of one that finished."""

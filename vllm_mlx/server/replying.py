@@ -12,7 +12,6 @@ from ..core.request import Request
 from .generations import submit_all
 from .log import record_of
 from .ports import Engine, Generation
-from .receipts import receipt_headers
 from .streaming import EventStream, fold_reply
 from .tenants import kept_apart
 
@@ -29,6 +28,7 @@ async def submit(
         reply_id=reply_id,
         model=model,
         prompt_tokens=generation.num_prompt_tokens,
+        num_prompts=len(requests),
         choices_per_prompt=requests[0].sampling.n,
         prompt_change=generation.prompt_change,
     )
@@ -47,7 +47,7 @@ def streamed(http: HTTPRequest, generation: Generation, encoder: StreamEncoder, 
 
 async def whole(http: HTTPRequest, generation: Generation, fold: ReplyFold) -> Response:
     body = await fold_reply(generation, fold, record_of(http.scope), http.receive)
-    headers = receipt_headers(record_of(http.scope).receipt)
+    headers = record_of(http.scope).receipts.headers()
     return Response(body, headers=headers, media_type="application/json")
 
 

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -17,10 +17,9 @@ from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from .errors import CLIENT_GONE, ClientGone, error_code
 from .log import RequestRecord
 from .ports import Generation
-from .receipts import receipt_headers, receipt_of
 
 logger = logging.getLogger(__name__)
-HEAD_WAIT_S = 1.0  # for a place in the engine, which the head of the reply tells about
+HEAD_WAIT_S = 1.0  # for all prompts to have a place in the engine, which the head of the reply tells about
 T = TypeVar("T")
 
 
@@ -53,8 +52,8 @@ class EventStream(Response):
         encoder, record = self._encoder, self._record
         try:
             async with self._generation, _Peeked(self._generation) as events:
-                await events.wait(min(HEAD_WAIT_S, self._keep_alive_s / 2))
-                self.headers.update(receipt_headers(receipt_of(events.first)))
+                await events.wait(record.receipts.take, min(HEAD_WAIT_S, self._keep_alive_s / 2))
+                self.headers.update(record.receipts.headers())
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await writer.write(encoder.open())
                 async for index, event in events:
@@ -77,25 +76,30 @@ class EventStream(Response):
 
 
 class _Peeked:
-    """The events of a generation, of which the first may be looked at before it is taken."""
+    """The events of a generation, of which the first may be looked at before they are taken."""
 
     def __init__(self, generation: Generation) -> None:
         self._events = aiter(generation)
+        self._seen: list[tuple[int, GenerationEvent]] = []
         self._task = asyncio.ensure_future(self._next())
 
     async def _next(self) -> tuple[int, GenerationEvent] | None:
         return await anext(self._events, None)
 
-    async def wait(self, timeout_s: float) -> None:
-        await asyncio.wait({self._task}, timeout=timeout_s)
-
-    @property
-    def first(self) -> GenerationEvent | None:
-        """None where it has not come, or never will."""
-        if not self._task.done() or self._task.exception() is not None:
-            return None
-        found = self._task.result()
-        return None if found is None else found[1]
+    async def wait(self, is_enough: Callable[[int, GenerationEvent], bool], timeout_s: float) -> None:
+        """Looks at events until one is enough, none comes any more, or the time is up."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            await asyncio.wait({self._task}, timeout=max(0.0, deadline_s - asyncio.get_running_loop().time()))
+            if not self._task.done() or self._task.exception() is not None:
+                return
+            found = self._task.result()
+            if found is None:
+                return
+            self._seen.append(found)
+            self._task = asyncio.ensure_future(self._next())
+            if is_enough(*found):
+                return
 
     async def __aenter__(self) -> "_Peeked":
         return self
@@ -105,6 +109,8 @@ class _Peeked:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        for each in self._seen:
+            yield each
         found = await self._task
         if found is not None:
             yield found
