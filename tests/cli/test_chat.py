@@ -1,71 +1,26 @@
 """`vllm-mlx chat` against a real server, in a pipe and in a terminal; a conversation's turns; what a reply shows."""
 
 import os
-import pty
 import re
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from tests.cli.serving import COMMAND, refusal, run
+from tests.cli.serving import refusal, run
+from tests.cli.terminal import SECONDS, terminal
+from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, says
+from tests.server.running import eventually, serving
+from vllm_mlx.cli.chat.command import Talk
 from vllm_mlx.cli.chat.conversation import Conversation, Wishes, image_url
-from vllm_mlx.cli.chat.reply import Reply
+from vllm_mlx.cli.chat.prompt import LinePrompt
+from vllm_mlx.cli.chat.reply import Reply, ReplyPrinter
 from vllm_mlx.cli.failures import WrongUsage
-
-_SECONDS = 60
-
-
-class Terminal:
-    """What a person types, and sees."""
-
-    def __init__(self, file: int, process: subprocess.Popen[bytes]):
-        self._file = file
-        self.process = process
-        self.seen = ""
-
-    def type(self, line: str) -> None:
-        os.write(self._file, f"{line}\n".encode())
-
-    def press(self, character: bytes) -> None:
-        os.write(self._file, character)
-
-    def wait_for(self, pattern: str) -> str:
-        """What was seen up to the pattern; it is not seen again."""
-        end = time.monotonic() + _SECONDS
-        while (match := re.search(pattern, self.seen)) is None:
-            assert time.monotonic() < end, self.seen
-            try:
-                self.seen += os.read(self._file, 65536).decode(errors="replace")
-            except OSError:
-                raise AssertionError(f"It ended: {self.seen}") from None
-        before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
-        return before
-
-
-@contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "chat", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "NO_COLOR": "1"},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(ours, process)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+from vllm_mlx.cli.remote import Remote
+from vllm_mlx.core.events import Started, TextDelta
+from vllm_mlx.core.request import Request
 
 
 def test_one_question_in_a_pipe_is_answered_by_text_alone(demo_url: str) -> None:
@@ -81,7 +36,7 @@ def test_a_thought_that_takes_the_whole_reply_is_a_failure_in_a_pipe(demo_url: s
 
 
 def test_a_conversation_keeps_its_turns_and_ends_with_quit(demo_url: str) -> None:
-    with terminal("--url", demo_url, "--no-thinking", "--temperature", "0") as seen:
+    with terminal("chat", "--url", demo_url, "--no-thinking", "--temperature", "0") as seen:
         seen.wait_for("demo at http://")
         seen.type("What is 2 + 3?")
         first = seen.wait_for(r"cached")
@@ -95,14 +50,14 @@ def test_a_conversation_keeps_its_turns_and_ends_with_quit(demo_url: str) -> Non
         seen.type("/nothing")
         seen.wait_for("/nothing is no command")
         seen.type("/quit")
-        assert seen.process.wait(_SECONDS) == 0
+        assert seen.process.wait(SECONDS) == 0
     history = Path(os.environ["HOME"]) / ".local/state/vllm-mlx/chat-history"
     assert "What is 1 + 1?" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
 
 
 def test_a_thought_is_folded_and_can_be_shown(demo_url: str) -> None:
-    with terminal("--url", demo_url, "--thinking", "--temperature", "0", "--no-history") as seen:
+    with terminal("chat", "--url", demo_url, "--thinking", "--temperature", "0", "--no-history") as seen:
         seen.wait_for("demo at http://")
         seen.type("What is 2 + 3?")
         folded = seen.wait_for(r"thought for .*words")
@@ -113,17 +68,54 @@ def test_a_thought_is_folded_and_can_be_shown(demo_url: str) -> None:
     assert not (Path(os.environ["HOME"]) / ".local/state/vllm-mlx").exists()
 
 
-def test_ctrl_c_stops_the_reply_and_not_the_conversation(demo_url: str) -> None:
-    with terminal("--url", demo_url, "--no-thinking", "--temperature", "0", "--no-history") as seen:
-        seen.wait_for("demo at http://")
-        seen.type("Count to 50.")
+def never_ends_at_first(request: Request, index: int) -> Script:
+    if len(request.messages) == 1:
+        return (Started(PROMPT_TOKENS, 0), TextDelta("1, 2"), Pause())
+    return says("2 + 3", " = 5")
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_conversation() -> None:
+    engine = FakeEngine(never_ends_at_first)
+    with serving(engine) as server, terminal("chat", "--url", server.url, "--no-history") as seen:
+        seen.wait_for("tiny at http://")
+        seen.type("Count.")
         seen.wait_for("1, 2")
         seen.process.send_signal(signal.SIGINT)
         seen.wait_for("Stopped")
-        seen.type("What is 2 + 3?")
+        seen.type("What is 2 + 3?")  # before the prompt is back
         seen.wait_for(r"2 \+ 3 = 5[\s\S]*cached[\s\S]*›")
+        seen.process.send_signal(signal.SIGINT)  # at the prompt it drops the line
+        seen.wait_for("›")
         seen.press(b"\x04")
-        assert seen.process.wait(_SECONDS) == 0
+        assert seen.process.wait(SECONDS) == 0
+        eventually(lambda: len(engine.aborted) == 1)
+    assert [message.role for message in engine.requests[1].messages] == ["user", "assistant", "user"]
+
+
+class Lines(LinePrompt):
+    """Types the lines it is given."""
+
+    def __init__(self, *lines: str):
+        super().__init__(remember=False)
+        self._lines = [*lines]
+
+    def read(self) -> str | None:
+        return self._lines.pop(0) if self._lines else None
+
+
+class InterruptedPrinter(ReplyPrinter):
+    """Ctrl-C comes as each reply has just ended."""
+
+    def close(self, reply: Reply, now: float) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_as_a_reply_ends_ends_no_conversation() -> None:
+    engine, conversation = FakeEngine(), Conversation()
+    with serving(engine) as server:
+        printer = InterruptedPrinter(Console(highlight=False))
+        Talk(Remote(server.url), Wishes(model="tiny"), conversation, printer).run(Lines("Hi", "And?"))
+    assert [turn["content"] for turn in conversation.turns] == ["Hi", "Hello", "And?", "Hello"]
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,13 @@ class Talk:
         while True:
             try:
                 line = prompt.read()
-            except KeyboardInterrupt:
+                if line is None or line.strip() in ("/quit", "/exit"):
+                    break
+                if line.strip():
+                    self._take(line.strip())
+            except KeyboardInterrupt:  # at the prompt, or just before or after a reply
+                self._conversation.take_back()
                 print()
-                continue
-            if line is None or line.strip() in ("/quit", "/exit"):
-                break
-            if line.strip():
-                self._take(line.strip())
         prompt.save()
 
     def ask(self, text: str) -> bool:
