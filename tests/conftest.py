@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+from .drawing import LONG
 
 # Tests measure behaviour, never time: the machine may be busy.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(LONG, settings.get_profile("untimed"), max_examples=1000)
 settings.load_profile("untimed")
 
 

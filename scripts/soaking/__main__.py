@@ -3,10 +3,9 @@
 import argparse
 import asyncio
 import json
-import resource
+import os
+import subprocess
 import sys
-import threading
-import time
 from typing import Any
 
 from tests.server.running import Running, eventually, serving
@@ -14,13 +13,19 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.engine import Engine
 
-from .load import PROMPTS, Client, Tally, oracle
+SAMPLE_S = 10.0  # from one look at the process's memory to the next
+KEPT = ("num_preemptions", "giving_way", "outcomes", "total_requests_processed")
 
 
 def main() -> int:
     options = _options()
     config = EngineConfig(
-        model=options.model, memory_budget_bytes=options.memory_mb << 20, max_model_len=2048, max_queue=64
+        model=options.model,
+        memory_budget_bytes=options.memory_mb << 20,
+        max_model_len=2048,
+        max_queue=64,
+        max_pixels=1 << 16,
+        max_prefill_chunk=512,
     )
     engine = AsyncEngine.start(config)
     with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
@@ -31,24 +36,27 @@ def main() -> int:
 
 
 def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
-    oracles = {prompt: oracle(server.url, prompt) for prompt in PROMPTS}
-    tally, until_s = Tally(), time.monotonic() + 60 * options.minutes
-    clients = [Client(server.url, oracles, tally, options.seed + number) for number in range(options.clients)]
-    threads = [threading.Thread(target=client.run, args=(until_s,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    time.sleep(min(30, 20 * options.minutes))
-    warm_mb = _peak_mb()
-    for thread in threads:
-        thread.join()
+    told = ("--minutes", str(options.minutes), "--clients", str(options.clients), "--seed", str(options.seed))
+    load = subprocess.Popen([sys.executable, "-m", "scripts.soaking.load", server.url, *told], stdout=subprocess.PIPE)
+    memory_mb = [_memory_mb()]
+    while True:
+        try:
+            tally = json.loads(load.communicate(timeout=SAMPLE_S)[0])
+            break
+        except subprocess.TimeoutExpired:
+            memory_mb.append(_memory_mb())
     eventually(lambda: not server.server.server_state.tasks)
-    health_ms = sorted(1000 * seconds for seconds in tally.health_s) or [0.0]
+    with server.http() as http:
+        status = http.get("/v1/status").json()
     return {
         "minutes": options.minutes,
-        "requests": dict(tally.done),
-        "wrong": tally.wrong,
-        "health_ms": {"p50": round(health_ms[len(health_ms) // 2], 1), "max": round(health_ms[-1], 1)},
-        "peak_mb": {"warm": warm_mb, "end": _peak_mb()},
+        "load": [round(each, 1) for each in os.getloadavg()],
+        "requests": tally["done"],
+        "refused": tally["refused"],
+        "wrong": tally["wrong"],
+        "health_ms": _milliseconds(tally["health_s"]),
+        "memory_mb": memory_mb[:: max(1, len(memory_mb) // 20)],
+        **{name: status[name] for name in KEPT},
     }
 
 
@@ -70,16 +78,23 @@ async def _inside(engine: AsyncEngine) -> dict[str, Any]:
     return found
 
 
-def _peak_mb() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak >> (20 if sys.platform == "darwin" else 10)
+def _memory_mb() -> int:
+    """What the process holds now. `ps` tells it on every system."""
+    told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
+    return int(told.stdout) >> 10
+
+
+def _milliseconds(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(1000 * each for each in seconds) or [0.0]
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * at))], 1) for name, at in places.items()}
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60, help="how long (default: 60)")
-    parser.add_argument("--clients", type=int, default=6, help="at once (default: 6)")
-    parser.add_argument("--memory-mb", type=int, default=256, help="budget of the server (default: 256)")
+    parser.add_argument("--clients", type=int, default=8, help="at once (default: 8)")
+    parser.add_argument("--memory-mb", type=int, default=26, help="budget of the server (default: 26)")
     parser.add_argument("--seed", type=int, default=0, help="another part of a long run takes another one")
     parser.add_argument("--model", default="demo", help="checkpoint to serve (default: demo)")
     return parser.parse_args()

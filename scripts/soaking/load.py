@@ -1,8 +1,14 @@
-"""Clients of every kind, drawn by a seed: patient, impatient, greedy, broken. Knows only the server's address."""
+"""Clients of every kind, drawn by a seed: patient, impatient, greedy, broken. Knows only the server's address.
 
+A process of its own, so that what it measures is the server's doing: prints what happened as JSON.
+"""
+
+import argparse
 import json
 import random
 import socket
+import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,95 +16,105 @@ from typing import Any
 
 import httpx
 
-PROMPTS = (
-    "What is the capital of France?",
-    "Count to five.",
-    "Say hello to Anna and to Ben.",
-    "Which is larger, 12 or 21?",
-    "Write the word tree backwards.",
-    "List three colours. " * 20,
-)
-CHAT = "/v1/chat/completions"
-TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+from .questions import CHAT, QUESTIONS, TOOLS, greedy, oracles, said, shown, user
+
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+NO_PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+BUSY = 429
 
 
 @dataclass
 class Tally:
     done: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
     health_s: list[float] = field(default_factory=list)
 
 
-def greedy(prompt: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 24}
-
-
-def oracle(url: str, prompt: str) -> Any:
-    """The reply to a prompt that runs alone."""
-    answer = httpx.post(f"{url}{CHAT}", json=greedy(prompt), timeout=300, trust_env=False)
-    return answer.raise_for_status().json()["choices"]
-
-
 class Client:
-    def __init__(self, url: str, oracles: dict[str, Any], tally: Tally, seed: int) -> None:
+    def __init__(self, url: str, expected: dict[str, list[Any]], tally: Tally, seed: int) -> None:
         self._http = httpx.Client(base_url=url, timeout=300, trust_env=False)
         self._address = (httpx.URL(url).host, httpx.URL(url).port or 80)
-        self._oracles, self._tally, self._chance = oracles, tally, random.Random(seed)
+        self._expected, self._tally, self._chance = expected, tally, random.Random(seed)
 
     def run(self, until_s: float) -> None:
-        kinds = (self.ask, self.ask, self.stream, self.leave, self.guided, self.call_tool, self.message, self.bad,
-                 self.oversize, self.cut, self.health)  # fmt: skip
+        kinds = (self.ask, self.ask, self.ask, self.stream, self.stream, self.leave, self.give_up, self.cancel,
+                 self.guided, self.call_tool, self.message, self.response, self.bad, self.bad_picture, self.oversize,
+                 self.cut)  # fmt: skip
         while time.monotonic() < until_s:
             kind = self._chance.choice(kinds)
             try:
                 kind()
             except Exception as error:  # a client that the server broke is a finding, whatever broke it
-                self._tally.wrong.append(f"{kind.__name__}: {type(error).__name__}: {error}")
+                self._wrong(f"{kind.__name__}: {type(error).__name__}: {error}")
             self._tally.done[kind.__name__] += 1
 
     def ask(self) -> None:
-        prompt = self._chance.choice(PROMPTS)
-        answer = self._http.post(CHAT, json=greedy(prompt))
-        if answer.status_code == 429:
-            return
-        if answer.status_code != 200 or answer.json()["choices"] != self._oracles[prompt]:
-            self._tally.wrong.append(f"ask {prompt[:20]!r}: {answer.status_code} {answer.text[:300]}")
+        name = self._chance.choice(list(QUESTIONS))
+        answer = self._http.post(CHAT, json=QUESTIONS[name])
+        if self._is_answered(f"ask {name}", answer):
+            self._compare(f"ask {name}", said(answer.json()["choices"]), self._expected[name])
 
     def stream(self) -> None:
-        prompt = self._chance.choice(PROMPTS)
-        answer = self._http.post(CHAT, json={**greedy(prompt), "stream": True})
+        name = self._chance.choice(list(QUESTIONS))
+        answer = self._http.post(CHAT, json={**QUESTIONS[name], "stream": True})
+        if not self._is_answered(f"stream {name}", answer):
+            return
         chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-        text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk.get("choices"))
-        if answer.status_code == 200 and text != (self._oracles[prompt][0]["message"]["content"] or ""):
-            self._tally.wrong.append(f"stream {prompt[:20]!r}: {text[:300]}")
+        texts = [""] * len(self._expected[name])
+        for choice in (choice for chunk in chunks for choice in chunk.get("choices") or ()):
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+        self._compare(f"stream {name}", texts, [each[0] or "" for each in self._expected[name]])
 
     def leave(self) -> None:
-        body = {**greedy(self._chance.choice(PROMPTS)), "stream": True, "max_tokens": 500}
+        body = {**self._question(), "stream": True, "max_tokens": 500}
         with self._http.stream("POST", CHAT, json=body) as answer:
             for _, _chunk in zip(range(self._chance.randrange(4)), answer.iter_raw(), strict=False):
                 pass
 
+    def give_up(self) -> None:
+        try:
+            self._http.post(CHAT, json=self._question(), timeout=self._chance.uniform(0.001, 0.5))
+        except httpx.TimeoutException:
+            self._tally.done["gave up"] += 1
+
+    def cancel(self) -> None:
+        body = {**greedy(user("Go on."), max_tokens=300, ignore_eos=True), "stream": True}
+        with self._http.stream("POST", CHAT, json=body) as answer:
+            lines = answer.iter_lines()
+            first = next(line for line in lines if line.startswith("data: {"))
+            stopped = self._http.post(f"/v1/requests/{json.loads(first[6:])['id']}/cancel")
+            self._tally.done["cancelled"] += stopped.status_code == 200
+            for _ in lines:
+                pass
+
     def guided(self) -> None:
-        answer = self._http.post(CHAT, json={**greedy("Give a number."), "guided_json": SCHEMA, "max_tokens": 200})
-        if answer.status_code == 200 and (choice := answer.json()["choices"][0])["finish_reason"] == "stop":
+        answer = self._http.post(CHAT, json=greedy(user("Give a number."), max_tokens=200, guided_json=SCHEMA))
+        if self._is_answered("guided", answer) and (choice := answer.json()["choices"][0])["finish_reason"] == "stop":
             json.loads(choice["message"]["content"])
 
     def call_tool(self) -> None:
-        tools = [{"type": "function", "function": TOOL}]
-        body = {**greedy("How is the weather in Rome?"), "tools": tools, "tool_choice": "required", "max_tokens": 300}
-        answer = self._http.post(CHAT, json=body)
-        for call in answer.json()["choices"][0]["message"].get("tool_calls") or [] if answer.is_success else []:
-            json.loads(call["function"]["arguments"])
+        question = greedy(user("How is the weather in Rome?"), max_tokens=300, tools=TOOLS, tool_choice="required")
+        answer = self._http.post(CHAT, json=question)
+        if self._is_answered("call_tool", answer) and (choice := answer.json()["choices"][0])["message"]["tool_calls"]:
+            for call in choice["message"]["tool_calls"] if choice["finish_reason"] == "tool_calls" else ():
+                json.loads(call["function"]["arguments"])
 
     def message(self) -> None:
-        answer = self._http.post("/v1/messages", json={**greedy(self._chance.choice(PROMPTS)), "model": "demo"})
-        if answer.status_code not in (200, 429):
-            self._tally.wrong.append(f"message: {answer.status_code} {answer.text[:300]}")
+        body = {"model": "demo", "max_tokens": 24, "messages": [{"role": "user", "content": "Count to five."}]}
+        self._is_answered("message", self._http.post("/v1/messages", json=body))
+
+    def response(self) -> None:
+        body = {"input": "Count to five.", "max_output_tokens": 24, "stream": self._chance.random() < 0.5}
+        self._is_answered("response", self._http.post("/v1/responses", json=body))
 
     def bad(self) -> None:
         bodies = (b"{", b"[]", b"\xff", b'{"messages": 1}', b"[" * 5000, b'{"messages": [], "n": 0}')
         self._expect(400, self._chance.choice(bodies))
+
+    def bad_picture(self) -> None:
+        pictures = [shown("red", "star")] * self._chance.randrange(2)
+        self._expect(400, json.dumps(greedy(user("What is this?", *pictures, NO_PICTURE))).encode())
 
     def oversize(self) -> None:
         self._expect(413, b'{"user": "' + b"x" * 2_000_000 + b'"}')
@@ -108,13 +124,61 @@ class Client:
             whole = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode()
             connection.sendall(whole[: self._chance.randrange(1, len(whole))])
 
-    def health(self) -> None:
-        started_s = time.monotonic()
-        if self._http.get("/health").status_code != 200:
-            self._tally.wrong.append("health: not well")
-        self._tally.health_s.append(time.monotonic() - started_s)
+    def _question(self) -> dict[str, Any]:
+        return QUESTIONS[self._chance.choice(list(QUESTIONS))]
+
+    def _is_answered(self, what: str, answer: httpx.Response) -> bool:
+        """A full line is no finding; any other refusal of a right request is one."""
+        if answer.status_code == BUSY:
+            self._tally.refused[what.split()[0]] += 1
+        elif answer.status_code != 200:
+            self._wrong(f"{what}: {answer.status_code} {answer.text[:300]}")
+        return answer.status_code == 200
+
+    def _compare(self, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            self._wrong(f"{what}: {found!r} instead of {expected!r}")
 
     def _expect(self, status: int, body: bytes) -> None:
         answer = self._http.post(CHAT, content=body, headers={"content-type": "application/json"})
-        if answer.status_code != status:
-            self._tally.wrong.append(f"expected {status}: {answer.status_code} {answer.text[:300]}")
+        if answer.status_code not in (status, BUSY):
+            self._wrong(f"expected {status}: {answer.status_code} {answer.text[:300]}")
+
+    def _wrong(self, what: str) -> None:
+        self._tally.wrong.append(what)
+        print(what, file=sys.stderr, flush=True)
+
+
+def look_after(url: str, tally: Tally, until_s: float) -> None:
+    """Ask for the server's health all the while, on a connection of its own."""
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        while time.monotonic() < until_s:
+            started_s = time.monotonic()
+            if http.get("/health").status_code != 200:
+                tally.wrong.append("health: not well")
+            tally.health_s.append(time.monotonic() - started_s)
+            time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    with httpx.Client(base_url=options.url, timeout=300, trust_env=False) as http:
+        expected = oracles(http)
+    tally, until_s = Tally(), time.monotonic() + 60 * options.minutes
+    clients = [Client(options.url, expected, tally, options.seed + number) for number in range(options.clients)]
+    threads = [threading.Thread(target=client.run, args=(until_s,)) for client in clients]
+    threads.append(threading.Thread(target=look_after, args=(options.url, tally, until_s)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(vars(tally)))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import examples
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.parsers import make_parser
 from vllm_mlx.parsers.generic import TOOL_FORMATS
@@ -63,7 +64,7 @@ names = st.tuples(st.sampled_from(TOOL_NAMES), st.sampled_from(REASONING_NAMES))
 inputs = names.flatmap(lambda pair: st.tuples(st.just(pair), fragments(*pair).map("".join)))
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=examples(700), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans())
 def test_cuts_do_not_matter(case: Any, places: list[int], declared: bool, starts_in_reasoning: bool) -> None:
     (tools, reasoning), text = case
@@ -78,7 +79,7 @@ def test_cuts_do_not_matter(case: Any, places: list[int], declared: bool, starts
     assert run(list(text), **options) == whole
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans())
 def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declared: bool, known: bool) -> None:
     (tools, reasoning), text = case
@@ -92,7 +93,7 @@ def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declare
     assert run(smaller, **options) == run(pieces, **options)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=examples(700), deadline=None)
 @given(inputs)
 def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
     (tools, reasoning), text = case
@@ -100,7 +101,7 @@ def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
     assert all(visible[char] >= num for char, num in Counter(text).items() if char in PAYLOAD), text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(inputs, st.booleans())
 def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool) -> None:
     (tools, reasoning), text = case
@@ -114,7 +115,7 @@ def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool
             assert isinstance(json.loads(arguments[event.index]), dict)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5))
 def test_text_starts_say_where_a_text_stood(case: Any, places: list[int]) -> None:
     (tools, reasoning), text = case

@@ -6,6 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import examples
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.parsers import make_parser
 
@@ -36,7 +37,7 @@ def cut_pieces(pieces: list[Piece], places: list[int]) -> list[Piece]:
     return [(part, special) for text, special in pieces for part in ([text] if special else cut(text, places))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(anything, st.lists(st.integers(0, 400), max_size=6), names, st.booleans(), st.booleans())
 def test_cuts_do_not_matter(text: str, places: list[int], names, starts_in_reasoning: bool, declared: bool) -> None:
     options = {
@@ -50,7 +51,7 @@ def test_cuts_do_not_matter(text: str, places: list[int], names, starts_in_reaso
     assert run(list(text), **options) == whole
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(anything, st.lists(st.integers(0, 400), max_size=6), MODES, st.booleans())
 def test_cuts_between_special_pieces_do_not_matter(text: str, places: list[int], tokens, declared: bool) -> None:
     pieces = as_special(text, tokens or ())
@@ -58,7 +59,7 @@ def test_cuts_between_special_pieces_do_not_matter(text: str, places: list[int],
     assert run(cut_pieces(pieces, places), **options) == run(pieces, **options)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(anything, st.booleans(), MODES)
 def test_no_character_is_lost(text: str, declared: bool, tokens) -> None:
     events = run(as_special(text, tokens or ()), marker_tokens=tokens, tool_specs=TOOLS if declared else ())
@@ -72,7 +73,7 @@ def test_text_without_tags_is_untouched(text: str) -> None:
     assert "".join(map(_shown, run([text], tool_specs=TOOLS))) == text
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(texts, st.booleans())
 def test_a_complete_call_is_declared_and_has_an_object(text: str, declared: bool) -> None:
     events = run([text], tool_specs=TOOLS if declared else ())
@@ -85,7 +86,7 @@ def test_a_complete_call_is_declared_and_has_an_object(text: str, declared: bool
             assert isinstance(json.loads(arguments[event.index]), dict)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(anything, st.lists(st.integers(0, 400), max_size=6))
 def test_text_starts_say_where_a_text_stood(text: str, places: list[int]) -> None:
     parser = make_parser("qwen3", "hermes", tool_specs=TOOLS)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import write_tokenizer
+from tests.drawing import examples
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.processing.processor import Prepared, Processor
 from vllm_mlx.processing.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ def check_points(processor: Processor, session: Session, done: Turn, prepared: P
 
 
 @pytest.mark.parametrize("habit", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(conversation=st.lists(turns(), min_size=1, max_size=4))
 def test_prompts_say_the_same_and_share_what_was_kept(
     tokenizers: dict[str, Tokenizer], habit: str, conversation: list[dict[str, Any]]

@@ -1,20 +1,23 @@
-"""Whatever stands where an image's source belongs, and whatever a host answers: a picture or a refusal, never more."""
+"""Whatever file comes, stands where a source belongs, or is answered by a host: a picture or a refusal, never more."""
 
 import asyncio
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import examples
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.messages import ImagePart
+from vllm_mlx.processing.images.decode import ImageFile
 from vllm_mlx.processing.images.loader import ImageLoader
 from vllm_mlx.processing.images.local import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, web
-from .samples import corners, encode
+from .samples import animated, corners, encode, progressive, turned
 
 PNG = encode(corners())
 STARTS = [
@@ -93,13 +96,49 @@ def load(loader: ImageLoader, source: str | bytes) -> None:
 @given(SOURCES | st.binary(max_size=50))
 @example("http://pictures.test:/")
 @example("http://pictures.test:00/")
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_source(loader: ImageLoader, source: str | bytes) -> None:
     load(loader, source)
 
 
 @given(ANSWERS | REDIRECTS | st.binary(max_size=200))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_answer(loader: ImageLoader, pictures: Host, answer: bytes) -> None:
     pictures.routes["/a"] = drip(answer, b"", pieces=1)
     load(loader, pictures.url("/a"))
+
+
+FILES = [
+    *(encode(corners(24, 24), format) for format in ("PNG", "JPEG", "WEBP", "BMP", "AVIF")),
+    *(animated(format) for format in ("GIF", "PNG", "WEBP")),
+    encode(corners().convert("P"), transparency=0),
+    progressive(3),
+    turned(6),
+]
+PLACES = st.one_of(st.integers(0, 40), st.integers(0, 4000))  # headers first
+LENGTHS = st.sampled_from([0, 1, 2, 4, 8, 64])
+PIECES = st.binary(max_size=8) | st.sampled_from([b"\0", b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80", b"\xff\xda"])
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A file of which runs of bytes are replaced by others, shorter and longer ones, or by a part of another file."""
+    data = draw(st.sampled_from(FILES))
+    for _ in range(draw(st.integers(1, 6))):
+        start, length = draw(PLACES) % (len(data) + 1), draw(LENGTHS)
+        other = draw(st.sampled_from(FILES))
+        piece = draw(PIECES | st.integers(0, len(other)).map(lambda at, other=other: other[at : at + 64]))
+        data = data[:start] + piece + data[start + length :]
+    return data
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
+@given(damaged())
+@settings(max_examples=examples(150))
+def test_any_damaged_file(data: bytes) -> None:
+    try:
+        picture = ImageFile(data, max_pixels=10**6).decode()
+    except InvalidImage as error:
+        assert error.message
+    else:
+        assert picture.pixels.dtype == np.uint8 and picture.num_pixels <= 10**6
