@@ -5,9 +5,13 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.serving import refusal, run
 from vllm_mlx.cli.failures import CommandFailed
@@ -27,8 +31,23 @@ TARGET = Target(
 HOME = Path("/home/me")
 
 
-def plan_of(name: str) -> Plan:
-    return CLIENTS[name].plan(TARGET, HOME)
+WRITING = [name for name in CLIENTS if CLIENTS[name].plan(TARGET, HOME).lasting is not None]
+THEIRS = {  # settings that users have already, in the format of each client's file
+    ".json": '{"theme": "dark", "env": {"EDITOR": "vi"}, "model": {"old": 1}, "provider": {"other": {"npm": "x"}}}',
+    ".toml": 'model = "theirs"\n\n[profiles.theirs]\nmodel = "other"\n',
+    ".yml": "# mine\nauto-commits: false",
+}
+READERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yml": yaml.safe_load}
+
+
+def plan_of(name: str, home: Path = HOME, **other: Any) -> Plan:
+    return CLIENTS[name].plan(replace(TARGET, **other), home)
+
+
+def entries_of(name: str, home: Path, **other: Any) -> JsonEntries | TextLines:
+    lasting = plan_of(name, home, **other).lasting
+    assert lasting is not None
+    return lasting
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -38,8 +57,8 @@ def test_what_is_printed(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> None:
-    target = Target(url=TARGET.url, model=TARGET.model, context=TARGET.context, api_key=TARGET.api_key, folder=tmp_path)
-    plan = CLIENTS[name].plan(target, HOME)
+    home = tmp_path / "home"
+    plan = plan_of(name, home, folder=tmp_path / "state")
     programs = tmp_path / "bin"
     programs.mkdir()
     program = programs / plan.commands[-1][0]
@@ -47,7 +66,7 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
         f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
     )
     program.chmod(0o755)
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", **dict.fromkeys(plan.unset, "set")}
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), **dict.fromkeys(plan.unset, "set")}
     out = subprocess.run(["bash", "-c", plan.script(name)], env=environment, capture_output=True, text=True, check=True)
     started = [json.loads(line) for line in out.stdout.splitlines()]
     assert [arguments for arguments, _ in started] == [list(command[1:]) for command in plan.commands]
@@ -55,6 +74,8 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
     assert plan.environment.items() <= seen.items()
     assert not set(plan.unset) & seen.keys()
     assert {path: path.read_text() for path in plan.files} == dict(plan.files)
+    assert all(path.is_relative_to(tmp_path / "state") for path in plan.files)
+    assert not home.exists()
 
 
 def test_codex_is_given_valid_toml() -> None:
@@ -138,6 +159,45 @@ def test_writing_keeps_what_is_there_and_the_file_as_it_was(tmp_path: Path) -> N
     assert (tmp_path / "settings.json.before-vllm-mlx").read_text() == '{"theme": "dark", "env": {"EDITOR": "vi"}}'
 
 
+@pytest.mark.parametrize("name", WRITING)
+def test_what_is_written_where_nothing_was(name: str, tmp_path: Path) -> None:
+    entries = entries_of(name, tmp_path)
+    assert write_lasting(entries) == f"Wrote {entries.path}."
+    [written] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert written == entries.path and written.stat().st_mode & 0o077 == 0
+    golden = GOLDEN / f"{name}{written.suffix}"
+    assert written.read_text() == golden.read_text()
+    assert TARGET.api_key in json.dumps(READERS[written.suffix](written.read_text())) or name == "codex"
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_writing_again_changes_what_is_ours_alone(name: str, tmp_path: Path) -> None:
+    entries = entries_of(name, tmp_path)
+    path, read = entries.path, READERS[entries.path.suffix]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(THEIRS[path.suffix])
+    write_lasting(entries)
+    first = path.read_text()
+    assert write_lasting(entries_of(name, tmp_path)) == f"{path} says so already."
+    assert path.read_text() == first
+    write_lasting(entries_of(name, tmp_path, url="http://127.0.0.1:9000"))
+    assert read(path.read_text()) == read(first.replace(TARGET.url, "http://127.0.0.1:9000"))
+    backup = path.with_name(path.name + ".before-vllm-mlx")
+    assert backup.read_text() == THEIRS[path.suffix]
+    assert sorted(path.parent.iterdir()) == sorted([path, backup])
+    theirs, now = read(THEIRS[path.suffix]), read(first)
+    assert theirs.keys() <= now.keys()
+    assert all(now[key] == value for key, value in theirs.items() if not isinstance(value, dict) and key != "model")
+
+
+def test_a_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    real, link = tmp_path / "dotfiles.json", tmp_path / "settings.json"
+    real.write_text("{}")
+    link.symlink_to(real)
+    write_lasting(JsonEntries(link, {"a": 1}))
+    assert link.is_symlink() and json.loads(real.read_text()) == {"a": 1}
+
+
 def test_models_of_other_providers_stay(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"models": [{"id": "a", "n": 1}, {"id": "b"}], "words": ["x"]}')
@@ -151,11 +211,12 @@ def test_what_cannot_be_merged_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="left alone"):
         write_lasting(JsonEntries(file, {"b": 2}))
     assert file.read_text() == '{"a": 1, // why\n}'
-    lines = TextLines(tmp_path / "new" / "config.toml", "[a]", "[a]\nb = 1\n")
-    write_lasting(lines)
-    with pytest.raises(CommandFailed, match="already"):
-        write_lasting(lines)
-    assert lines.path.read_text() == "[a]\nb = 1\n"
+    lines = TextLines(tmp_path / "config.toml", "[a]", "[a]\nb = 1\n")
+    for theirs in ("[a]\nb = 2\n", "# vllm-mlx launch: begin\nb = 2\n"):
+        lines.path.write_text(theirs)
+        with pytest.raises(CommandFailed, match="left alone"):
+            write_lasting(lines)
+        assert lines.path.read_text() == theirs
 
 
 def test_write_is_what_writes(demo_url: str) -> None:

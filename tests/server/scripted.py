@@ -27,7 +27,13 @@ from vllm_mlx.server.run import listen, run
 
 from .fakes import FakeEngine, Script, finished, says
 
-SHELLS = {"Bash": "command", "bash": "command", "exec_command": "cmd", "shell": "command"}
+SHELLS = {
+    "Bash": "command",
+    "bash": "command",
+    "exec_command": "cmd",
+    "shell": "command",
+    "run_shell_command": "command",
+}
 
 
 class ScriptedAgent:
@@ -68,7 +74,7 @@ class ScriptedAgent:
         roles = [message.role for message in request.messages or ()]
         texts = [part.text for result in results for part in result.content if hasattr(part, "text")]
         replies = [repr(message.parts) for message in request.messages or () if message.role == "assistant"]
-        told = {"roles": roles, "tools": len(request.tools), "replies": replies, "results": texts}
+        told = {"roles": roles, "tools": [tool.name for tool in request.tools], "replies": replies, "results": texts}
         with self._lock:
             print(json.dumps(told), flush=True)
 

@@ -1,34 +1,40 @@
 """Writes what a client reads: files of our own, and on `--write` entries in its user's. Nothing is lost there."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..failures import CommandFailed
 from .plan import JsonEntries, TextLines, pretty
 
+_BEGIN, _END = "# vllm-mlx launch: begin\n", "# vllm-mlx launch: end\n"
+
 
 def write_own(path: Path, text: str) -> None:
-    """For its owner's eyes: it may hold a key. Raises CommandFailed."""
+    """For its owner's eyes: it may hold a key. The whole file or nothing. Raises CommandFailed."""
+    path = path.resolve()  # a link stays one
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-        path.write_text(text, encoding="utf-8")
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:  # mode 600
+            file.write(text)
+        Path(file.name).replace(path)
     except OSError as error:
         raise CommandFailed(f"Cannot write {path}: {error.strerror}.") from error
 
 
 def write_lasting(entries: JsonEntries | TextLines) -> str:
-    """The file is left as it was beside itself. Says what was done. Raises CommandFailed."""
+    """The file as it was before the first time is left beside it. Says what was done. Raises CommandFailed."""
     path = entries.path
     old = _read(path)
-    text = _merged(path, old, entries) if isinstance(entries, JsonEntries) else _appended(old, entries)
-    if old:
-        backup = path.with_name(path.name + ".before-vllm-mlx")
-        if not backup.exists():
-            write_own(backup, old)
+    text = _merged(path, old, entries) if isinstance(entries, JsonEntries) else _with_lines(old, entries)
+    if text == old:
+        return f"{path} says so already."
+    backup = path.with_name(path.name + ".before-vllm-mlx")
+    if old and not backup.exists():
+        write_own(backup, old)
     write_own(path, text)
-    return f"Wrote {path}" + (f"; as it was, it is {path.name}.before-vllm-mlx." if old else ".")
+    return f"Wrote {path}" + (f"; as it was before, it is {backup.name}." if backup.exists() else ".")
 
 
 def _read(path: Path) -> str:
@@ -63,8 +69,14 @@ def _identity(entry: Any) -> Any:
     return entry.get("id", entry) if isinstance(entry, dict) else entry
 
 
-def _appended(old: str, entries: TextLines) -> str:
-    if any(line.strip().startswith(entries.marker) for line in old.splitlines()):
+def _with_lines(old: str, entries: TextLines) -> str:
+    """At the end, or in the place of those of the last time."""
+    before, begin, rest = old.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if begin and not end:
+        raise CommandFailed(f"{entries.path} lacks the line `{_END.strip()}`, so it is left alone: see --print.")
+    if any(line.strip().startswith(entries.marker) for line in (before + after).splitlines()):
         raise CommandFailed(f"{entries.path} has a line `{entries.marker}` already, so it is left alone: see --print.")
-    gap = "" if not old else "\n" if old.endswith("\n") else "\n\n"
-    return old + gap + entries.text
+    if not begin:
+        before += "" if not old else "\n" if old.endswith("\n") else "\n\n"
+    return before + _BEGIN + entries.text + _END + after
