@@ -1,25 +1,43 @@
 """A vision checkpoint with pictures drawn here, its prompts, and mlx-vlm's own reply to them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.messages import ImagePart, Message, TextPart
+from vllm_mlx.core.messages import ImagePart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.processing.images.picture import Picture
+from vllm_mlx.processing.images.shown import Shown
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.processing.videos.clip import Clip
 from vllm_mlx.processing.vision import VisionProcessor
 from vllm_mlx.runner.loader import find_checkpoint
 
 from .harness import Driver
 
-Content = Sequence[str | int]  # texts, and numbers of pictures
+
+@dataclass(frozen=True)
+class Shot:
+    """A video of noise, of another size for every third number."""
+
+    number: int
+    num_frames: int = 4
+
+    @property
+    def clip(self) -> Clip:
+        frames = [picture(self.number + 3 * index).pixels for index in range(self.num_frames)]
+        # At this rate, Qwen2.5's positions in time are those of mlx-vlm, which always counts one by one.
+        return Clip.of(np.stack(frames), [index / 4 for index in range(self.num_frames)], fps=4.0)
+
+
+Content = Sequence[str | int | Shot]  # texts, numbers of pictures, and videos
 
 
 def picture(number: int) -> Picture:
@@ -32,11 +50,12 @@ def picture(number: int) -> Picture:
 @dataclass
 class VisionModel:
     path: Path
+    max_pixels: int = 1 << 20
 
     def __post_init__(self) -> None:
         checkpoint = find_checkpoint(str(self.path))
         tokenizer = Tokenizer.load(self.path)
-        self.vision = VisionProcessor.load(self.path, checkpoint.config, tokenizer, max_pixels=1 << 20)
+        self.vision = VisionProcessor.load(self.path, checkpoint.config, tokenizer, max_pixels=self.max_pixels)
         self.processor = Processor(
             tokenizer,
             EngineConfig(model=str(self.path)),
@@ -59,34 +78,60 @@ class VisionModel:
         return Request(request_id="r", messages=messages)
 
     def prompt(self, *turns: Content) -> PromptInputs:
-        return self.processor.prepare(self.request(*turns), pictures_of(turns)).prompt
+        return self.processor.prepare(self.request(*turns), shown_in(turns)).prompt
 
     def reply(self, *turns: Content, max_tokens: int = 10) -> list[int]:
         """What mlx-vlm's own single stream says, from its own processor's inputs."""
         from mlx_vlm.generate.ar import generate_step
-        from mlx_vlm.utils import load_model, load_processor, prepare_inputs
 
-        if self._library is None:
-            self._library = load_model(self.path), load_processor(self.path)
-        model, processor = self._library
-        content = [[{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in t] for t in turns]
-        messages = [{"role": ("user", "assistant")[i % 2], "content": parts} for i, parts in enumerate(content)]
-        text = processor.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        images = [Image.fromarray(picture(part).pixels) for turn in turns for part in turn if isinstance(part, int)]
-        try:
-            inputs = prepare_inputs(processor, images=images or None, prompts=[text], add_special_tokens=False)
-        except ValueError:  # its own way in has options that not all of its processors take
-            inputs = dict(processor(text=[text], images=images))
+        inputs = self.library_inputs(*turns)
+        model, _ = self._loaded()
         ids, pixels, mask = inputs.pop("input_ids"), inputs.pop("pixel_values", None), inputs.pop("attention_mask")
         steps = generate_step(
             ids, model, pixels, mask, max_tokens=max_tokens, temperature=0.0, prefill_step_size=None, **inputs
         )
         return [int(token) for token, _ in steps]
 
+    def library_inputs(self, *turns: Content) -> dict[str, Any]:
+        from mlx_vlm.utils import prepare_inputs
 
-def pictures_of(turns: Sequence[Content]) -> Mapping[str | bytes, Picture]:
-    return {f"picture {part}": picture(part) for turn in turns for part in turn if isinstance(part, int)}
+        _, processor = self._loaded()
+        content = [[_library_part(part) for part in turn] for turn in turns]
+        messages = [{"role": ("user", "assistant")[i % 2], "content": parts} for i, parts in enumerate(content)]
+        text = processor.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        images = [Image.fromarray(picture(part).pixels) for turn in turns for part in turn if isinstance(part, int)]
+        clips = [part.clip for turn in turns for part in turn if isinstance(part, Shot)]
+        videos = {"videos": [clip.pixels for clip in clips], "fps": [clip.fps for clip in clips]} if clips else {}
+        try:
+            return prepare_inputs(processor, images=images or None, prompts=[text], add_special_tokens=False, **videos)
+        except ValueError:  # its own way in has options that not all of its processors take
+            return dict(processor(text=[text], images=images))
+
+    def _loaded(self) -> tuple[Any, Any]:
+        from mlx_vlm.utils import load_model, load_processor
+
+        if self._library is None:
+            self._library = load_model(self.path), load_processor(self.path)
+        return self._library
 
 
-def _part(part: str | int) -> TextPart | ImagePart:
-    return TextPart(part) if isinstance(part, str) else ImagePart(f"picture {part}")
+def shown_in(turns: Sequence[Content]) -> Shown:
+    parts = [part for turn in turns for part in turn]
+    pictures = {f"picture {part}": picture(part) for part in parts if isinstance(part, int)}
+    return {**pictures, **{_part(part): part.clip for part in parts if isinstance(part, Shot)}}
+
+
+def _part(part: str | int | Shot) -> ShownPart:
+    match part:
+        case str():
+            return TextPart(part)
+        case int():
+            return ImagePart(f"picture {part}")
+        case Shot(number, num_frames):
+            return VideoPart(f"video {number} of {num_frames}")
+
+
+def _library_part(part: str | int | Shot) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image" if isinstance(part, int) else "video"}

@@ -4,9 +4,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vllm_mlx.runner.positions import Placed, chunk_positions, text_delta
+from vllm_mlx.core.sequence import MediaItem
+from vllm_mlx.processing.layouts import image_layout
+from vllm_mlx.runner.positions import chunk_positions, text_delta
 
-IMAGES = [Placed(3, (1, 2, 4)), Placed(11, (1, 3, 2)), Placed(30, (1, 1, 5))]
+GRIDS = [(1, 2, 4), (1, 3, 2), (1, 1, 5)]
+
+
+def image(offset, grid):
+    layout = image_layout(grid)
+    return MediaItem(b"", offset, layout.positions.shape[1], {}, layout)
+
+
+IMAGES = [image(offset, grid) for offset, grid in zip((3, 11, 30), GRIDS, strict=True)]
 LENGTH = 40
 
 
@@ -16,11 +26,11 @@ def test_text_advances_all_axes_alike():
 
 
 def test_an_image_spans_its_grid_and_text_goes_on_behind_its_longest_side():
-    positions = chunk_positions([Placed(2, (1, 2, 3))], 0, 10)
+    positions = chunk_positions([image(2, (1, 2, 3))], 0, 10)
     assert positions[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6]
     assert positions[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6]
     assert positions[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6]
-    assert text_delta([Placed(2, (1, 2, 3))]) == positions[0, 9] - 9
+    assert text_delta([image(2, (1, 2, 3))]) == positions[0, 9] - 9
 
 
 def test_every_cut_gives_the_same_positions():
@@ -37,11 +47,11 @@ def test_they_are_the_librarys(checkpoint, family):
     model = load_model(checkpoint(f"vision:{family}"))
     config = model.config
     ids = [5] * LENGTH
-    for image in IMAGES:
-        ids[image.offset - 1] = config.vision_start_token_id
-        ids[image.offset : image.offset + image.length] = [config.image_token_id] * image.length
+    for item in IMAGES:
+        ids[item.offset - 1] = config.vision_start_token_id
+        ids[item.offset : item.end] = [config.image_token_id] * item.length
     merge = config.vision_config.spatial_merge_size
-    grids = mx.array([[t, h * merge, w * merge] for t, h, w in (image.grid for image in IMAGES)])
+    grids = mx.array([[t, h * merge, w * merge] for t, h, w in GRIDS])
     theirs, delta = model.language_model.get_rope_index(mx.array([ids]), grids)
     assert (np.array(theirs)[:, 0] == chunk_positions(IMAGES, 0, LENGTH)).all()
     assert int(delta.item()) == text_delta(IMAGES)

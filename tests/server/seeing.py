@@ -7,7 +7,7 @@ from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.processing.images.loader import ImageLoader
 from vllm_mlx.processing.images.local import MediaRoot
-from vllm_mlx.processing.images.parts import image_parts
+from vllm_mlx.processing.images.parts import media_parts
 from vllm_mlx.processing.images.web import WebImages
 
 from .fakes import FakeEngine, FakeGeneration
@@ -23,8 +23,8 @@ class SeeingEngine(FakeEngine):
         self.loader = ImageLoader(self.media, MediaRoot(self.media.media_root), web=self.web)
 
     async def submit(self, request: Request) -> FakeGeneration:
-        async with self.loader.pictures(image_parts(request)) as pictures:
-            self.seen.append([pictures[part.source] for part in image_parts(request)])
+        async with self.loader.shown(media_parts(request)) as pictures:
+            self.seen.append([pictures[part.source] for part in media_parts(request)])
             return await super().submit(request)
 
     async def shutdown(self, drain_s: float) -> None:

@@ -28,13 +28,29 @@ class ImagePart:
 
     @cached_property
     def source_digest(self) -> bytes:
-        """In pieces, since making bytes of text holds the interpreter's lock, which the event loop wants back soon."""
-        source = self.source
-        digest = blake2b(digest_size=16, person=type(source).__name__.encode())
-        for start in range(0, len(source), _PIECE):
-            piece = source[start : start + _PIECE]
-            digest.update(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
-        return digest.digest()
+        return _digest(self.source)
+
+
+@dataclass(frozen=True)
+class VideoPart:
+    """`fps`: frames of a second that are shown, or that were taken where the source is frames; None: the model's own.
+
+    `text` as of an image. Has no slots, as an image has none.
+    """
+
+    source: str | bytes | tuple[str, ...]  # as an image's, or those of the frames, which are images
+    fps: float | None = field(default=None, kw_only=True)
+    text: str = field(default="", kw_only=True)
+
+    @cached_property
+    def source_digest(self) -> bytes:
+        if isinstance(self.source, tuple):
+            return _digest(b"".join(map(_digest, self.source)))
+        return _digest(self.source)
+
+
+MediaPart = ImagePart | VideoPart
+ShownPart = TextPart | MediaPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +68,12 @@ class ToolCallPart:
 @dataclass(frozen=True, slots=True)
 class ToolResultPart:
     call_id: str
-    content: tuple[TextPart | ImagePart, ...]
+    content: tuple[ShownPart, ...]
     name: str | None = None  # some templates print the tool's name beside its result
     is_error: bool = False
 
 
-Part = TextPart | ImagePart | ReasoningPart | ToolCallPart | ToolResultPart
+Part = ShownPart | ReasoningPart | ToolCallPart | ToolResultPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +105,12 @@ class ToolSpec:
 class ToolChoice:
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None  # with "required": this tool only
+
+
+def _digest(source: str | bytes) -> bytes:
+    """In pieces, since making bytes of text holds the interpreter's lock, which the event loop wants back soon."""
+    digest = blake2b(digest_size=16, person=type(source).__name__.encode())
+    for start in range(0, len(source), _PIECE):
+        piece = source[start : start + _PIECE]
+        digest.update(piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass"))
+    return digest.digest()

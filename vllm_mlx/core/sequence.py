@@ -11,15 +11,26 @@ from .events import FinishReason
 _GREEDY_TEMPERATURE = 1e-5  # below, dividing logits by it overflows before it changes a draw
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Positions of tokens that are laid out in a grid, counted from the position at which they begin."""
+
+    positions: Any  # numpy, (3, tokens), int32
+    advance: int  # how far on from there what follows begins
+
+
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One image inside one prompt: placeholders at `[offset, offset + length)`."""
+    """One image, or a piece of a video, inside one prompt: its tokens are `[offset, offset + length)`.
 
-    digest: bytes  # of the processed tensors, grid and processor settings
+    From the first placeholder to the last; between those of a video may stand text that is its own.
+    """
+
+    digest: bytes  # of the processed tensors, placeholders, layout and processor settings
     offset: int
     length: int
     inputs: Mapping[str, Any]  # numpy arrays, as the tower takes them
-    grid: tuple[int, int, int] | None = None  # (t, h, w) in tokens, for families that lay images out
+    layout: Layout | None = None  # for families that lay media out
 
     @property
     def end(self) -> int:

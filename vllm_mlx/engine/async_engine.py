@@ -234,13 +234,13 @@ class AsyncEngine:
             raise Overloaded("The server is shutting down.", retry_after_s=5)
 
     async def _prepare(self, request: Request) -> Prepared:
-        """A text model refuses images before any is fetched."""
+        """What the model does not take is refused before any of it is fetched."""
         loop = asyncio.get_running_loop()
-        images = self._processor.images_of(request)
-        if self._images is None or not images:
+        media = self._processor.media_of(request)
+        if self._images is None or not media:
             return await loop.run_in_executor(self._pool, self._processor.prepare, request)
-        async with self._images.pictures(images, salt=request.cache_salt) as pictures:
-            return await loop.run_in_executor(self._pool, self._processor.prepare, request, pictures)
+        async with self._images.shown(media, salt=request.cache_salt) as shown:
+            return await loop.run_in_executor(self._pool, self._processor.prepare, request, shown)
 
     def _sequence(self, prepared: Prepared, index: int) -> Sequence:
         sampling = prepared.sampling

@@ -4,7 +4,7 @@ import json
 from hashlib import blake2b
 from typing import Any
 
-from ..core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ..core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, VideoPart
 
 _DIGEST_BYTES = 16
 
@@ -46,6 +46,8 @@ def _part_key(part: Part) -> Any:
             return ["reasoning", text]
         case ImagePart(max_side=max_side):
             return ["image", part.source_digest.hex(), max_side]
+        case VideoPart(fps=fps):
+            return ["video", part.source_digest.hex(), fps]
         case ToolCallPart(call_id, name, arguments):
             return ["call", call_id, name, arguments]
         case ToolResultPart(call_id, content, name, is_error):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..core.messages import ImagePart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ..core.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 
 
 def is_echo(message: Message, reply: Message) -> bool:
@@ -10,7 +10,7 @@ def is_echo(message: Message, reply: Message) -> bool:
 
     the reasoning may be missing; a call sent back under its own id may have arguments that the model did not write.
     """
-    if message.role != "assistant" or any(isinstance(part, ImagePart | ToolResultPart) for part in message.parts):
+    if message.role != "assistant" or any(isinstance(part, MediaPart | ToolResultPart) for part in message.parts):
         return False
     reasoning = reasoning_of(message)
     return (

@@ -1,10 +1,11 @@
-"""What stands for images in a rendered conversation. Works on texts; knows neither pictures nor ids."""
+"""What stands for images and videos in a rendered conversation. Works on texts; knows neither pictures nor ids."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_ESCAPED = "\uf8ff\ue000\uf8ff"  # private characters: a marker that is text of the conversation
+_ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")  # private characters: markers that are text of the conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,25 +14,45 @@ class Rendered:
     image_starts: tuple[int, ...] = ()  # characters, in order
 
 
-def hide_markers(value: Any, marker: str) -> Any:
-    """The same strings, lists and dicts without the marker in any text, so that all the template writes are images."""
-    match value:
-        case str():
-            return value.replace(marker, _ESCAPED)
-        case dict():
-            return {name: hide_markers(item, marker) for name, item in value.items()}
-        case list():
-            return [hide_markers(item, marker) for item in value]
-        case _:
-            return value
+class Markers:
+    """What a template writes for an image, and for a video where the model takes any."""
 
+    def __init__(self, image: str, video: str | None = None):
+        self.image = image
+        self.video = video
+        given = [marker for marker in (image, video) if marker is not None]
+        self._escapes = list(zip(given, _ESCAPED, strict=False))
+        self._split = re.compile(f"({'|'.join(map(re.escape, given))})")
 
-def fill_in(text: str, marker: str, images: Sequence[str]) -> Rendered | None:
-    """Put each image's own text in place of its marker. None where there are not as many markers as images."""
-    first, *rest = (part.replace(_ESCAPED, marker) for part in text.split(marker))
-    if len(rest) != len(images):
-        return None
-    return _joined(first, zip(images, rest, strict=True))
+    def hide(self, value: Any) -> Any:
+        """The same strings, lists and dicts without a marker in any text, so that all the template writes are media."""
+        match value:
+            case str():
+                return self._hidden(value)
+            case dict():
+                return {name: self.hide(item) for name, item in value.items()}
+            case list():
+                return [self.hide(item) for item in value]
+            case _:
+                return value
+
+    def fill_in(self, text: str, media: Sequence[tuple[str, str]]) -> Rendered | None:
+        """`media`: (marker, own text) of each, put in its marker's place. None where other markers stand there."""
+        first, *rest = self._split.split(text)
+        if rest[::2] != [marker for marker, _ in media]:
+            return None
+        own = [text for _, text in media]
+        return _joined(self._shown(first), zip(own, map(self._shown, rest[1::2]), strict=True))
+
+    def _hidden(self, text: str) -> str:
+        for marker, escaped in self._escapes:
+            text = text.replace(marker, escaped)
+        return text
+
+    def _shown(self, text: str) -> str:
+        for marker, escaped in self._escapes:
+            text = text.replace(escaped, marker)
+        return text
 
 
 def _joined(first: str, pairs: Iterable[tuple[str, str]]) -> Rendered:

@@ -1,6 +1,5 @@
 """Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -8,24 +7,28 @@ from types import MappingProxyType
 from ..core.config import CacheReasoning, EngineConfig
 from ..core.constraint import Constraint
 from ..core.errors import Unsupported
-from ..core.messages import ImagePart
+from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..parsers import resolve_formats
 from .chat import ChatPrompt
 from .guidance import Guidance
-from .images.parts import image_parts, replace_images
+from .image_text import Markers
+from .images.parts import media_parts, replace_media
 from .images.picture import Picture
+from .images.shown import Shown, shown_as
 from .next_turn import NextTurn
 from .output import OutputProcessor
 from .prompt import PromptProcessor
 from .prompt_changes import Compared, PromptChanges
+from .rendition import Rendition
 from .reply import Reply
 from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
-from .vision import Rendition, VisionProcessor
+from .videos.clip import Clip
+from .vision import VisionProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Processor:
             ChatTemplate(
                 tokenizer,
                 enable_thinking=config.enable_thinking,
-                image_marker=None if vision is None else vision.marker,
+                markers=None if vision is None else Markers(vision.marker, vision.video_marker),
             ),
             max_model_len=max_model_len,
             vocab_size=vocab_size,
@@ -89,16 +92,22 @@ class Processor:
     def takes_images(self) -> bool:
         return self._vision is not None
 
-    def images_of(self, request: Request) -> tuple[ImagePart, ...]:
-        """Whose pictures `prepare` needs. Raises Unsupported where the model takes none."""
-        parts = image_parts(request)
+    @property
+    def takes_videos(self) -> bool:
+        return self._vision is not None and self._vision.video_marker is not None
+
+    def media_of(self, request: Request) -> tuple[MediaPart, ...]:
+        """What `prepare` needs the pixels of. Raises Unsupported where the model takes no such."""
+        parts = media_parts(request)
+        if any(isinstance(part, VideoPart) for part in parts) and not self.takes_videos:
+            raise Unsupported("This model takes no video. Send its frames as images, or text.", param="messages")
         if parts and not self.takes_images:
             raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
         return parts
 
-    def prepare(self, request: Request, pictures: Mapping[str | bytes, Picture] = MappingProxyType({})) -> Prepared:
-        """`pictures`: of the request's images, by their source. Raises RequestError."""
-        request, renditions = self._show(request, pictures)
+    def prepare(self, request: Request, shown: Shown = MappingProxyType({})) -> Prepared:
+        """`shown`: what the request's images and videos show. Raises RequestError."""
+        request, renditions = self._show(request, shown)
         prompt, chat = self._prompts.process(request, renditions)
         sampling = resolve_sampling(
             request.sampling,
@@ -112,14 +121,16 @@ class Processor:
         compared = None if chat is None else self._changes.compare(chat)
         return Prepared(request, prompt, sampling, chat, compared, self._guidance.constraint(request, prompt))
 
-    def _show(self, request: Request, pictures: Mapping[str | bytes, Picture]) -> tuple[Request, tuple[Rendition, ...]]:
-        """Images known by what they show, so that one picture is the same from whichever source."""
-        parts = self.images_of(request)
+    def _show(self, request: Request, shown: Shown) -> tuple[Request, tuple[Rendition, ...]]:
+        """Images and videos known by what they show, so that one picture is the same from whichever source."""
+        parts = self.media_of(request)
         if not parts or self._vision is None:
             return request, ()
-        shown = {part: self._vision.show(pictures[part.source], part.max_side) for part in dict.fromkeys(parts)}
-        known = {part: ImagePart(rendition.digest, text=rendition.text) for part, rendition in shown.items()}
-        return replace_images(request, known), tuple(shown[part] for part in parts)
+        renditions, known = {}, {}
+        for part in dict.fromkeys(parts):
+            rendition = renditions[part] = _rendition(self._vision, part, shown)
+            known[part] = type(part)(rendition.digest, text=rendition.text)
+        return replace_media(request, known), tuple(renditions[part] for part in parts)
 
     def output(self, prepared: Prepared) -> OutputProcessor:
         """For one of the request's replies."""
@@ -155,3 +166,11 @@ class Processor:
             starts_in_reasoning=prepared.prompt.starts_in_reasoning,
         )
         return kept + len(prepared.prompt.token_ids) - len(chat.token_ids)
+
+
+def _rendition(vision: VisionProcessor, part: MediaPart, shown: Shown) -> Rendition:
+    match shown[shown_as(part)]:
+        case Picture() as picture:
+            return vision.show(picture, part.max_side if isinstance(part, ImagePart) else None)
+        case Clip() as clip:
+            return vision.show_clip(clip)

@@ -10,11 +10,11 @@ from ..parsers import reasoning_markers
 from .chat import ChatPrompt, ChatPrompts
 from .encoded import Encoded
 from .points import SnapshotPoints
+from .rendition import Rendition
 from .reply_memory import ReplyMemory
 from .splice import Splicer
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
-from .vision import Rendition
 
 
 class PromptProcessor:
@@ -103,14 +103,15 @@ def _place(
     chat: ChatPrompt, encoded: Encoded, renditions: Sequence[Rendition]
 ) -> tuple[tuple[MediaItem, ...], list[tuple[int, int]]]:
     """Each image at its tokens, and the boundaries (characters, tokens) before them."""
-    media, edges = [], []
+    media: list[MediaItem] = []
+    edges = []
     for start, rendition in zip(chat.image_starts, renditions, strict=True):
         char = start + rendition.num_lead_chars
         edge = encoded.boundary(char)
         offset = edge[1]
         if edge[0] != char or chat.token_ids[offset : offset + len(rendition.token_ids)] != rendition.token_ids:
             raise TemplateError("The model's tokenizer cannot place the images of this conversation.", param="messages")
-        media.append(rendition.placed(offset))
+        media += rendition.placed(offset)
         edges.append(edge)
     if media and media[-1].end == len(chat.token_ids):
         raise InvalidParameter("The prompt must not end with an image: let text follow it.", param="messages")

@@ -11,10 +11,21 @@ from typing import Any
 import jinja2
 
 from ..core.errors import InvalidParameter, TemplateError, Unsupported
-from ..core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ..core.messages import (
+    ImagePart,
+    MediaPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShownPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    VideoPart,
+)
 from ..core.request import Request
-from .image_text import Rendered, fill_in, hide_markers
-from .images.parts import image_parts
+from .image_text import Markers, Rendered
+from .images.parts import media_parts
 from .system_turns import SystemTurns
 from .tokenizer import Tokenizer
 
@@ -47,12 +58,12 @@ class CallStyle:
 class ChatTemplate:
     """`enable_thinking`: the server's default; None means on, or what a template does that only knows `thinking`.
 
-    `image_marker`: what the template writes for an image; None where the model takes none.
+    `markers`: what the template writes for images and videos; None where the model takes none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, image_marker: str | None = None):
+    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, markers: Markers | None = None):
         self._tokenizer = tokenizer
-        self._image_marker = image_marker
+        self._markers = markers
         self._enable_thinking = enable_thinking
         self._style: CallStyle | None = None
         self._system_turns = SystemTurns(self._rendered)
@@ -62,21 +73,25 @@ class ChatTemplate:
         return self.rendering(request).text
 
     def rendering(self, request: Request) -> Rendered:
-        """The text, each image standing in it by its own text, and where. Raises TemplateError as `render` does."""
-        images, marker = image_parts(request), self._image_marker
-        if not images:
+        """The text, each image and video standing in it by its own text, and where.
+
+        Raises TemplateError as `render` does.
+        """
+        parts, markers = media_parts(request), self._markers
+        if not parts:
             return Rendered(self._render(request))
-        if marker is None:
+        if markers is None:
             raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
-        rendered = fill_in(self._render(request, hidden=marker), marker, [image.text for image in images])
+        media = [(str(markers.image if isinstance(part, ImagePart) else markers.video), part.text) for part in parts]
+        rendered = markers.fill_in(self._render(request, hidden=markers), media)
         if rendered is None:
             raise TemplateError(
                 "The model's chat template cannot show the images of this conversation.", param="messages"
             )
         return rendered
 
-    def _render(self, request: Request, *, hidden: str | None = None) -> str:
-        """`hidden`: a text that is not to come from the conversation itself."""
+    def _render(self, request: Request, *, hidden: Markers | None = None) -> str:
+        """`hidden`: texts that are not to come from the conversation itself."""
         assert request.messages is not None
         if self._tokenizer.chat_template is None:
             raise TemplateError(
@@ -87,7 +102,7 @@ class ChatTemplate:
         messages = self._system_turns.place(request.messages)
         shown = template_messages(messages, self._style_for(messages))
         if hidden is not None:
-            shown, tools = hide_markers(shown, hidden), hide_markers(tools, hidden)
+            shown, tools = hidden.hide(shown), hidden.hide(tools)
         try:
             return self._tokenizer.apply_chat_template(
                 shown,
@@ -215,7 +230,7 @@ def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> 
     return result if name is None else {**result, "name": name}
 
 
-def _as_error(content: Sequence[TextPart | ImagePart]) -> Sequence[TextPart | ImagePart]:
+def _as_error(content: Sequence[ShownPart]) -> Sequence[ShownPart]:
     """Says so where the result does not say it itself, as nearly every tool's does."""
     first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
     says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])
@@ -229,10 +244,18 @@ def _call_id(call_id: str, style: CallStyle) -> str:
 
 
 def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
-    """Text alone is a string, which every template takes; with images, it is a list."""
-    shown = [part for part in parts if isinstance(part, TextPart | ImagePart)]
-    if any(isinstance(part, ImagePart) for part in shown):
-        return [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in shown
-        ]
+    """Text alone is a string, which every template takes; with images or videos, it is a list."""
+    shown = [part for part in parts if isinstance(part, ShownPart)]
+    if any(isinstance(part, MediaPart) for part in shown):
+        return [_shown_part(part) for part in shown]
     return separator.join(part.text for part in shown if isinstance(part, TextPart))
+
+
+def _shown_part(part: ShownPart) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}

@@ -1,4 +1,4 @@
-"""One image as the language model takes it in: what the tower made of it, and its cuts. Knows no cache and no row."""
+"""One medium as the language model takes it in: what the tower made of it, and its cuts. Knows no cache and no row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Features:
 
 
 def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
-    """Run the tower of an mlx-vlm model on one image, whose placeholders are `token_ids`. Evaluated.
+    """Run the tower of an mlx-vlm model on one image or piece of a video, whose tokens are `token_ids`. Evaluated.
 
     The family's own merging is asked for these tokens alone, so whatever it does to an image it does here.
     """
@@ -43,12 +43,18 @@ def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
     deepstack = merged["deepstack_visual_embeds"]
     features = Features(
         mx.contiguous(merged["inputs_embeds"][0]),
-        () if deepstack is None else tuple(mx.contiguous(layer) for layer in deepstack),
+        () if deepstack is None else tuple(_at_all(layer, merged["visual_pos_masks"]) for layer in deepstack),
     )
-    if any(layer.shape[0] != len(token_ids) for layer in features.deepstack):
-        raise Unsupported("This family's images have tokens that the tower does not fill at every depth.")
     mx.eval(features.embeddings, *features.deepstack)
     return features
+
+
+def _at_all(layer: mx.array, seen: mx.array) -> mx.array:
+    """`layer: (placeholders, hidden)` is added to the `seen: (1, tokens)`; to the text between them, nothing."""
+    if layer.shape[0] != seen.sum().item():
+        raise Unsupported("This family's images have tokens that the tower does not fill at every depth.")
+    rows = mx.maximum(mx.cumsum(seen[0].astype(mx.int32)) - 1, 0)
+    return mx.contiguous(mx.where(seen[0][:, None], layer[rows], mx.zeros_like(layer[:1])))
 
 
 def tower_inputs(inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:

@@ -13,7 +13,7 @@ from ..core.sequence import MediaItem, Sequence
 from .features import Features, encode
 from .image_masks import ImageMask
 from .model import Model
-from .positions import Placed, chunk_positions, text_delta
+from .positions import chunk_positions, text_delta
 
 
 class MultimodalModel(Model):
@@ -101,11 +101,9 @@ class MultimodalModel(Model):
             self._features_kept.put(item.digest, features, seconds=time.perf_counter() - start)
         return features
 
-    def placed(self, seq: Sequence) -> list[Placed]:
-        """The row's images in their grids; none for a family without."""
-        if not self.has_grid:
-            return []
-        return [Placed(item.offset, item.grid) for item in seq.prompt.media if item.grid is not None]
+    def placed(self, seq: Sequence) -> list[MediaItem]:
+        """The row's images that are laid out; none for a family without a grid."""
+        return [item for item in seq.prompt.media if item.layout is not None] if self.has_grid else []
 
     def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
         """`positions: (3, rows, n)`; families without a grid count for themselves."""

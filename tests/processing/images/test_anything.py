@@ -84,7 +84,7 @@ def loader() -> Iterator[ImageLoader]:
 
 def load(loader: ImageLoader, source: str | bytes) -> None:
     async def run() -> None:
-        async with loader.pictures([ImagePart(source)]) as pictures:
+        async with loader.shown([ImagePart(source)]) as pictures:
             assert pictures[source].num_pixels > 0
 
     try:

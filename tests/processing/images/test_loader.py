@@ -33,7 +33,7 @@ class Loading:
         return asyncio.run(self._load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
 
     async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, Picture]:
-        async with self.loader.pictures(parts) as pictures:
+        async with self.loader.shown(parts) as pictures:
             return pictures
 
     def refusal(self, *sources: str | bytes | ImagePart) -> str:
@@ -121,7 +121,7 @@ def test_nothing_is_kept_across_salts(pictures: Host, loading: Loading) -> None:
     url, inline = pictures.url("/a"), data_url(BLUE_PNG)
 
     async def load(salt: str) -> list[Picture]:
-        async with loading.loader.pictures([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
+        async with loading.loader.shown([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
             return list(shown.values())
 
     mine, yours, mine_again = (asyncio.run(load(salt)) for salt in ("mine", "yours", "mine"))
@@ -193,7 +193,7 @@ def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
 
     async def one(source: str) -> int:
         nonlocal held, most
-        async with loading.loader.pictures([ImagePart(source)]) as pictures:
+        async with loading.loader.shown([ImagePart(source)]) as pictures:
             held += 1
             most = max(most, held)
             await asyncio.sleep(0.001)
@@ -213,7 +213,7 @@ def test_whoever_gives_up_gives_back() -> None:
     source = ImagePart(data_url(encode(Image.new("RGB", (10, 10)))))
 
     async def hold(entered: asyncio.Event) -> None:
-        async with loading.loader.pictures([source]):
+        async with loading.loader.shown([source]):
             entered.set()
             await asyncio.Event().wait()
 
@@ -227,7 +227,7 @@ def test_whoever_gives_up_gives_back() -> None:
             for task in (*waiting, holder):
                 task.cancel()
             await asyncio.gather(holder, *waiting, return_exceptions=True)
-        async with asyncio.timeout(5), loading.loader.pictures([source]) as pictures:
+        async with asyncio.timeout(5), loading.loader.shown([source]) as pictures:
             assert len(pictures) == 1
 
     asyncio.run(run())

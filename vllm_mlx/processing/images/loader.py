@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from ...core.config import MediaConfig
 from ...core.errors import InvalidImage, Overloaded
-from ...core.messages import ImagePart
+from ...core.messages import ImagePart, VideoPart
+from ..videos.clip import Clip
 from .files import Allowance, Found, ImageFiles
 from .gate import PixelGate
 from .local import MediaRoot
@@ -21,7 +22,7 @@ from .web import WebImages
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Pictures = Mapping[str | bytes, Picture]
+Pictures = Mapping[str | bytes | VideoPart, Picture | Clip]
 _DECODERS = 2
 
 
@@ -32,7 +33,7 @@ class _Wanted:
 
 
 class ImageLoader:
-    """`pictures` may be used on any event loop. `web`: None is the network itself."""
+    """`shown` may be used on any event loop. `web`: None is the network itself."""
 
     def __init__(self, config: MediaConfig, root: MediaRoot, *, web: WebImages | None = None):
         self._config = config
@@ -46,7 +47,7 @@ class ImageLoader:
         self._thread.start()
 
     @asynccontextmanager
-    async def pictures(self, parts: Sequence[ImagePart], *, salt: str = "") -> AsyncIterator[Pictures]:
+    async def shown(self, parts: Sequence[Any], *, salt: str = "") -> AsyncIterator[Pictures]:
         """By source. What is handed out counts as in memory until the block ends. Raises RequestError.
 
         Of what is kept of earlier requests, only that of the same `salt` is used.
@@ -80,7 +81,7 @@ class ImageLoader:
         await self._web.close()
         self._loop.stop()
 
-    async def _hold(self, parts: Sequence[ImagePart], salt: str, answer: "Future[Pictures]") -> None:
+    async def _hold(self, parts: Sequence[Any], salt: str, answer: "Future[Pictures]") -> None:
         """Answers, and holds the pixels until it is cancelled."""
         wanted = self._wanted(parts)
         allowance = Allowance(self._loop.time() + self._config.media_timeout_s, salt)
@@ -97,7 +98,7 @@ class ImageLoader:
         finally:
             self._gate.leave(num_pixels)
 
-    def _wanted(self, parts: Sequence[ImagePart]) -> list[_Wanted]:
+    def _wanted(self, parts: Sequence[Any]) -> list[_Wanted]:
         """Each source once."""
         if len(parts) > self._config.max_images:
             raise InvalidImage(

@@ -1,43 +1,43 @@
-"""The images of a conversation, wherever they stand in it. Reads none of them."""
+"""The images and videos of a conversation, wherever they stand in it. Reads none of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...core.messages import ImagePart, Message, ToolResultPart
+from ...core.messages import ImagePart, MediaPart, Message, ToolResultPart, VideoPart
 from ...core.request import Request
 
 
-def image_parts(request: Request) -> tuple[ImagePart, ...]:
+def media_parts(request: Request) -> tuple[MediaPart, ...]:
     """In the order in which templates show them; those inside tool results too."""
     return tuple(part for message in request.messages or () for part in _of_message(message))
 
 
-def replace_images(request: Request, images: Mapping[ImagePart, ImagePart]) -> Request:
-    """`images`: what is put in place of each."""
+def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Request:
+    """`media`: what is put in place of each."""
     messages = tuple(
-        replace(message, parts=tuple(_replaced(part, images) for part in message.parts))
+        replace(message, parts=tuple(_replaced(part, media) for part in message.parts))
         for message in request.messages or ()
     )
     return replace(request, messages=messages)
 
 
-def _replaced(part: Any, images: Mapping[ImagePart, ImagePart]) -> Any:
+def _replaced(part: Any, media: Mapping[MediaPart, MediaPart]) -> Any:
     match part:
-        case ImagePart():
-            return images[part]
+        case ImagePart() | VideoPart():
+            return media[part]
         case ToolResultPart(content=content):
-            return replace(part, content=tuple(_replaced(item, images) for item in content))
+            return replace(part, content=tuple(_replaced(item, media) for item in content))
         case _:
             return part
 
 
-def _of_message(message: Message) -> Iterable[ImagePart]:
+def _of_message(message: Message) -> Iterable[MediaPart]:
     for part in message.parts:
         match part:
-            case ImagePart():
+            case ImagePart() | VideoPart():
                 yield part
             case ToolResultPart(content=content):
-                yield from (item for item in content if isinstance(item, ImagePart))
+                yield from (item for item in content if isinstance(item, ImagePart | VideoPart))
             case _:
                 pass

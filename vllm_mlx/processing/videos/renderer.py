@@ -1,0 +1,134 @@
+"""One clip → what a model is shown of it, in pieces that its tower takes one by one. Keeps nothing.
+
+The towers served here see two frames at a time and nothing across: pieces give what the whole would.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ...core.sequence import Layout, MediaItem
+from ..layouts import Grid, image_layout, joined, video_layouts
+from ..model_processor import ModelProcessor
+from ..rendition import Rendition, medium
+from ..tokenizer import Tokenizer
+from .clip import Clip
+from .sampling import FrameSampling
+
+# Shown token by token to be served right. What else takes videos is shown none.
+_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_PIECE_PIXELS = 1 << 20  # that the tower takes at once, unless two frames have more
+
+
+class VideoRenderer:
+    """As its processor, not made for several threads."""
+
+    def __init__(
+        self,
+        processor: ModelProcessor,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
+        *,
+        marker: str,
+        max_pixels: int,
+    ):
+        """`config`: the checkpoint's; `max_pixels`: of one frame."""
+        self.marker = marker  # what a chat template writes for a video
+        self.sampling = FrameSampling.of(processor.video_processor)
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._token_id = int(config["video_token_id"])
+        self._tower: Mapping[str, Any] = config["vision_config"]
+        self._max_pixels = max_pixels
+
+    @classmethod
+    def find(
+        cls, processor: ModelProcessor, tokenizer: Tokenizer, config: Mapping[str, Any], *, max_pixels: int
+    ) -> "VideoRenderer | None":
+        """None where the checkpoint's videos are not served."""
+        if config.get("model_type") not in _FAMILIES or processor.video_processor is None:
+            return None
+        ids = [config.get(f"{name}_token_id") for name in ("vision_start", "video", "vision_end")]
+        tokens = [None if token_id is None else tokenizer.added_token(token_id) for token_id in ids]
+        marker = "".join(token[0] for token in tokens if token is not None)
+        if None in tokens or not _is_shown(tokenizer, marker):
+            return None
+        return cls(processor, tokenizer, config, marker=marker, max_pixels=max_pixels)
+
+    def render(self, clip: Clip) -> Rendition:
+        """Raises one of `REFUSALS`."""
+        videos = [self._fit(clip)]
+        if self._processor.takes("video_metadata"):
+            times = [{"frames_indices": list(clip.times), "fps": 1.0}]  # of a video with a frame each second
+            ids, inputs = self._processor.run(self.marker, videos=videos, video_metadata=times)
+        else:
+            ids, inputs = self._processor.run(self.marker, videos=videos)
+        text = self._tokenizer.decode(ids)
+        if self._tokenizer.encode(text, add_special_tokens=False) != ids:
+            raise ValueError("its placeholders have no text")
+        spots = [index for index, token_id in enumerate(ids) if token_id == self._token_id]
+        lead = len(self._tokenizer.decode(ids[: spots[0]]))
+        return Rendition.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), self._media(ids, spots, inputs, clip))
+
+    def _media(
+        self, ids: list[int], spots: list[int], inputs: Mapping[str, np.ndarray], clip: Clip
+    ) -> tuple[MediaItem, ...]:
+        t, h, w = (int(size) for size in inputs["video_grid_thw"].reshape(-1))
+        merge = int(self._tower["spatial_merge_size"])
+        grid = (t, h // merge, w // merge)
+        patches = inputs["pixel_values_videos"].reshape(t, h * w, -1)
+        group = max(1, min(self._max_pixels, _PIECE_PIXELS) // (h * w * int(self._tower["patch_size"]) ** 2))
+        places = np.array(spots).reshape(t, -1)  # of the placeholders, two frames a row
+        media = []
+        for first, layout in zip(range(0, t, group), self._layouts(grid, places, group, clip), strict=True):
+            rows = places[first : first + group]
+            start, end = int(rows[0, 0]), int(rows[-1, -1]) + 1
+            tower = {
+                "pixel_values_videos": patches[first : first + group].reshape(-1, patches.shape[-1]),
+                "video_grid_thw": np.array([[len(rows), h, w]]),
+            }
+            settings = self._processor.settings
+            media.append(medium(start - spots[0], tuple(ids[start:end]), tower, layout, settings))
+        return tuple(media)
+
+    def _layouts(self, grid: Grid, places: np.ndarray, group: int, clip: Clip) -> Sequence[Layout]:
+        """One grid where the placeholders are; with text between them, a grid for every two frames."""
+        t, h, w = grid
+        if places[-1, -1] - places[0, 0] + 1 == places.size:
+            return video_layouts(grid, self._step(clip), group)
+        layouts = []
+        for first in range(0, t, group):
+            rows = places[first : first + group]
+            gaps = rows[1:, 0] - rows[:-1, -1] - 1
+            parts: list[Layout | int] = [image_layout((1, h, w))]
+            for gap in gaps:
+                parts += [int(gap), image_layout((1, h, w))]
+            layouts.append(joined(parts))
+        return layouts
+
+    def _step(self, clip: Clip) -> float:
+        """Positions that the frames of one place are from those of the next."""
+        per_second = self._tower.get("tokens_per_second")
+        return 1.0 if per_second is None else per_second * int(self._tower["temporal_patch_size"]) / clip.fps
+
+    def _fit(self, clip: Clip) -> np.ndarray:
+        scale = (self._max_pixels / (clip.width * clip.height)) ** 0.5
+        if scale >= 1:
+            return clip.pixels
+        size = (max(1, int(clip.width * scale)), max(1, int(clip.height * scale)))
+        return np.stack([_resized(frame, size) for frame in clip.pixels])
+
+
+def _resized(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.array(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
+
+
+def _is_shown(tokenizer: Tokenizer, marker: str) -> bool:
+    messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "one"}]}]
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    except Exception:  # a template is a program
+        return False
+    return text.count(marker) == 1
