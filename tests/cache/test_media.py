@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from vllm_mlx.cache.media import MediaCache
 
+A, B, C, D = (("", name) for name in (b"a", b"b", b"c", b"d"))
+
 
 @dataclass
 class Value:
@@ -12,26 +14,26 @@ class Value:
 
 def test_the_least_recently_used_goes_first():
     cache = MediaCache(30)
-    for name in (b"a", b"b", b"c"):
+    for name in (A, B, C):
         cache.put(name, Value(10))
-    assert cache.get(b"a") is not None
-    cache.put(b"d", Value(10))
-    assert [name in cache for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    assert cache.get(A) is not None
+    cache.put(D, Value(10))
+    assert [name in cache for name in (A, B, C, D)] == [True, False, True, True]
     assert cache.used_bytes == 30 and cache.num_evictions == 1 and cache.num_encoded == 4
 
 
 def test_what_is_too_large_stays_until_the_next():
     cache = MediaCache(5)
-    cache.put(b"a", Value(10))
-    assert cache.get(b"a") is not None and cache.used_bytes == 10
-    cache.put(b"b", Value(3))
-    assert b"a" not in cache and cache.used_bytes == 3
+    cache.put(A, Value(10))
+    assert cache.get(A) is not None and cache.used_bytes == 10
+    cache.put(B, Value(3))
+    assert A not in cache and cache.used_bytes == 3
 
 
 def test_it_shrinks_to_what_it_is_told():
     cache = MediaCache(100)
-    for name in (b"a", b"b", b"c"):
+    for name in (A, B, C):
         cache.put(name, Value(10))
     cache.shrink_to(15)
-    assert cache.used_bytes == 10 and b"c" in cache
+    assert cache.used_bytes == 10 and C in cache
     assert cache.clear() == 10 and len(cache) == 0 and cache.used_bytes == 0

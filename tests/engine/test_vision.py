@@ -102,6 +102,16 @@ def test_an_image_known_from_elsewhere_is_not_encoded_again(model):
     assert driver.engine.report().media.num_encoded == 1
 
 
+def test_another_salt_runs_the_tower_again_and_the_same_one_does_not(model, expected, prompts):
+    """Nothing that is kept of a picture tells by its time that somebody else has shown it."""
+    driver = model.driver()
+    encoded = []
+    for salt in ("mine", "yours", "mine", "yours"):
+        assert run(driver, prompts[0], cache_salt=salt)[0] == expected[0]
+        encoded.append(driver.engine.report().media.num_encoded)
+    assert encoded == [1, 2, 2, 2]
+
+
 def test_another_picture_of_the_same_size_straight_after_gets_its_own_reply(model):
     driver = model.driver()
     replies = []

@@ -31,10 +31,10 @@ def scheduler(*, whole: bool = False, rows_bytes: int = 10_000, chunk: int = 64)
     )
 
 
-def seq(seq_id: int, length: int, *images: tuple[int, int, bytes]) -> Sequence:
+def seq(seq_id: int, length: int, *images: tuple[int, int, bytes], salt: str = "") -> Sequence:
     media = tuple(MediaItem(digest, offset, size, {}) for offset, size, digest in images)
     prompt = PromptInputs(token_ids=tuple(range(length)), media=media)
-    return Sequence(seq_id=seq_id, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
+    return Sequence(seq_id=seq_id, prompt=prompt, sampling=TokenSampling(), max_tokens=1, cache_salt=salt)
 
 
 def chunks(pure: MLLMScheduler, num_steps: int) -> list[list[tuple[int, int, int]]]:
@@ -44,8 +44,9 @@ def chunks(pure: MLLMScheduler, num_steps: int) -> list[list[tuple[int, int, int
         plan = pure.schedule()
         for chunk in plan.prefill:
             for item in chunk.seq.prompt.media:
-                if item.offset < chunk.end and item.end > chunk.start and item.digest not in pure._media:
-                    pure._media.put(item.digest, Features(item.length * 2))
+                key = chunk.seq.media_key(item)
+                if item.offset < chunk.end and item.end > chunk.start and key not in pure._media:
+                    pure._media.put(key, Features(item.length * 2))
         steps.append([(chunk.seq.seq_id, chunk.start, chunk.end) for chunk in plan.prefill])
         pure.update(StepOutput(prefilled=tuple((chunk.seq.seq_id, chunk.end) for chunk in plan.prefill)))
     return steps
@@ -73,6 +74,13 @@ def test_one_picture_in_several_rows_is_one_encoding():
     assert chunks(pure, 1) == [[(1, 0, 19), (2, 0, 19), (3, 0, 19)]]
 
 
+def test_one_picture_under_two_salts_is_two_encodings_one_a_step():
+    pure = scheduler()
+    for seq_id, salt in enumerate(("mine", "yours", "mine")):
+        pure.add(seq(seq_id, 20, (2, 10, b"a"), salt=salt))
+    assert chunks(pure, 2) == [[(0, 0, 19), (1, 0, 2), (2, 0, 19)], [(1, 2, 19)]]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_only_where_the_model_needs_it_no_chunk_ends_inside_an_image(whole):
     pure = scheduler(whole=whole, chunk=16)
@@ -83,9 +91,10 @@ def test_only_where_the_model_needs_it_no_chunk_ends_inside_an_image(whole):
 
 def test_features_give_way_to_live_rows():
     pure = scheduler(rows_bytes=1000)
-    pure._media.put(b"old", Features(400))
+    old = ("", b"old")
+    pure._media.put(old, Features(400))
     pure.add(seq(1, 600))
     pure.schedule()
     pure.schedule()
     assert pure._media.used_bytes <= 1000 - pure.live_bytes()
-    assert b"old" not in pure._media
+    assert old not in pure._media

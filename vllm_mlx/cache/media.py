@@ -1,7 +1,8 @@
-"""What vision towers made of images, by digest, within a number of bytes. Opaque values; no mlx, no clock.
+"""What vision towers made of images, by salt and digest, within a number of bytes. Opaque values; no mlx, no clock.
 
-The least recently used go first. Rows copy what they need into their own state, so an entry may go at any time: the
-tower is then run again.
+Requests of different salts share nothing, or one could tell by its time that a picture was seen by another. The least
+recently used go first. Rows copy what they need into their own state, so an entry may go at any time: the tower is then
+run again.
 """
 
 from collections import OrderedDict
@@ -14,33 +15,34 @@ class Sized(Protocol):
 
 
 V = TypeVar("V", bound=Sized)
+Key = tuple[str, bytes]  # salt, and digest of what the tower takes
 
 
 class MediaCache(Generic[V]):
     def __init__(self, max_bytes: int):
         self.max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, V] = OrderedDict()
+        self._entries: OrderedDict[Key, V] = OrderedDict()
         self.used_bytes = 0
         self.num_encoded = 0  # times that a tower was run
         self.longest_encode_s = 0.0
         self.num_evictions = 0
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._entries
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, digest: bytes) -> V | None:
-        value = self._entries.get(digest)
+    def get(self, key: Key) -> V | None:
+        value = self._entries.get(key)
         if value is not None:
-            self._entries.move_to_end(digest)
+            self._entries.move_to_end(key)
         return value
 
-    def put(self, digest: bytes, value: V, *, seconds: float = 0.0) -> None:
+    def put(self, key: Key, value: V, *, seconds: float = 0.0) -> None:
         """`seconds`: that the tower took. The newest entry stays even if too large, until the next or `shrink_to`."""
-        assert digest not in self._entries
-        self._entries[digest] = value
+        assert key not in self._entries
+        self._entries[key] = value
         self.num_encoded += 1
         self.longest_encode_s = max(self.longest_encode_s, seconds)
         self.used_bytes += value.nbytes

@@ -137,6 +137,10 @@ class Sequence:
             *self.output_token_ids[max(0, start - num_prompt) : end - num_prompt],
         ]
 
+    def media_key(self, item: MediaItem) -> tuple[str, bytes]:
+        """Of what the tower made of one of the prompt's images: not shared with requests of another salt."""
+        return self.cache_salt, item.digest
+
     def key(self) -> tuple[int, ...]:
         """Token ids, with every media placeholder replaced by an id made from the media's digest.
 

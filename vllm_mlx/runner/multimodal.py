@@ -94,11 +94,12 @@ class MultimodalModel(Model):
         return inputs
 
     def _features(self, seq: Sequence, item: MediaItem) -> Features:
-        features = self._features_kept.get(item.digest)
+        key = seq.media_key(item)
+        features = self._features_kept.get(key)
         if features is None:
             start = time.perf_counter()
             features = encode(self.module, seq.tokens(item.offset, item.end), item)
-            self._features_kept.put(item.digest, features, seconds=time.perf_counter() - start)
+            self._features_kept.put(key, features, seconds=time.perf_counter() - start)
         return features
 
     def placed(self, seq: Sequence) -> list[MediaItem]:

@@ -6,7 +6,7 @@ to live rows before the prefix cache does.
 
 from typing import Any
 
-from ..cache.media import MediaCache
+from ..cache.media import Key, MediaCache
 from ..core.sequence import MediaItem, Sequence
 from ..core.step import StepPlan
 from .scheduler import Scheduler
@@ -28,7 +28,7 @@ class MLLMScheduler(Scheduler):
         self._max_media_bytes = media.max_bytes = max_media_bytes
         self._media_bytes_per_token = media_bytes_per_token
         self._whole_images = whole_images
-        self._encoding: MediaItem | None = None  # the one image that this step runs the tower for
+        self._encoding: tuple[Key, int] | None = None  # and tokens, of the one image that this step runs the tower for
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         self._encoding = None
@@ -45,23 +45,24 @@ class MLLMScheduler(Scheduler):
         for item in items:
             if item.offset >= end:
                 break
-            if not self._may_use(item):
+            if not self._may_use(seq, item):
                 return max(start, item.offset)
         return end
 
-    def _may_use(self, item: MediaItem) -> bool:
+    def _may_use(self, seq: Sequence, item: MediaItem) -> bool:
         """Whether an image's features are there in this step. The first one that lacks them has the tower."""
-        if self._media.get(item.digest) is not None:
+        key = seq.media_key(item)
+        if self._media.get(key) is not None:
             return True
         if self._encoding is None:
-            self._encoding = item
+            self._encoding = key, item.length
             self._shrink_cache(self._row_bytes(extra=1))
-        return self._encoding.digest == item.digest
+        return self._encoding[0] == key
 
     def _shrink_cache(self, rows_bytes: int) -> None:
         """Features first, then the prefix cache, give way to live rows; and to the image that is being encoded."""
         room = max(0, self._memory.rows_bytes - rows_bytes)
-        coming = self._encoding.length * self._media_bytes_per_token if self._encoding is not None else 0
+        coming = 0 if self._encoding is None else self._encoding[1] * self._media_bytes_per_token
         self._media.max_bytes = min(self._max_media_bytes, room)
         self._media.shrink_to(max(0, self._media.max_bytes - coming))
         super()._shrink_cache(rows_bytes + self._media.used_bytes + coming)
