@@ -71,16 +71,32 @@ def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Ru
     assert cached >= first["usage"]["prompt_tokens"] - suffix > 16
 
 
-def test_low_detail_is_fewer_tokens(checkpoint: Callable[..., Path]) -> None:
+@pytest.fixture(scope="module")
+def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
+    with serving(AsyncEngine.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:
+        yield running
+
+
+def test_low_detail_is_fewer_tokens(tiny: Running) -> None:
     """Of a picture that is longer than 512 pixels, and few enough for the processor to leave as it is."""
     source = data_url(encode(Image.new("RGB", (2000, 32))))
     tokens = {}
-    with serving(AsyncEngine.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:
-        for detail in ("low", "high", "auto"):
-            path, body = chat(source, detail=detail)
-            reply = post(running, path, {**body, "max_tokens": 1})
-            tokens[detail] = reply.json()["usage"]["prompt_tokens"]
+    for detail in ("low", "high", "auto"):
+        path, body = chat(source, detail=detail)
+        reply = post(tiny, path, {**body, "max_tokens": 1})
+        tokens[detail] = reply.json()["usage"]["prompt_tokens"]
     assert tokens["low"] < tokens["high"] == tokens["auto"]
+
+
+def test_what_the_processor_refuses_is_named_by_its_place(tiny: Running) -> None:
+    good, narrow = (data_url(encode(Image.new("RGB", size))) for size in ((64, 64), (2000, 4)))
+    path, body = chat(good, good, narrow)
+    answer = post(tiny, path, {"messages": [{"role": "system", "content": "Look."}, *body["messages"]]})
+    place = "messages[1].content[2].image_url"
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_image", place)
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"Image 3 of this request (`{place}`, data:image/png;base64,…)") and "2000 x 4" in message
 
 
 def test_the_python_api_shows_images_too(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ class Unsupported(RequestError):
 class InvalidImage(RequestError):
     code = "invalid_image"
 
-    def __init__(self, message: str):
-        super().__init__(message, param="messages")
+    def __init__(self, message: str, *, param: str = "messages"):
+        super().__init__(message, param=param)
 
 
 class ContextLengthExceeded(RequestError):

@@ -25,6 +25,7 @@ class ImagePart:
     source: str | bytes  # data: URI, URL, or the bytes of a file; once it was seen, a digest of what it shows
     max_side: int | None = field(default=None, kw_only=True)
     text: str = field(default="", kw_only=True)
+    param: str = field(default="messages", compare=False, kw_only=True)  # where the client gave it, for errors
 
     @cached_property
     def source_digest(self) -> bytes:
@@ -41,6 +42,7 @@ class VideoPart:
     source: str | bytes | tuple[str, ...]  # as an image's, or those of the frames, which are images
     fps: float | None = field(default=None, kw_only=True)
     text: str = field(default="", kw_only=True)
+    param: str = field(default="messages", compare=False, kw_only=True)  # where the client gave it, for errors
 
     @cached_property
     def source_digest(self) -> bytes:

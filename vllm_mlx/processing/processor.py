@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from ..core.config import CacheReasoning, EngineConfig
 from ..core.constraint import Constraint
-from ..core.errors import Unsupported
+from ..core.errors import InvalidImage, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
@@ -14,7 +14,7 @@ from ..parsers import resolve_formats
 from .chat import ChatPrompt
 from .guidance import Guidance
 from .image_text import Markers
-from .images.parts import media_parts, replace_media
+from .images.parts import located, media_parts, replace_media
 from .images.picture import Picture
 from .images.shown import Shown, shown_as
 from .next_turn import NextTurn
@@ -126,10 +126,14 @@ class Processor:
         parts = self.media_of(request)
         if not parts or self._vision is None:
             return request, ()
-        renditions, known = {}, {}
-        for part in dict.fromkeys(parts):
-            rendition = renditions[part] = _rendition(self._vision, part, shown)
-            known[part] = type(part)(rendition.digest, text=rendition.text)
+        renditions: dict[MediaPart, Rendition] = {}
+        for number, part in enumerate(parts, 1):
+            if part not in renditions:
+                try:
+                    renditions[part] = _rendition(self._vision, part, shown)
+                except InvalidImage as error:
+                    raise located(error, number, part) from error
+        known = {part: type(part)(shown.digest, text=shown.text) for part, shown in renditions.items()}
         return replace_media(request, known), tuple(renditions[part] for part in parts)
 
     def output(self, prepared: Prepared) -> OutputProcessor:

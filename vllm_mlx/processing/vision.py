@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import InvalidParameter
+from ..core.errors import InvalidImage
 from ..core.sequence import MediaItem, PromptInputs
 from .images.picture import Picture
 from .images.renderer import ImageRenderer
@@ -104,14 +104,14 @@ class VisionProcessor:
         return None if self._videos is None else self._videos.sampling
 
     def show(self, picture: Picture, max_side: int | None = None) -> Rendition:
-        """`max_side`: of the picture as shown, in pixels. Raises InvalidParameter where the processor refuses it."""
-        what = f"image of {picture.width} x {picture.height} pixels"
+        """`max_side`: of the picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
+        what = f"{picture.width} x {picture.height} pixels"
         return self._shown((picture.digest, max_side), lambda: self._images.render(picture, max_side), what)
 
     def show_clip(self, clip: Clip) -> Rendition:
-        """For a model that is shown videos. Raises InvalidParameter where the processor refuses it."""
+        """For a model that is shown videos. Raises InvalidImage where the processor refuses it."""
         assert self._videos is not None, "videos are refused before they are decoded"
-        videos, what = self._videos, f"video of {len(clip)} frames of {clip.width} x {clip.height} pixels"
+        videos, what = self._videos, f"{len(clip)} frames of {clip.width} x {clip.height} pixels"
         return self._shown((clip.digest, None), lambda: videos.render(clip), what)
 
     def _shown(self, key: _Key, render: Callable[[], Rendition], what: str) -> Rendition:
@@ -123,8 +123,7 @@ class VisionProcessor:
             try:
                 rendition = render()
             except REFUSALS as error:
-                message = f"The model's processor cannot take this {what}: {first_line(error)}"
-                raise InvalidParameter(message, param="messages") from error
+                raise InvalidImage(f"the model's processor cannot take its {what}: {first_line(error)}") from error
             self._keep(key, rendition)
             return rendition
 

@@ -170,7 +170,7 @@ def test_every_bound_is_named(config: dict[str, int], sources: list[str | bytes]
 
 def test_the_bad_one_of_several_is_named(loading: Loading) -> None:
     message = loading.refusal(PNG, data_url(PNG), "data:image/jpeg;base64,AAAA")
-    assert message.startswith("Image 3 of this request (data:image/jpeg;base64,…): it is no image")
+    assert message.startswith("Image 3 of this request (`messages`, data:image/jpeg;base64,…): it is no image")
 
 
 def test_time_is_for_all_that_a_request_fetches(pictures: Host) -> None:

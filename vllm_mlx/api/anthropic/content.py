@@ -111,9 +111,9 @@ def decode_call_id(call_id: str) -> str:
 def _image(block: ImageBlock, path: str) -> ImagePart:
     match block.source:
         case Base64Source(media_type=media_type, data=data):
-            return ImagePart(well_formed(f"data:{media_type};base64,{data}"))
+            return ImagePart(well_formed(f"data:{media_type};base64,{data}"), param=f"{path}.source")
         case URLSource(url=url):
-            return ImagePart(well_formed(url))
+            return ImagePart(well_formed(url), param=f"{path}.source")
         case FileSource():
             raise _no_files(path)
 

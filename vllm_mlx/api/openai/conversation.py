@@ -107,9 +107,9 @@ def _part(part: AnyPart, path: str) -> TextPart | ImagePart:
 def _image(image: WireImageURL | str, path: str) -> ImagePart:
     """Some clients send the address itself where the object with the address belongs."""
     if isinstance(image, str):
-        return decode_image(image, None)
+        return decode_image(image, None, param=f"{path}image_url")
     check_extras(image, NO_FIELDS, f"{path}image_url.")
-    return decode_image(image.url, image.detail)
+    return decode_image(image.url, image.detail, param=f"{path}image_url")
 
 
 def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:

@@ -114,7 +114,7 @@ def _part(part: WirePart, path: str) -> TextPart | ImagePart:
         case InputText(text=text) | RefusalPart(refusal=text):
             return TextPart(well_formed(text))
         case InputImage(image_url=str(url), detail=detail):
-            return decode_image(url, detail)
+            return decode_image(url, detail, param=f"{path}.image_url")
         case InputImage() | InputFile():
             raise Unsupported(
                 f"`{path}`: this server keeps no files and reads no documents. Send text, or an `image_url`.",

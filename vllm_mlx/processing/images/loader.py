@@ -15,9 +15,9 @@ from ..videos.clip import Clip
 from .files import Allowance, Found, ImageFiles
 from .gate import PixelGate
 from .local import MediaRoot
+from .parts import located
 from .picture import Picture
 from .recent import RecentPictures
-from .sources import label
 from .web import WebImages
 
 P = ParamSpec("P")
@@ -131,8 +131,7 @@ async def _named(wanted: _Wanted, work: Callable[P, Awaitable[T]], *args: P.args
     try:
         return await work(*args, **kwargs)
     except InvalidImage as error:
-        where = f"Image {wanted.number} of this request ({label(wanted.part.source)})"
-        raise InvalidImage(f"{where}: {error.message}") from error
+        raise located(error, wanted.number, wanted.part) from error
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...core.errors import InvalidImage
 from ...core.messages import ImagePart, MediaPart, Message, ToolResultPart, VideoPart
 from ...core.request import Request
+from .sources import label
 
 
 def media_parts(request: Request) -> tuple[MediaPart, ...]:
@@ -20,6 +22,13 @@ def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Req
         for message in request.messages or ()
     )
     return replace(request, messages=messages)
+
+
+def located(error: InvalidImage, number: int, part: MediaPart) -> InvalidImage:
+    """The same, with the number of the image or video in its request, counted from 1, its place and its name."""
+    kind = "Image" if isinstance(part, ImagePart) else "Video"
+    where = f"{kind} {number} of this request (`{part.param}`, {label(part.source)})"
+    return InvalidImage(f"{where}: {error.message}", param=part.param)
 
 
 def _replaced(part: Any, media: Mapping[MediaPart, MediaPart]) -> Any:

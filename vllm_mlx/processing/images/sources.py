@@ -57,8 +57,10 @@ def parse_source(source: str | bytes) -> Source:
     )
 
 
-def label(source: str | bytes) -> str:
+def label(source: str | bytes | tuple[str, ...]) -> str:
     """What an error calls it: enough to find it by, never the whole of it."""
+    if isinstance(source, tuple):
+        return f"{len(source)} frames"
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
     head = source[:_SHOWN_CHARS].strip()
