@@ -1,100 +1,39 @@
-"""Mixed load against a served checkpoint: every greedy reply is the one it gives alone, and nothing is left behind."""
+"""What a server meets in its life, for as long as asked. Prints what happened; status 1 where something was wrong.
+
+mixed: clients of every kind against a small budget. kills: kill -9 under load, again and again. connections: a
+thousand that idle or drip, beside hundreds that ask.
+"""
 
 import argparse
-import asyncio
 import json
 import os
-import subprocess
 import sys
-from typing import Any
 
-from tests.server.running import Running, eventually, serving
-from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
-from vllm_mlx.engine.engine import Engine
+from .connections import many_connections
+from .kills import many_kills
+from .mixed import mixed_load
 
-SAMPLE_S = 10.0  # from one look at the process's memory to the next
-KEPT = ("num_preemptions", "giving_way", "outcomes", "total_requests_processed")
+PARTS = {"mixed": mixed_load, "kills": many_kills, "connections": many_connections}
 
 
 def main() -> int:
     options = _options()
-    config = EngineConfig(
-        model=options.model,
-        memory_budget_bytes=options.memory_mb << 20,
-        max_model_len=2048,
-        max_queue=64,
-        max_pixels=1 << 16,
-        max_prefill_chunk=512,
-    )
-    engine = AsyncEngine.start(config)
-    with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
-        report = _soak(server, options)
-        report |= asyncio.run(_inside(engine))
-    print(json.dumps(report, indent=1))
+    report = PARTS[options.part](options)
+    print(json.dumps({**report, "machine_load": [round(each, 1) for each in os.getloadavg()]}, indent=1))
     return 1 if report["wrong"] else 0
 
 
-def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
-    told = ("--minutes", str(options.minutes), "--clients", str(options.clients), "--seed", str(options.seed))
-    load = subprocess.Popen([sys.executable, "-m", "scripts.soaking.load", server.url, *told], stdout=subprocess.PIPE)
-    memory_mb = [_memory_mb()]
-    while True:
-        try:
-            tally = json.loads(load.communicate(timeout=SAMPLE_S)[0])
-            break
-        except subprocess.TimeoutExpired:
-            memory_mb.append(_memory_mb())
-    eventually(lambda: not server.server.server_state.tasks)
-    with server.http() as http:
-        status = http.get("/v1/status").json()
-    return {
-        "minutes": options.minutes,
-        "load": [round(each, 1) for each in os.getloadavg()],
-        "requests": tally["done"],
-        "refused": tally["refused"],
-        "wrong": tally["wrong"],
-        "health_ms": _milliseconds(tally["health_s"]),
-        "memory_mb": memory_mb[:: max(1, len(memory_mb) // 20)],
-        **{name: status[name] for name in KEPT},
-    }
-
-
-async def _inside(engine: AsyncEngine) -> dict[str, Any]:
-    """Raises AssertionError where the cache is not sound or something was left behind."""
-
-    def look(loaded: Engine) -> dict[str, Any]:
-        tree = loaded.cache_tree
-        assert tree is not None
-        tree.check_integrity()
-        return {"rows": loaded.num_rows, "cache_entries": tree.stats.entry_count, "cache_bytes": tree.stats.used_bytes}
-
-    for _ in range(500):  # the last aborts are handled between steps
-        if await engine.num_rows() == 0:
-            break
-        await asyncio.sleep(0.02)
-    found = await asyncio.wrap_future(engine._thread.inspect(look))
-    assert found["rows"] == 0, "rows are left on the device"
-    return found
-
-
-def _memory_mb() -> int:
-    """What the process holds now. `ps` tells it on every system."""
-    told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
-    return int(told.stdout) >> 10
-
-
-def _milliseconds(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(1000 * each for each in seconds) or [0.0]
-    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * at))], 1) for name, at in places.items()}
-
-
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="how long (default: 60)")
-    parser.add_argument("--clients", type=int, default=8, help="at once (default: 8)")
-    parser.add_argument("--memory-mb", type=int, default=26, help="budget of the server (default: 26)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", choices=PARTS, default="mixed", help="what to meet (default: mixed)")
+    parser.add_argument("--minutes", type=float, default=60, help="mixed, connections: how long (default: 60)")
+    parser.add_argument("--times", type=int, default=50, help="kills: how often (default: 50)")
+    parser.add_argument("--clients", type=int, default=8, help="mixed: at once (default: 8)")
+    parser.add_argument("--active", type=int, default=200, help="connections: that ask at once (default: 200)")
+    parser.add_argument("--idle", type=int, default=1000, help="connections: that idle or drip (default: 1000)")
+    parser.add_argument("--memory-mb", type=int, default=26, help="mixed: budget of the server (default: 26)")
     parser.add_argument("--seed", type=int, default=0, help="another part of a long run takes another one")
     parser.add_argument("--model", default="demo", help="checkpoint to serve (default: demo)")
     return parser.parse_args()

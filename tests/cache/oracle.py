@@ -310,9 +310,9 @@ class FlatCache:
             del table.runs[end]
         table.retreat(damaged[:begin], begin)
 
-    def clear(self, fingerprint: str | None, salt: str | None) -> None:
+    def clear(self, fingerprint: str | None, salts: str) -> None:
         for space, table in self.tables.items():
-            if fingerprint in (None, space[0]) and salt in (None, space[1]):
+            if fingerprint in (None, space[0]) and space[1].startswith(salts):
                 for end in sorted(table.runs, key=len, reverse=True):
                     if end in table.runs:
                         table.retreat(end, 0)

@@ -142,9 +142,9 @@ class Session:
         self.may_exceed = self.tree.used_bytes > limit
 
     def clear(self) -> None:
-        fingerprint, salt = self.random.choice((*self.spaces, (None, "salt"), (self.spaces[0][0], None)))
-        self.tree.clear(fingerprint=fingerprint, salt=salt)
-        self.flat.clear(fingerprint, salt)
+        fingerprint, salts = self.random.choice((*self.spaces, (None, "sa"), (self.spaces[0][0], "")))
+        self.tree.clear(fingerprint=fingerprint, salts=salts)
+        self.flat.clear(fingerprint, salts)
 
     def compare(self) -> None:
         self.tree.check_integrity()

@@ -3,7 +3,9 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +19,16 @@ from vllm_mlx.processing.detokenizer import Detokenizer
 from vllm_mlx.processing.output import OutputProcessor
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.processing.vision import VisionProcessor
+from vllm_mlx.runner import multimodal
 from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.row_constraint import RowConstraint
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sampler import Sampler
 
+from ..processing.images.samples import corners, encode
 from .running import Running, serving
+from .test_images import data_url
 
 HI: Any = [{"role": "user", "content": "Tell me something that is long enough to be kept, please. " * 4}]
 CHAT: Any = {"model": "tiny", "messages": HI, "max_tokens": 8, "temperature": 0}
@@ -38,6 +44,7 @@ class Seam:
     name: str
     harmless: bool = False  # the request itself does not need it
     guided: bool = False
+    shows: bool = False  # a picture, to a model that sees
     after: int = 0  # calls that go well
 
 
@@ -51,6 +58,8 @@ SEAMS = {
     "snapshot": Seam(snapshot, "capture", harmless=True),
     "insert": Seam(PrefixTree, "insert", harmless=True),
     "restore": Seam(snapshot, "restore", harmless=True),
+    "vision tower": Seam(multimodal, "encode", shows=True),
+    "image processor": Seam(VisionProcessor, "show", shows=True),
     "template": Seam(Tokenizer, "apply_chat_template"),
     "tokenizer": Seam(Tokenizer, "encoding"),
     "detokenizer": Seam(Detokenizer, "feed", after=2),
@@ -60,10 +69,36 @@ SEAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(checkpoint: Any) -> Iterator[Running]:
-    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=1024, memory_budget_bytes=2 << 30)
+PICTURE = data_url(encode(corners()))
+PART: Any = {"type": "image_url", "image_url": {"url": PICTURE}}
+BLOCK: Any = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": PICTURE.partition(",")[2]},
+}
+ITEM: Any = {"type": "input_image", "image_url": PICTURE}
+SHOWN: Any = {
+    "/v1/chat/completions": {**CHAT, "messages": [{"role": "user", "content": [PART]}]},
+    "/v1/messages": {**CHAT, "messages": [{"role": "user", "content": [BLOCK]}]},
+    "/v1/responses": {**RESPONSE, "input": [{"role": "user", "content": [ITEM]}]},
+}
+
+
+@contextmanager
+def served(path: Path) -> Iterator[Running]:
+    config = EngineConfig(model=str(path), max_model_len=1024, memory_budget_bytes=2 << 30)
     with serving(AsyncEngine.start(config)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reading(checkpoint: Any) -> Iterator[Running]:
+    with served(checkpoint("qwen3")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def seeing(checkpoint: Any) -> Iterator[Running]:
+    with served(checkpoint("vision:qwen3_vl")) as running:
         yield running
 
 
@@ -123,16 +158,22 @@ def check_error(path: str, status: int, text: str, *, stream: bool) -> None:
 
 @pytest.mark.parametrize("name", SEAMS)
 def test_a_fault_ends_its_own_request_and_the_next_is_right(
-    server: Running, monkeypatch: pytest.MonkeyPatch, name: str
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     seam = SEAMS[name]
-    for path, plain in BODIES.items():
+    server = request.getfixturevalue("seeing" if seam.shows else "reading")
+    for path, plain in (SHOWN if seam.shows else BODIES).items():
         if seam.guided and path != "/v1/chat/completions":
             continue
         body = GUIDED if seam.guided else plain
         expected = said(ask(server, path, body)[1])
         for stream in (False, True):
-            if name in ("forward of a prompt", "snapshot", "insert"):  # with all of it cached, nothing would be done
+            if name in (
+                "forward of a prompt",
+                "snapshot",
+                "insert",
+                "vision tower",
+            ):  # with all of it cached, nothing would be done
                 with server.http() as client:
                     client.delete("/v1/cache")
             wait_for_afterthoughts(server)
@@ -153,7 +194,8 @@ def test_a_fault_ends_its_own_request_and_the_next_is_right(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_write_that_fails_leaves_no_row(server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+def test_a_write_that_fails_leaves_no_row(reading: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    server = reading
     path = "/v1/chat/completions"
     expected = said(ask(server, path, CHAT)[1])
     send = RequestResponseCycle.send

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.limits import RequestLimits
+from vllm_mlx.core.request import Request
 from vllm_mlx.server.bodies import MAX_DEPTH, is_deeper
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.connection import ConnectionLimits
 from vllm_mlx.server.rates import RateLimit
 
-from .fakes import FakeEngine
+from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished
 from .running import Running, eventually, post_bytes, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -169,6 +171,21 @@ def test_a_reply_may_take_its_time(impatient: Running) -> None:
             time.sleep(0.7)  # longer than headers may take: a connection that idles between requests is no slow one
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_does_not_read_its_reply(stream: bool) -> None:
+    """More than any socket buffers. The row is let go though the reply would have gone on for ever."""
+
+    def play(request: Request, index: int) -> Script:
+        endless = [Pause(None)] if stream else [finished()]
+        return (Started(PROMPT_TOKENS, 0), *[TextDelta("x" * (1 << 20))] * 24, *endless)
+
+    with serving(FakeEngine(play), connections=ConnectionLimits(take_s=0.5)) as server, server.connect() as connection:
+        connection.sendall(post_bytes("/v1/chat/completions", json.dumps({**CHAT, "stream": stream})))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        eventually(lambda: not server.server.server_state.connections)
+        eventually(lambda: len(server.engine.aborted if stream else server.engine.finished) == 1)
+
+
 @pytest.mark.parametrize("name", ["x-long", "x" * 3000])
 @pytest.mark.parametrize("whole", [True, False])
 def test_headers_that_are_too_long(impatient: Running, name: str, whole: bool) -> None:
@@ -209,6 +226,7 @@ def test_more_connections_than_there_may_be() -> None:
     [
         lambda: RequestLimits(max_tools=0),
         lambda: ConnectionLimits(head_s=0),
+        lambda: ConnectionLimits(take_s=0),
         lambda: ServerConfig(served_model_names=("m",), max_requests_per_minute=0),
         lambda: ServerConfig(served_model_names=("m",), body_s=0),
     ],

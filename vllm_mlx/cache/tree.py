@@ -254,11 +254,11 @@ class PrefixTree:
             self._retreat(damaged.parent, damaged.start)
         return before - self.used_bytes
 
-    def clear(self, *, fingerprint: str | None = None, salt: str | None = None) -> int:
-        """Removes all that is not pinned, of one model or salt if given. Returns the bytes freed."""
+    def clear(self, *, fingerprint: str | None = None, salts: str = "") -> int:
+        """Removes all that is not pinned, of one model if given, of salts that begin so. Returns the bytes freed."""
         before = self.used_bytes
         for space, paths in list(self._store.spaces.items()):
-            if fingerprint in (None, space[0]) and salt in (None, space[1]):
+            if fingerprint in (None, space[0]) and space[1].startswith(salts):
                 for leaf in paths.leaves:
                     self._retreat(leaf, 0)
         return before - self.used_bytes

@@ -74,7 +74,9 @@ def server_config(settings: Settings) -> "ServerConfig":
         separate_reasoning=settings.separate_reasoning,
         keep_alive_s=settings.keep_alive_s,
         limits=settings.request_limits(),
-        connections=ConnectionLimits(max_connections=settings.max_connections, head_s=settings.slow_client_s),
+        connections=ConnectionLimits(
+            max_connections=settings.max_connections, head_s=settings.slow_client_s, take_s=settings.slow_client_s
+        ),
         max_requests_per_minute=settings.max_requests_per_minute,
         body_s=settings.slow_client_s,
         max_body_bytes=settings.max_body_bytes or MAX_BODY_BYTES,

@@ -204,7 +204,8 @@ class Settings(BaseSettings):
     slow_client_s: float = setting(
         Panel.LIMITS,
         30.0,
-        "Seconds for a request's headers to come, and for its body, which gets longer if it is long.",
+        "Seconds for a request's headers to come, for its body, which gets longer if it is long, and for a client to go"
+        " on reading a reply.",
     )
 
     max_model_len: int | None = setting(

@@ -142,6 +142,7 @@ class AsyncEngine:
             request.request_id,
             len(prepared.prompt.token_ids),
             choices,
+            cache_salt=request.cache_salt,
             prompt_change=None if prepared.compared is None else prepared.compared.change,
             abort=self._thread.abort,
             closed=self._forget,
@@ -192,19 +193,23 @@ class AsyncEngine:
             )
         )
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request, or one of its replies, with Cancelled. False if no such one is under way."""
-        return any(generation.cancel(request_id) for generation in self._open_generations())
+    def cancel(self, request_id: str, *, salts: str = "") -> bool:
+        """End a request, or one of its replies, with Cancelled. False if none whose salt begins so is under way."""
+        own = [each for each in self._open_generations() if each.cache_salt.startswith(salts)]
+        return any(generation.cancel(request_id) for generation in own)
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
         self._raise_if_dead()
         return await asyncio.wrap_future(self._thread.inspect(Engine.cache_entries))
 
-    async def clear_cache(self) -> int:
-        """Forget all cached state that no restore is using right now; returns the bytes freed. Raises EngineDead."""
+    async def clear_cache(self, *, salts: str = "") -> int:
+        """Forget all cached state that no restore is using right now; returns the bytes freed. Raises EngineDead.
+
+        `salts`: what the salts of those begin with whose state is meant. Pictures have none, and go with all the rest.
+        """
         self._raise_if_dead()
-        return await asyncio.wrap_future(self._thread.inspect(Engine.clear_cache))
+        return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.clear_cache(salts)))
 
     async def shutdown(self, drain_s: float) -> None:
         """Refuse new requests, give running ones `drain_s` to finish, then fail what is left and end the thread."""

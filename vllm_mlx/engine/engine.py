@@ -124,11 +124,11 @@ class Engine:
     def cache_entries(self) -> list[Entry]:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
 
-    def clear_cache(self) -> int:
-        """Of prompts, replies and images. Returns the bytes freed."""
+    def clear_cache(self, salts: str = "") -> int:
+        """Of prompts and replies whose salt begins so; without `salts`, of images too. Returns the bytes freed."""
         media = self._runner.media
-        freed = 0 if media is None else media.clear()
-        return freed + (0 if self.cache_tree is None else self.cache_tree.clear())
+        freed = 0 if media is None or salts else media.clear()
+        return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
 
     def live_bytes(self) -> int:
         return self._runner.live_bytes()

@@ -90,12 +90,14 @@ class Generation:
         num_prompt_tokens: int,
         choices: Mapping[int, Choice],
         *,
+        cache_salt: str = "",
         prompt_change: PromptChange | None = None,
         abort: Callable[[Items[int]], None],
         closed: Callable[["Generation"], None],
     ):
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.cache_salt = cache_salt
         self.prompt_change = prompt_change
         self.seq_ids = tuple(choices)
         self._choices = choices

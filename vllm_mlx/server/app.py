@@ -1,8 +1,12 @@
 """Puts the HTTP application together. Knows no protocol."""
 
+import asyncio
+from functools import partial
+
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
 
 from .. import __version__
 from .auth import METRICS_PATH, APIKeyAuth
@@ -28,10 +32,9 @@ from .routes.status import status_routes
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     recent = Recent()
-    # Pages of docs are off: they would load their scripts from a content network.
-    app = FastAPI(
-        title="vllm-mlx", version=__version__, docs_url=None, redoc_url=None, middleware=_middleware(config, recent)
-    )
+    # Pages of docs are off, with FastAPI's own document: they would load their scripts from a content network.
+    app = FastAPI(title="vllm-mlx", version=__version__, openapi_url=None, middleware=_middleware(config, recent))
+    app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.limits = config.limits
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
@@ -43,6 +46,11 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app.include_router(page_routes())
     add_error_handlers(app)
     return app
+
+
+async def _openapi(app: FastAPI) -> Response:
+    """Made once, which takes half a second that nobody else shall wait for."""
+    return JSONResponse(await asyncio.to_thread(app.openapi))
 
 
 def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:

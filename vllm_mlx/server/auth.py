@@ -21,7 +21,7 @@ class APIKeyAuth:
     def __init__(self, app: ASGIApp, *, api_keys: Iterable[str], open_paths: Iterable[str] = ()) -> None:
         self._app = app
         self._open_paths = OPEN_PATHS | frozenset(open_paths)
-        self._digests = [_digest(key.encode()) for key in api_keys]
+        self._digests = [_digest(key.encode()) for key in dict.fromkeys(api_keys)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
@@ -29,7 +29,8 @@ class APIKeyAuth:
             return
         digest = _digest(_given_key(scope))
         if self._is_allowed(digest):
-            scope.setdefault("state", {})["tenant"] = digest.hex()
+            state = scope.setdefault("state", {})
+            state["tenant"], state["is_only_tenant"] = digest.hex(), len(self._digests) == 1
             await self._app(scope, receive, send)
             return
         response = http_error(scope["path"], 401, NO_KEY)

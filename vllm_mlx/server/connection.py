@@ -1,6 +1,7 @@
-"""Connections that send too slowly, too much, or are too many. Knows no route; the answers to most are the app's."""
+"""Connections that send or take too slowly, send too much, or are too many. Knows no route."""
 
 import asyncio
+import logging
 import resource
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..core.errors import ConfigError, TooManyRequests
 from .errors import envelope_of, http_error, respond
 
+logger = logging.getLogger(__name__)
 HARD_FACTOR = 2  # connections beyond so many times the limit are closed unanswered
 BUSY_S = 5.0  # for a client that finds all connections taken
 OPEN_FILES = 8192  # connections are files, and macOS begins with 256
@@ -23,11 +25,12 @@ class ConnectionLimits:
     max_connections: int = 1000
     max_header_bytes: int = 64 * 1024
     head_s: float = 30.0  # for a request's headers to come, from the first byte or the connection on
+    take_s: float = 30.0  # for a client to take what is written, once its buffers and ours are full
 
     def __post_init__(self) -> None:
-        for name in ("max_connections", "max_header_bytes", "head_s"):
+        for name in ("max_connections", "max_header_bytes", "head_s", "take_s"):
             if getattr(self, name) <= 0:
-                flag = "--slow-client-s" if name == "head_s" else f"--{name.replace('_', '-')}"
+                flag = "--slow-client-s" if name.endswith("_s") else f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} must be greater than 0.")
 
     def protocol(self) -> Any:
@@ -36,12 +39,13 @@ class ConnectionLimits:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's own protocol, with a clock and a count on what comes before a request is whole."""
+    """uvicorn's own protocol, with a clock and a count on requests that are not whole yet, and a clock on replies."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._clock: asyncio.TimerHandle | None = None
+        self._take_clock: asyncio.TimerHandle | None = None
         self._reads_head = True
         self._num_header_bytes = 0
 
@@ -54,7 +58,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._stop_take_clock()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._take_clock = self.loop.call_later(self._limits.take_s, self._is_not_taken)
+
+    def resume_writing(self) -> None:
+        self._stop_take_clock()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._clock is None and (self.cycle is None or self.cycle.response_complete):
@@ -84,6 +97,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
+
+    def _stop_take_clock(self) -> None:
+        if self._take_clock is not None:
+            self._take_clock.cancel()
+            self._take_clock = None
+
+    def _is_not_taken(self) -> None:
+        """What is under way for the client ends as if it had gone, and what waits for it is dropped."""
+        self._take_clock = None
+        logger.info("A client took nothing for %g seconds: its connection was closed", self._limits.take_s)
+        self.transport.abort()
 
     def _head_is_late(self) -> None:
         self._clock = None

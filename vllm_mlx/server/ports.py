@@ -70,16 +70,16 @@ class Engine(Protocol):
         """The same, as Prometheus reads it. Raises EngineDead."""
         ...
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request that `status` lists, with Cancelled. False if there is none of this id."""
+    def cancel(self, request_id: str, *, salts: str = "") -> bool:
+        """End a request that `status` lists, with Cancelled. False if there is none of this id and these salts."""
         ...
 
     async def cache_entries(self) -> Sequence[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
         ...
 
-    async def clear_cache(self) -> int:
-        """Forget cached state; returns the bytes freed. Raises EngineDead."""
+    async def clear_cache(self, *, salts: str = "") -> int:
+        """Forget cached state of salts that begin so; returns the bytes freed. Raises EngineDead."""
         ...
 
     async def shutdown(self, drain_s: float) -> None:

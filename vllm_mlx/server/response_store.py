@@ -69,3 +69,18 @@ class ResponseStore:
         for response in chain:
             self._responses.move_to_end(response.response_id)
         return chain
+
+
+class TenantStores:
+    """A store for each holder of a key, or one for all where no key is asked for. They share the room evenly."""
+
+    def __init__(self, num_keys: int) -> None:
+        self._share = max(1, num_keys)
+        self._stores: dict[str, ResponseStore] = {}
+
+    def of(self, tenant: str) -> ResponseStore:
+        if tenant not in self._stores:
+            self._stores[tenant] = ResponseStore(
+                max_responses=max(1, MAX_RESPONSES // self._share), max_bytes=MAX_BYTES // self._share
+            )
+        return self._stores[tenant]

@@ -1,4 +1,7 @@
-"""Whose request this is. Holders of different keys share no cached state, so none can time another's prompts."""
+"""Whose request this is. Holders of different keys share no cached state, so none can time another's prompts.
+
+Nor can one end, clear or read what is another's. Where there is one key, or none, everything is its holder's.
+"""
 
 from dataclasses import replace
 
@@ -13,6 +16,16 @@ def tenant_of(scope: Scope) -> str:
     return tenant
 
 
+def own_salts(scope: Scope) -> str:
+    """What the salts of all the holder's requests begin with."""
+    is_alone = scope.get("state", {}).get("is_only_tenant", True)
+    return "" if is_alone else _salts_of(tenant_of(scope))
+
+
 def kept_apart(request: Request, scope: Scope) -> Request:
     tenant = tenant_of(scope)
-    return replace(request, cache_salt=f"{tenant}/{request.cache_salt}") if tenant else request
+    return replace(request, cache_salt=_salts_of(tenant) + request.cache_salt) if tenant else request
+
+
+def _salts_of(tenant: str) -> str:
+    return f"{tenant}/"

@@ -25,20 +25,21 @@ from ..models import ServedModels
 from ..ports import Engine, Generation
 from ..recording import RecordingFold, RecordingStream
 from ..replying import documented, streamed, submit, whole
-from ..response_store import ResponseStore
+from ..response_store import ResponseStore, TenantStores
+from ..tenants import tenant_of
 
 EVENTS = "OpenAI's events, response.created to response.completed"
 
 
 def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
-    store = ResponseStore()
+    stores = TenantStores(len(config.api_keys))
     background = BackgroundReplies()
 
     @router.post("/v1/responses", responses=documented(ResponseReply, ErrorReply, EVENTS))
     async def responses(body: ResponsesBody, http: Request) -> Response:
         """A response with tools and reasoning, streamed, whole, or made in the background."""
-        model = models.resolve(body.model)
+        model, store = models.resolve(body.model), stores.of(tenant_of(http.scope))
         decoded = decode_response(
             _resolved(body, store),
             earlier=_earlier(body, store),
@@ -71,24 +72,25 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
         return _json(response(spec, "queued"))
 
     @router.get("/v1/responses/{response_id}", responses=documented(ResponseReply, ErrorReply, "nothing"))
-    async def read(response_id: str, stream: bool = False) -> Response:
+    async def read(response_id: str, http: Request, stream: bool = False) -> Response:
         """A stored response, as it stands."""
         if stream:
             raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
-        return _json(_found(store, response_id).reply)
+        return _json(_found(stores.of(tenant_of(http.scope)), response_id).reply)
 
     @router.delete("/v1/responses/{response_id}", responses=documented(Deleted, ErrorReply, "nothing"))
-    async def delete(response_id: str) -> Response:
+    async def delete(response_id: str, http: Request) -> Response:
         """Forgets a response. One that is still being made is cancelled."""
+        store = stores.of(tenant_of(http.scope))
         _found(store, response_id)
         await background.cancel(response_id)
         store.remove(response_id)
         return _json(Deleted(id=response_id, object="response", deleted=True))
 
     @router.post("/v1/responses/{response_id}/cancel", responses=documented(ResponseReply, ErrorReply, "nothing"))
-    async def cancel(response_id: str) -> Response:
+    async def cancel(response_id: str, http: Request) -> Response:
         """Ends a response that is made in the background. One that has ended stays as it is."""
-        found = _found(store, response_id)
+        found = _found(stores.of(tenant_of(http.scope)), response_id)
         if not found.reply.background:
             raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
         if await background.cancel(response_id):
@@ -98,11 +100,13 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
     @router.get("/v1/responses/{response_id}/input_items", responses=documented(InputItemList, ErrorReply, "nothing"))
     async def input_items(
         response_id: str,
+        http: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
         """What a stored response answered."""
+        store = stores.of(tenant_of(http.scope))
         _found(store, response_id)
         items = store.input_of(response_id)
         return _json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))

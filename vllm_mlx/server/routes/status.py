@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
@@ -15,6 +15,7 @@ from ...api.openai.replies import ErrorReply
 from ...core.errors import shown
 from ..ports import Engine
 from ..recent import Recent
+from ..tenants import own_salts
 from ..watching import StatusStream
 
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
@@ -37,9 +38,9 @@ def status_routes(engine: Engine, recent: Recent) -> APIRouter:
         return StatusStream(current, interval_s=interval)
 
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
-    async def cancel(request_id: str) -> dict[str, Any]:
-        """End a request that /v1/status lists. Its client gets an error that says so."""
-        if not engine.cancel(request_id):
+    async def cancel(request_id: str, http: Request) -> dict[str, Any]:
+        """End a request that came with the same key and that /v1/status lists. Its client is told."""
+        if not engine.cancel(request_id, salts=own_salts(http.scope)):
             raise HTTPException(404, f"No request `{shown(request_id)}` is under way.")
         return {"object": "request.cancelled", "id": request_id}
 
@@ -60,9 +61,10 @@ def status_routes(engine: Engine, recent: Recent) -> APIRouter:
         return {"object": "list", "data": entries, "cache": (await engine.status())["cache"]}
 
     @router.delete("/v1/cache")
-    async def clear_cache() -> dict[str, Any]:
-        """Forget all cached state. Running replies go on."""
-        return {"object": "cache.cleared", "freed_bytes": await engine.clear_cache()}
+    async def clear_cache(http: Request) -> dict[str, Any]:
+        """Forget all cached state of requests that came with the same key. Running replies go on."""
+        freed_bytes = await engine.clear_cache(salts=own_salts(http.scope))
+        return {"object": "cache.cleared", "freed_bytes": freed_bytes}
 
     return router
 

@@ -21,6 +21,7 @@ from .questions import CHAT, QUESTIONS, TOOLS, greedy, oracles, said, shown, use
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 NO_PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 BUSY = 429
+PATIENCE_S = 900  # of a client, on a machine that does much else
 
 
 @dataclass
@@ -29,11 +30,12 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     health_s: list[float] = field(default_factory=list)
+    slowest_s: dict[str, float] = field(default_factory=dict)
 
 
 class Client:
     def __init__(self, url: str, expected: dict[str, list[Any]], tally: Tally, seed: int) -> None:
-        self._http = httpx.Client(base_url=url, timeout=300, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
         self._address = (httpx.URL(url).host, httpx.URL(url).port or 80)
         self._expected, self._tally, self._chance = expected, tally, random.Random(seed)
 
@@ -42,12 +44,14 @@ class Client:
                  self.guided, self.call_tool, self.message, self.response, self.bad, self.bad_picture, self.oversize,
                  self.cut)  # fmt: skip
         while time.monotonic() < until_s:
-            kind = self._chance.choice(kinds)
+            kind, started_s = self._chance.choice(kinds), time.monotonic()
             try:
                 kind()
             except Exception as error:  # a client that the server broke is a finding, whatever broke it
                 self._wrong(f"{kind.__name__}: {type(error).__name__}: {error}")
             self._tally.done[kind.__name__] += 1
+            longest_s = self._tally.slowest_s.get(kind.__name__, 0.0)
+            self._tally.slowest_s[kind.__name__] = max(longest_s, round(time.monotonic() - started_s, 1))
 
     def ask(self) -> None:
         name = self._chance.choice(list(QUESTIONS))
@@ -167,7 +171,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     options = parser.parse_args()
-    with httpx.Client(base_url=options.url, timeout=300, trust_env=False) as http:
+    with httpx.Client(base_url=options.url, timeout=PATIENCE_S, trust_env=False) as http:
         expected = oracles(http)
     tally, until_s = Tally(), time.monotonic() + 60 * options.minutes
     clients = [Client(options.url, expected, tally, options.seed + number) for number in range(options.clients)]

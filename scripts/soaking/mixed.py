@@ -1,0 +1,84 @@
+"""Mixed load against a served checkpoint: every greedy reply is the one it gives alone, and nothing is left behind."""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from tests.server.running import Running, eventually, serving
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.engine import Engine
+
+from .figures import milliseconds
+
+SAMPLE_S = 10.0  # from one look at the process's memory to the next
+KEPT = ("num_preemptions", "giving_way", "outcomes", "total_requests_processed")
+
+
+def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
+    config = EngineConfig(
+        model=options.model,
+        memory_budget_bytes=options.memory_mb << 20,
+        max_model_len=2048,
+        max_queue=64,
+        max_pixels=1 << 16,
+        max_prefill_chunk=512,
+    )
+    engine = AsyncEngine.start(config)
+    with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
+        return _soak(server, options) | asyncio.run(_inside(engine))
+
+
+def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
+    told = ("--minutes", str(options.minutes), "--clients", str(options.clients), "--seed", str(options.seed))
+    load = subprocess.Popen(
+        [sys.executable, "-m", "scripts.soaking.clients", server.url, *told], stdout=subprocess.PIPE
+    )
+    memory_mb = [_memory_mb()]
+    while True:
+        try:
+            tally = json.loads(load.communicate(timeout=SAMPLE_S)[0])
+            break
+        except subprocess.TimeoutExpired:
+            memory_mb.append(_memory_mb())
+    eventually(lambda: not server.server.server_state.tasks)
+    with server.http() as http:
+        status = http.get("/v1/status").json()
+    return {
+        "minutes": options.minutes,
+        "requests": tally["done"],
+        "refused": tally["refused"],
+        "wrong": tally["wrong"],
+        "slowest_s": tally["slowest_s"],
+        "health_ms": milliseconds(tally["health_s"]),
+        "memory_mb": memory_mb[:: max(1, len(memory_mb) // 20)],
+        **{name: status[name] for name in KEPT},
+    }
+
+
+async def _inside(engine: AsyncEngine) -> dict[str, Any]:
+    """Raises AssertionError where the cache is not sound or something was left behind."""
+
+    def look(loaded: Engine) -> dict[str, Any]:
+        tree = loaded.cache_tree
+        assert tree is not None
+        tree.check_integrity()
+        return {"rows": loaded.num_rows, "cache_entries": tree.stats.entry_count, "cache_bytes": tree.stats.used_bytes}
+
+    for _ in range(500):  # the last aborts are handled between steps
+        if await engine.num_rows() == 0:
+            break
+        await asyncio.sleep(0.02)
+    found = await asyncio.wrap_future(engine._thread.inspect(look))
+    assert found["rows"] == 0, "rows are left on the device"
+    return found
+
+
+def _memory_mb() -> int:
+    """What the process holds now. `ps` tells it on every system."""
+    told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
+    return int(told.stdout) >> 10
