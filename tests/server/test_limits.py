@@ -153,7 +153,6 @@ def test_headers_that_drip(impatient: Running) -> None:
             while time.monotonic() - started_s < 10:
                 connection.sendall(b"\r\n")
                 time.sleep(0.05)
-        assert time.monotonic() - started_s < 5
 
 
 def test_a_body_that_does_not_come(impatient: Running) -> None:
