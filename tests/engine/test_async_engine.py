@@ -15,7 +15,9 @@ from vllm_mlx.engine.engine import Engine
 
 @pytest.fixture(scope="module")
 def engine(checkpoint):
-    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=4096)
+    config = EngineConfig(
+        model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=4096, max_queue=1000
+    )
     engine = AsyncEngine.start(config)
     yield engine
     asyncio.run(engine.shutdown(0))

@@ -26,7 +26,12 @@ TOOLS = [
 
 
 def run(
-    pieces: Iterable[str | Piece], *, reasoning: str | None = "qwen3", tools: str | None = "hermes", **options: Any
+    pieces: Iterable[str | Piece],
+    *,
+    reasoning: str | None = "qwen3",
+    tools: str | None = "hermes",
+    is_end: bool = False,
+    **options: Any,
 ):
     """The folded events of the pieces; a piece alone is plain text. Calls are named c0, c1, …"""
     numbers = itertools.count()
@@ -35,7 +40,7 @@ def run(
     for piece in pieces:
         text, special = piece if isinstance(piece, tuple) else (piece, False)
         events += parser.feed(text, special)
-    return fold([*events, *parser.finish()])
+    return fold([*events, *parser.finish(is_end=is_end)])
 
 
 def fold(events: Iterable[ContentEvent]) -> list[ContentEvent]:

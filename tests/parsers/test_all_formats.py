@@ -65,14 +65,17 @@ inputs = names.flatmap(lambda pair: st.tuples(st.just(pair), fragments(*pair).ma
 
 
 @settings(max_examples=examples(700), deadline=None)
-@given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans())
-def test_cuts_do_not_matter(case: Any, places: list[int], declared: bool, starts_in_reasoning: bool) -> None:
+@given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans(), st.booleans())
+def test_cuts_do_not_matter(
+    case: Any, places: list[int], declared: bool, starts_in_reasoning: bool, is_end: bool
+) -> None:
     (tools, reasoning), text = case
     options = {
         "tools": tools,
         "reasoning": reasoning,
         "tool_specs": TOOLS if declared else (),
         "starts_in_reasoning": starts_in_reasoning,
+        "is_end": is_end,
     }
     whole = run([text], **options)
     assert run(cut(text, places), **options) == whole
@@ -102,10 +105,10 @@ def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(inputs, st.booleans())
-def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool) -> None:
+@given(inputs, st.booleans(), st.booleans())
+def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool, is_end: bool) -> None:
     (tools, reasoning), text = case
-    events = run([text], tools=tools, reasoning=reasoning, tool_specs=TOOLS if declared else ())
+    events = run([text], tools=tools, reasoning=reasoning, tool_specs=TOOLS if declared else (), is_end=is_end)
     started = {event.index: event.name for event in events if isinstance(event, ToolCallStart)}
     arguments = {event.index: event.arguments for event in events if isinstance(event, ToolCallDelta)}
     assert list(started) == list(range(len(started)))

@@ -145,6 +145,33 @@ def test_reply_cut_anywhere_is_a_call_or_text(family: Family) -> None:
             assert (names == ["get_weather"] and not shown) or (not names and left == written)
 
 
+def is_part(value: Any, whole: Any) -> bool:
+    """Of an argument whose end is missing; what is not yet of its type may be a string."""
+    match value, whole:
+        case dict(), dict():
+            return [*value] == [*whole][: len(value)] and all(is_part(value[key], whole[key]) for key in value)
+        case list(), list():
+            return len(value) <= len(whole) and all(map(is_part, value, whole))
+        case ((int() | float()), (int() | float())):
+            return str(whole).startswith(str(value).removesuffix(".0"))
+    return isinstance(value, str) and (not isinstance(whole, str) or whole.startswith(value))
+
+
+@families
+def test_a_turn_that_ends_inside_a_call_gives_arguments_that_are_whole(family: Family) -> None:
+    arguments = {"path": 'é "q"\n', "tags": [{"a": [1, 22]}, "b", -1.5], "text": "東京 🙂 it's"}
+    text = family.calls(("write", arguments))
+    for end in range(len(text) + 1):
+        events = run([text[:end]], reasoning=None, tools=family.name, tool_specs=TOOLS, is_end=True)
+        if end % 5 == 0:
+            by_character = run(text[:end], reasoning=None, tools=family.name, tool_specs=TOOLS, is_end=True)
+            assert by_character == events
+        assert not events or isinstance(events[-1], ToolCallEnd | TextDelta)
+        if isinstance(events[0] if events else None, ToolCallStart):
+            written = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+            assert is_part(json.loads(written or "{}"), arguments), text[:end]
+
+
 @families
 def test_missing_closing_tags_between_calls(family: Family) -> None:
     """The call's own text is complete; what closes around it was left out before the next one opens."""

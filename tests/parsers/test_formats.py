@@ -163,7 +163,7 @@ WELL_FORMED = {
     ),
     "broken behind the name": (
         '<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.',
-        [*open_call("now", '{"a": '), Text('<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.')],
+        [*open_call("now", "{"), Text('<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.')],
     ),
     "cut in the name": ('<tool_call>{"name": "get_wea', [Text('<tool_call>{"name": "get_wea')]),
     "cut behind the name": ('<tool_call>{"name": "now", "argu', open_call("now")),

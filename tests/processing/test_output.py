@@ -223,6 +223,18 @@ def test_call_cut_at_max_tokens(play) -> None:
     assert finished(events).reason is FinishReason.LENGTH
 
 
+def test_a_call_in_which_the_model_ends_its_turn_is_made_whole(play) -> None:
+    events = play('<tool_call>{"name": "say", "arguments": {"text": "a b<|im_end|>', WITH_TOOLS)
+    assert events[:-1] == [ToolCallStart(0, "c0", "say"), ToolCallDelta(0, '{"text": "a b"}'), ToolCallEnd(0)]
+    assert finished(events).reason is FinishReason.TOOL_CALLS
+
+
+def test_a_reply_with_a_call_that_cannot_be_read_is_no_reply_of_calls(play) -> None:
+    events = play(f'{CALL}<tool_call>{{"name": "say", "arguments": {{"text": bad}}}}</tool_call>', WITH_TOOLS)
+    assert [type(event) for event in events].count(ToolCallEnd) == 1
+    assert finished(events).reason is FinishReason.STOP
+
+
 def test_length_wins_over_tool_calls(play) -> None:
     events = play(f"{CALL}\nand", WITH_TOOLS, reason=FinishReason.LENGTH)
     assert events[:-1] == [*CALL_EVENTS, TextDelta("\nand")]

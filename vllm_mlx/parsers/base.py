@@ -8,7 +8,8 @@ from ..core.events import ContentEvent
 class OutputParser(Protocol):
     """`feed` every piece, then `finish` once. The events never depend on where the text was cut.
 
-    `special`: the piece is the whole text of one added token of the tokenizer.
+    `special`: the piece is the whole text of one added token of the tokenizer. `is_end`: the model ended its turn, so
+    an open call is closed, its arguments made one JSON object. Else a limit cut the reply, and the call stays open.
     """
 
     text_starts: list[int]
@@ -24,4 +25,4 @@ class OutputParser(Protocol):
 
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]: ...
 
-    def finish(self) -> list[ContentEvent]: ...
+    def finish(self, *, is_end: bool = False) -> list[ContentEvent]: ...

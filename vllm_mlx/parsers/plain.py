@@ -16,6 +16,6 @@ class PlainParser:
         self._position += len(text)
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[ContentEvent]:
+    def finish(self, *, is_end: bool = False) -> list[ContentEvent]:
         self.text_starts = []
         return []

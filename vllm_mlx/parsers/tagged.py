@@ -82,7 +82,7 @@ class TaggedParser:
         self._advance(out)
         return out
 
-    def finish(self) -> list[ContentEvent]:
+    def finish(self, *, is_end: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
         self.text_starts = []
         if self._content.follows_call and (self._call is None or self._call.is_blank):
@@ -92,8 +92,7 @@ class TaggedParser:
             if self._call is None:
                 self._advance(out, final=True)
             elif self._call.is_started:
-                self._call.body.cut(self._pending)
-                self._sync(self._call, out)
+                self._finish_call(self._call, out, is_end)
                 return out
             else:
                 self._book(self._call, len(self._pending), out)
@@ -103,6 +102,15 @@ class TaggedParser:
         else:
             self._append_text(self._content.finish(), out)
         return out
+
+    def _finish_call(self, call: _Call, out: list[ContentEvent], is_end: bool) -> None:
+        if not is_end:
+            call.body.cut(self._pending)
+            self._sync(call, out)
+            return
+        call.body.end()
+        self._sync(call, out)
+        self._end_call(call, out)
 
     def _drop_cut_tag(self) -> None:
         """Behind a call, what may become a tag at the very end is one that was cut."""

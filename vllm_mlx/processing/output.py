@@ -12,6 +12,7 @@ from ..core.events import (
     TextDelta,
     ToolCallDelta,
     ToolCallEnd,
+    ToolCallStart,
     Usage,
 )
 from ..core.request import Request
@@ -71,7 +72,9 @@ class OutputProcessor:
         self._matched_stop: str | None = None
         self._num_piece_tokens = 0
         self._num_reasoning_tokens = 0
+        self._num_open_calls = 0
         self._num_calls = 0
+        self._was_closed = False  # a call was, which the model left open
         self.stopped = False
 
     def feed(self, tokens: Sequence[TokenOutput]) -> list[ContentEvent]:
@@ -91,12 +94,17 @@ class OutputProcessor:
     @property
     def reply(self) -> Reply:
         """So far; a stop token counts as soon as it was fed."""
-        return Reply(message=self._reply.message(), token_ids=tuple(self._token_ids), is_whole=self._reply.is_whole)
+        is_whole = self._reply.is_whole and not self._was_closed
+        return Reply(message=self._reply.message(), token_ids=tuple(self._token_ids), is_whole=is_whole)
 
     def finish(
         self, reason: FinishReason, stop_token_id: int | None = None, *, cached_tokens: int = 0
     ) -> list[GenerationEvent]:
-        """`stop_token_id` contributes no text, unless it is a tag that the format needs."""
+        """`stop_token_id` contributes no text, unless it is a tag that the format needs.
+
+        A call that only a limit left open stays open. Where the model ended its turn inside one, its arguments are made
+        whole: whatever is called complete can be run.
+        """
         out = self._take_echo()
         if not self.stopped:
             last, self._maybe_last = self._maybe_last, None
@@ -107,10 +115,16 @@ class OutputProcessor:
             if last is not None and is_end and not self.stopped:
                 self._feed_end_tag(last.token_id, out)
         if self._matched_stop is not None or not self.stopped:
-            self._add(self._parser.finish(), out)
+            self._finish_parser(reason, out)
         self.stopped = True
         self._reply.feed(out)
         return [*merged(out), self._finished(reason, stop_token_id, cached_tokens)]
+
+    def _finish_parser(self, reason: FinishReason, out: list[ContentEvent]) -> None:
+        num_calls = self._num_calls
+        is_end = reason is FinishReason.STOP or self._matched_stop is not None
+        self._add(self._parser.finish(is_end=is_end), out)
+        self._was_closed = self._num_calls > num_calls
 
     def _finished(self, reason: FinishReason, stop_token_id: int | None, cached_tokens: int) -> Finished:
         stop: str | int | None = self._matched_stop
@@ -118,7 +132,7 @@ class OutputProcessor:
             reason = FinishReason.STOP
         elif stop_token_id in self._request.sampling.stop_token_ids:
             stop = stop_token_id
-        if reason is FinishReason.STOP and self._num_calls:
+        if reason is FinishReason.STOP and self._num_calls and not self._num_open_calls:
             reason = FinishReason.TOOL_CALLS
         usage = Usage(
             prompt_tokens=self._num_prompt_tokens,
@@ -212,6 +226,7 @@ class OutputProcessor:
             events = self._logprobs.attach(events, self._parser.text_starts)
         for event in events:
             out.append(event)
+            self._num_open_calls += isinstance(event, ToolCallStart) - isinstance(event, ToolCallEnd)
             if isinstance(event, ToolCallEnd):
                 self._num_calls += 1
                 if self._has_all_calls:

@@ -59,7 +59,13 @@ class Body:
         return False
 
     def cut(self, rest: str) -> None:
-        """The reply ends inside the body, `rest` being held back: add to the arguments what there is of them."""
+        """A limit ends the reply inside the body, `rest` being held back: add what there is of the arguments."""
+
+    def end(self) -> None:
+        """The model ends its turn inside the body: close the arguments, so that they are one JSON object.
+
+        What is held back goes, as the tag that it may have become, and so does an item whose value did not begin.
+        """
 
     def follow(self) -> "Body | None":
         """Behind a complete call: what reads a further one that has no opening tag of its own."""
@@ -114,6 +120,10 @@ class Wrapper(Body):
     def cut(self, rest: str) -> None:
         if self._inner is not None:
             self._inner.cut(rest)
+
+    def end(self) -> None:
+        if self._inner is not None:
+            self._inner.end()
 
     def follow(self) -> Body | None:
         return self._inner.follow() if self._inner is not None else None

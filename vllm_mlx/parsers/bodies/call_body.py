@@ -53,3 +53,7 @@ class CallBody(Body):
     def cut(self, rest: str) -> None:
         if self._scanner is not None:
             self._scanner.add_partial(rest)
+
+    def end(self) -> None:
+        if self._scanner is not None:
+            self._scanner.close()

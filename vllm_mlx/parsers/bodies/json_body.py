@@ -75,6 +75,13 @@ class JsonBody(Body):
         elif (text := self._scanner.take()).startswith('"'):
             self._arguments += json.loads(text + '"')
 
+    def end(self) -> None:
+        if self._scanner is not None and self._streams:
+            self._arguments += self._scanner.closing()
+        elif not self._has_arguments:
+            is_value = self._scanner is not None and self._state is _State.VALUE and self._key in _ARGUMENT_KEYS
+            self._set_arguments(_closed(self._scanner.take()) if self._scanner is not None and is_value else "{}")
+
     def _read_structure(self, char: str) -> int:
         """Returns the number of characters read: the first one of a value is left to its scanner."""
         match self._state, char:
@@ -138,6 +145,16 @@ class JsonBody(Body):
     def _set_arguments(self, arguments: str) -> None:
         self._arguments += arguments
         self._has_arguments = True
+
+
+def _closed(value: str) -> str:
+    """The object that a JSON string holds of which the end is missing."""
+    scanner = JsonScanner()
+    text = json.loads(value + '"').lstrip() if value else ""
+    if text.startswith("{"):
+        scanner.consume(text)
+        return "{}" if scanner.failed else scanner.take() + scanner.closing()
+    return "{}"
 
 
 def _object_in(value: str) -> str | None:

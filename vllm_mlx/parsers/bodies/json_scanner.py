@@ -35,6 +35,7 @@ class JsonScanner:
         self._closers: list[str] = []
         self._is_key = False
         self._partial = ""  # of a scalar or an escape
+        self._held: list[str] = []  # a separator and a key, which leave with the value they belong to
         self._out: list[str] = []
 
     def take(self) -> str:
@@ -44,9 +45,20 @@ class JsonScanner:
         return text
 
     def take_partial(self) -> str:
-        """What was read and not yet checked; for a text that was cut."""
-        partial, self._partial = self._partial, ""
+        """What was read and not yet given; for a text that was cut."""
+        partial = "".join(self._held) + self._partial
+        self._held.clear()
+        self._partial = ""
         return partial
+
+    def closing(self) -> str:
+        """What makes one value of the text that was given so far. An item whose value did not come goes."""
+        end = ""
+        if self._state is _State.SCALAR and _SCALAR.match(self._partial):
+            end = self.take_partial()
+        elif self._state in (_State.STRING, _State.ESCAPE, _State.UNICODE) and not self._is_key:
+            end = '"'
+        return end + "".join(reversed(self._closers))
 
     def consume(self, text: str, start: int = 0, *, final: bool = False) -> int:
         """Read on from `start`; return where reading ended: at the end, behind the value, or at a wrong character."""
@@ -67,11 +79,11 @@ class JsonScanner:
 
     def _read_string(self, text: str, position: int) -> int:
         if plain := _PLAIN.match(text, position):
-            self._out.append(plain.group())
+            self._write(plain.group())
             return plain.end()
         char = text[position]
         if char == '"':
-            self._out.append(char)
+            self._write(char)
             if self._is_key:
                 self._state = _State.COLON
             else:
@@ -80,7 +92,7 @@ class JsonScanner:
             self._partial = char
             self._state = _State.ESCAPE
         else:
-            self._out.append(_escaped_control(char))
+            self._write(_escaped_control(char))
         return position + 1
 
     def _read_escape(self, char: str, position: int) -> int:
@@ -100,7 +112,7 @@ class JsonScanner:
         return position + 1
 
     def _end_escape(self, text: str) -> None:
-        self._out.append(text)
+        self._write(text)
         self._partial = ""
         self._state = _State.STRING
 
@@ -124,7 +136,7 @@ class JsonScanner:
 
     def _read_structure(self, text: str, position: int) -> int:
         if white := _WHITE.match(text, position):
-            self._out.append(white.group())
+            self._write(white.group())
             return white.end()
         char = text[position]
         state = self._state
@@ -137,10 +149,10 @@ class JsonScanner:
         elif state in (_State.KEY, _State.KEY_OR_END) and char == '"':
             self._begin_string(is_key=True)
         elif state is _State.COLON and char == ":":
-            self._out.append(char)
+            self._held.append(char)
             self._state = _State.VALUE
         elif state is _State.COMMA_OR_END and char == ",":
-            self._out.append(char)
+            self._held.append(char)
             self._state = _State.KEY if self._closers[-1] == "}" else _State.VALUE
         else:
             self.failed = True
@@ -151,6 +163,7 @@ class JsonScanner:
         if char == '"':
             self._begin_string(is_key=False)
         elif char in "{[" and len(self._closers) < MAX_DEPTH:
+            self._release()
             self._out.append(char)
             self._closers.append("}" if char == "{" else "]")
             self._state = _State.KEY_OR_END if char == "{" else _State.VALUE_OR_END
@@ -163,9 +176,20 @@ class JsonScanner:
         return position + 1
 
     def _begin_string(self, *, is_key: bool) -> None:
-        self._out.append('"')
+        if is_key:
+            self._held.append('"')
+        else:
+            self._release()
+            self._out.append('"')
         self._is_key = is_key
         self._state = _State.STRING
+
+    def _write(self, text: str) -> None:
+        (self._held or self._out).append(text)
+
+    def _release(self) -> None:
+        self._out += self._held
+        self._held.clear()
 
 
 def _escaped_control(char: str) -> str:

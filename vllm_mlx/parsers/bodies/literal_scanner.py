@@ -52,7 +52,7 @@ class LiteralScanner:
         self._closers = [closer]  # of the lists and objects being read
         self._state = _State.KEY
         self._is_after_assign = False
-        self._separator = ""  # to be written before the next item
+        self._held = ""  # a separator and a key, which leave with the value they belong to
         self._quote = ""
         self._is_key = False
         self._word = ""
@@ -65,12 +65,25 @@ class LiteralScanner:
 
     def add_partial(self, rest: str) -> None:
         """The reply ends inside the list: give what was read, and `rest` where it is part of a string."""
+        self._release()
         if self._state is _State.WORD:
             constants = [value[: len(self._word)] for key, value in _CONSTANTS.items() if key.startswith(self._word)]
             is_string = self._dialect.has_words and not constants and self._word[:1].isalpha()
             self._out.append(_quoted(self._word)[:-1] if is_string else constants[0] if constants else self._word)
         elif self._state is _State.STRING and not (self._dialect.has_escapes and rest.startswith("\\")):
             self._out.append(_quoted(rest)[1:-1])
+
+    def close(self) -> None:
+        """The list ends without its end: what was read becomes one object. An item whose value did not come goes."""
+        if self._state is _State.STRING and not self._is_key:
+            self._out.append('"')
+        elif self._state is _State.WORD and (value := _literal(self._word, has_words=self._dialect.has_words)):
+            self._release()
+            self._out.append(value)
+        while self._closers:
+            self._out.append("]" if self._in_array else "}")
+            self._closers.pop()
+        self.done = True
 
     def consume(self, text: str, *, final: bool = False) -> int:
         position = 0
@@ -96,12 +109,12 @@ class LiteralScanner:
         match self._state:
             case _State.NEXT if char == ",":
                 self._state = _State.VALUE if self._in_array else _State.KEY
-                self._separator = ", "
+                self._held = ", "
                 return position + 1
             case _State.KEY:
                 return self._read_key(text, position, final)
             case _State.ASSIGN if char == self._assign:
-                self._out.append(": ")
+                self._held += ": "
                 self._state = _State.VALUE
                 self._is_after_assign = True
                 return position + 1
@@ -121,7 +134,7 @@ class LiteralScanner:
     def _close(self, position: int) -> int:
         self._out.append("]" if self._in_array else "}")
         self._closers.pop()
-        self._separator = ""
+        self._held = ""
         self.done = not self._closers
         self._end_value()
         return position + 1
@@ -130,9 +143,16 @@ class LiteralScanner:
         self._state = _State.NEXT
         self._is_after_assign = False
 
-    def _begin_item(self) -> None:
-        self._out.append(self._separator)
-        self._separator = ""
+    def _release(self) -> None:
+        self._out.append(self._held)
+        self._held = ""
+
+    def _write(self, text: str) -> None:
+        """Of a string."""
+        if self._is_key:
+            self._held += text
+        else:
+            self._out.append(text)
 
     def _read_key(self, text: str, position: int, final: bool) -> int:
         quote = self._quote_at(text, position, final)
@@ -146,8 +166,7 @@ class LiteralScanner:
             return position
         if key.end() == len(text) and not final:
             return position
-        self._begin_item()
-        self._out.append(_quoted(key.group()))
+        self._held += _quoted(key.group())
         self._state = _State.ASSIGN
         return key.end()
 
@@ -162,7 +181,7 @@ class LiteralScanner:
             if len(self._closers) >= MAX_DEPTH:
                 self.failed = True
                 return position
-            self._begin_item()
+            self._release()
             self._out.append("{" if char == "{" else "[")
             self._closers.append({"[": "]", "{": "}", "(": ")"}[char])
             self._state = _State.KEY if char == "{" else _State.VALUE
@@ -171,7 +190,6 @@ class LiteralScanner:
         if _WORD.match(text, position) is None:
             self.failed = True
             return position
-        self._begin_item()
         self._state = _State.WORD
         self._word = ""
         return position
@@ -188,19 +206,20 @@ class LiteralScanner:
     # Strings
 
     def _begin_string(self, quote: str, position: int, *, is_key: bool) -> int:
-        self._begin_item()
-        self._out.append('"')
+        if not is_key:
+            self._release()
         self._quote = quote
         self._is_key = is_key
         self._state = _State.STRING
+        self._write('"')
         return position + len(quote)
 
     def _read_string(self, text: str, position: int, final: bool) -> int:
         if plain := _PLAIN.match(text, position):
-            self._out.append(plain.group())
+            self._write(plain.group())
             return plain.end()
         if text.startswith(self._quote, position):
-            self._out.append('"')
+            self._write('"')
             if self._is_key:
                 self._state = _State.ASSIGN
             else:
@@ -210,7 +229,7 @@ class LiteralScanner:
             return position
         if text[position] == "\\" and self._dialect.has_escapes:
             return self._read_escape(text, position, final)
-        self._out.append(_quoted(text[position])[1:-1])
+        self._write(_quoted(text[position])[1:-1])
         return position + 1
 
     def _read_escape(self, text: str, position: int, final: bool) -> int:
@@ -224,10 +243,10 @@ class LiteralScanner:
                 return position
             code = int(digits, 16)
             if code <= 0x10FFFF:
-                self._out.append(f"\\u{code:04x}" if length == 4 else json.dumps(chr(code))[1:-1])
+                self._write(f"\\u{code:04x}" if length == 4 else json.dumps(chr(code))[1:-1])
                 return position + 2 + length
         written = _ESCAPES.get(char, char if char in "\\\"'" else "\\" + char)
-        self._out.append(_quoted(written)[1:-1])
+        self._write(_quoted(written)[1:-1])
         return position + 2
 
     # Words: numbers, constants and, in some dialects, strings without quotes
@@ -244,6 +263,7 @@ class LiteralScanner:
         if value is None:
             self.failed = True
         else:
+            self._release()
             self._out.append(value)
             self._end_value()
         return position

@@ -151,6 +151,9 @@ class NestedXmlBody(Body):
             self._writer.feed(rest)
             self._writer.cut()
 
+    def end(self) -> None:
+        self.close()
+
 
 def _safe_end(text: str, start: int, prefix: str) -> int:
     """Up to where no prefix begins."""

@@ -70,6 +70,9 @@ class ObjectBody(Body):
         if self._scanner is not None and not self._scanner.done:
             self._arguments += self._scanner.take_partial()
 
+    def end(self) -> None:
+        self._arguments += "{}" if self._scanner is None else self._scanner.closing()
+
 
 class KeyedBody(Body):
     """`{"name": {…}}`: the name is the one key, its value the arguments."""
@@ -142,3 +145,7 @@ class KeyedBody(Body):
     def cut(self, rest: str) -> None:
         if self._arguments is not None and self._awaits == "":
             self._arguments.cut(rest)
+
+    def end(self) -> None:
+        if self._arguments is not None and self._awaits == "":
+            self._arguments.end()

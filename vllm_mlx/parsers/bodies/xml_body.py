@@ -90,6 +90,11 @@ class XmlBody(Body):
             self._writer.feed(self._final_break)
             self._writer.cut()
 
+    def end(self) -> None:
+        if self._state in (_State.VALUE, _State.CDATA, _State.AFTER_CDATA):
+            self._end_value()
+        self._writer.close()
+
     def _set_name(self, name: str) -> None:
         self.name = name
         self._writer = ArgumentsWriter(self._schemas.get(name))

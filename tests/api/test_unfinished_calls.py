@@ -1,0 +1,70 @@
+"""A turn that a model ends anywhere inside its call, from text to wire: clients get arguments that they can read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from vllm_mlx.api.openai.encode import ChatStream
+from vllm_mlx.api.openai.fold import ChatFold
+from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
+from vllm_mlx.parsers import make_parser
+
+from .anthropic.test_replies import accumulated
+from .anthropic.test_replies import folded as folded_message
+from .anthropic.test_replies import streamed as streamed_message
+from .bodies import spec
+from .events import finished
+from .fakes import FakeTokens
+from .responses.test_replies import events_of
+from .responses.test_replies import folded as folded_response
+from .responses.test_replies import streamed as streamed_response
+from .streams import folded_choice, stream
+
+FIRST = {"path": "a"}
+CALLS = [
+    '<tool_call>{"name": "ls", "arguments": {"path": "a"}}</tool_call>'
+    '<tool_call>{"name": "ls", "arguments": {"path": "b \\u00e9", "depth": [1, 22], "all": true}}</tool_call>',
+    "<tool_call><function=ls><parameter=path>\na\n</parameter></function></tool_call>"
+    "<tool_call><function=ls><parameter=path>\nb\n</parameter><parameter=depth>\n22\n</parameter></function></tool_call>",
+]
+
+
+def chat(events: list[GenerationEvent]) -> list[str]:
+    fold = ChatFold(spec(), FakeTokens())
+    for event in events:
+        fold.feed(0, event)
+    [choice] = json.loads(fold.finish())["choices"]
+    assert folded_choice(stream(ChatStream(spec(), FakeTokens()), [(0, event) for event in events]), 0) == choice
+    assert choice["finish_reason"] == "tool_calls"
+    return [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+
+
+def messages(events: list[GenerationEvent]) -> list[str]:
+    message = folded_message(events)
+    assert accumulated(streamed_message(events))["content"] == message["content"]
+    assert message["stop_reason"] == "tool_use"
+    return [json.dumps(block["input"]) for block in message["content"] if block["type"] == "tool_use"]
+
+
+def responses(events: list[GenerationEvent]) -> list[str]:
+    response = folded_response(events)
+    done = events_of(streamed_response(events))[-1]["response"]["output"]
+    assert [item.get("arguments") for item in done] == [item.get("arguments") for item in response["output"]]
+    assert response["status"] == "completed"
+    return [item["arguments"] for item in response["output"] if item["type"] == "function_call"]
+
+
+@pytest.mark.parametrize("protocol", [chat, messages, responses])
+@pytest.mark.parametrize("text", CALLS)
+def test_arguments_are_whole_wherever_the_model_ended_its_turn(protocol: Any, text: str) -> None:
+    start = text.index("</tool_call>") + len("</tool_call>")
+    for end in range(start, len(text) + 1):
+        parser = make_parser(None, "hermes", call_ids=iter("12").__next__)
+        events = [event for character in text[:end] for event in parser.feed(character)]
+        events += parser.finish(is_end=True)
+        if not isinstance(events[-1], ToolCallEnd):
+            continue  # it shows as text
+        first, *rest = map(json.loads, protocol([Started(5, 0), *events, finished(FinishReason.TOOL_CALLS)]))
+        assert first == FIRST
+        assert all(isinstance(arguments, dict) for arguments in rest)
