@@ -175,6 +175,9 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
     given: dict[str, object] = {
         "limit_mm_per_prompt": '{"image": 3, "video": 0}',
         "max_image_bytes": "2MB",
+        "max_video_bytes": "3MB",
+        "max_video_pixels": "1500",
+        "max_decode_s": "1",
         "max_image_pixels": "1000",
         "max_request_pixels": "2000",
         "media_timeout_s": "2.5",
@@ -187,16 +190,19 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
     media, default = load_settings(given).engine_config().media, MediaConfig()
     assert all(getattr(media, field.name) != getattr(default, field.name) for field in dataclasses.fields(MediaConfig))
     assert (media.max_images, media.max_image_bytes, media.media_cache_bytes) == (3, 2_000_000, 0)
+    assert (media.max_videos, media.max_video_bytes) == (0, 3_000_000)
+    assert load_settings({"limit_mm_per_prompt": "video=2"}).engine_config().media.max_images == default.max_images
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"limit_mm_per_prompt": "4"}, "--limit-mm-per-prompt: write image=4"),
-        ({"limit_mm_per_prompt": "image=4,video=1"}, "takes no video"),
+        ({"limit_mm_per_prompt": "image=4,audio=1"}, "takes no audio"),
         ({"limit_mm_per_prompt": '{"image": 1.5}'}, "write image=4"),
         ({"limit_mm_per_prompt": '{"image": '}, "write image=4"),
-        ({"limit_mm_per_prompt": "video=0"}, "write image=4"),
+        ({"limit_mm_per_prompt": "{}"}, "write image=4"),
+        ({"max_video_bytes": "0"}, "--max-video-bytes must be greater than 0"),
         ({"max_image_bytes": "50%"}, "give bytes, such as 20MB"),
         ({"max_image_bytes": "20XB"}, "give bytes, such as 20MB"),
         ({"max_image_bytes": "-1"}, "give bytes, such as 20MB"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.sequence import MediaItem
-from vllm_mlx.processing.layouts import image_layout
+from vllm_mlx.processing.layouts import image_layout, joined, video_layouts
 from vllm_mlx.runner.positions import chunk_positions, text_delta
 
 GRIDS = [(1, 2, 4), (1, 3, 2), (1, 1, 5)]
@@ -38,6 +38,30 @@ def test_every_cut_gives_the_same_positions():
     for start in range(LENGTH):
         for end in range(start + 1, LENGTH + 1):
             assert (chunk_positions(IMAGES, start, end) == whole[:, start:end]).all()
+
+
+def pieces(offset, layouts):
+    items = []
+    for layout in layouts:
+        items.append(MediaItem(b"", offset, layout.positions.shape[1], {}, layout))
+        offset = items[-1].end
+    return items
+
+
+@pytest.mark.parametrize("group", [1, 2, 5])
+def test_a_video_stands_in_time_and_in_whichever_pieces_it_comes(group):
+    """Qwen2.5-VL: `floor(t * seconds between grids * tokens a second)`, here 2 frames at 1.5 a second and 2 tokens."""
+    step = 2 / 1.5 * 2
+    positions = chunk_positions(pieces(3, video_layouts((5, 1, 2), step, group)), 0, 15)
+    assert positions[0].tolist() == [0, 1, 2, *(3 + t for t in (0, 0, 2, 2, 5, 5, 8, 8, 10, 10)), 14, 15]
+    assert positions[1].tolist() == [0, 1, 2, *[3] * 10, 14, 15]
+    assert positions[2].tolist() == [0, 1, 2, *[3, 4] * 5, 14, 15]
+
+
+def test_text_between_frames_is_text():
+    frame = image_layout((1, 2, 2))
+    [item] = pieces(1, [joined([frame, 2, frame])])
+    assert chunk_positions([item], 0, 12)[2].tolist() == [0, 1, 2, 1, 2, 3, 4, 5, 6, 5, 6, 7]
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])

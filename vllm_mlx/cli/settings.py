@@ -22,7 +22,7 @@ from ..core.request import SamplingParams
 from .banner import is_local
 from .keys import read_keys
 from .memory import MemoryAmount, parse_bytes, parse_memory
-from .per_prompt import max_per_prompt, parse_limit
+from .per_prompt import DEFAULT, max_per_prompt, parse_limit
 
 ENV_PREFIX = "VLLM_MLX_"
 DEMO_MODEL = "demo"
@@ -36,7 +36,7 @@ class Panel(StrEnum):
     SERVER = "Server"
     LIMITS = "Limits"
     ENGINE = "Engine and memory"
-    IMAGES = "Images"
+    IMAGES = "Images and videos"
     SAMPLING = "Sampling defaults"
 
 
@@ -249,31 +249,37 @@ class Settings(BaseSettings):
     )
     cache_thinking_tokens: bool = setting(Panel.ENGINE, False, "Another name for `--cache-reasoning keep`.")
 
-    limit_mm_per_prompt: PerPrompt = setting(
-        Panel.IMAGES, f"image={MediaConfig().max_images}", "Images that one request may hold."
-    )
+    limit_mm_per_prompt: PerPrompt = setting(Panel.IMAGES, DEFAULT, "Images and videos that one request may hold.")
     max_image_bytes: ByteCount = media_setting(
         "max_image_bytes", "Largest image file, as it is sent or fetched, in bytes (`20MB`)."
     )
-    max_image_pixels: int = media_setting(
-        "max_image_pixels", "Pixels of the largest image; a larger one is refused before it is decoded."
+    max_video_bytes: ByteCount = media_setting(
+        "max_video_bytes", "Largest video file, as it is sent or fetched, in bytes (`100MB`)."
     )
+    max_image_pixels: int = media_setting(
+        "max_image_pixels", "Pixels of the largest image or frame; a larger one is refused before it is decoded."
+    )
+    max_video_pixels: int = media_setting(
+        "max_video_pixels", "Pixels of all frames that are shown of a video; larger frames are scaled down to that."
+    )
+    max_decode_s: float = media_setting("max_decode_s", "Seconds that the decoding of one video may take.")
     max_request_pixels: int = media_setting(
-        "max_request_pixels", "Pixels of all images of one request, and of all that are decoded at once."
+        "max_request_pixels", "Pixels of all images and videos of one request, and of all that are decoded at once."
     )
     media_timeout_s: float = media_setting("media_timeout_s", "Seconds for all that one request has to be fetched.")
     max_media_redirects: int = media_setting("max_media_redirects", "Redirects that an address may go through.")
     media_content_type: Several = media_setting(
-        "media_content_type", "Content type under which images are served on the web; `*` stands for anything."
+        "media_content_type",
+        "Content type under which media are served on the web; `*` stands for anything.",
     )
     allow_private_media: bool = media_setting(
-        "allow_private_media", "Fetch images from addresses that are not on the public internet, this machine's too."
+        "allow_private_media", "Fetch media from addresses that are not on the public internet, this machine's too."
     )
     media_root: str | None = media_setting(
-        "media_root", "Folder whose files requests may name as images. Default: no file may be named."
+        "media_root", "Folder whose files requests may name as images or videos. Default: no file may be named."
     )
     media_cache_bytes: ByteCount = media_setting(
-        "media_cache_bytes", "Bytes of decoded pictures kept for the turns to come (`256MB`); 0: none."
+        "media_cache_bytes", "Bytes of decoded pictures and videos kept for the turns to come (`256MB`); 0: none."
     )
 
     default_thinking_token_budget: int | None = setting(
@@ -335,8 +341,9 @@ class Settings(BaseSettings):
 
     def media_config(self) -> MediaConfig:
         same_name = {field.name for field in dataclasses.fields(MediaConfig)} & set(type(self).model_fields)
-        max_images = max_per_prompt(self.limit_mm_per_prompt)
-        return MediaConfig(max_images=max_images, **{name: getattr(self, name) for name in same_name})
+        most = max_per_prompt(self.limit_mm_per_prompt)
+        values = {name: getattr(self, name) for name in same_name}
+        return MediaConfig(max_images=most["image"], max_videos=most["video"], **values)
 
     def sampling_defaults(self) -> SamplingDefaults:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingDefaults)}

@@ -32,30 +32,40 @@ class ReasoningStrings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
-    """What of a request's images is taken, and where from."""
+    """What of a request's images and videos is taken, and where from."""
 
     max_images: int = 100  # of one request
+    max_videos: int = 4  # of one request
     max_image_bytes: int = 20_000_000  # of one file, as it comes
-    max_image_pixels: int = 50_000_000  # of one image
+    max_video_bytes: int = 100_000_000  # of one file, as it comes
+    max_image_pixels: int = 50_000_000  # of one image, or of one frame of a video
+    max_video_pixels: int = 24 << 20  # of all frames that are shown of a video: larger ones are scaled down
+    max_decode_s: float = 30.0  # for one video
     max_request_pixels: int = 256_000_000  # of all images of one request, and of all that are decoded at once
     media_timeout_s: float = 10.0  # for all that one request fetches
     max_media_redirects: int = 3
-    media_content_type: tuple[str, ...] = ("image/*", "application/octet-stream", "binary/octet-stream")
+    media_content_type: tuple[str, ...] = ("image/*", "video/*", "application/octet-stream", "binary/octet-stream")
     media_root: str | None = None  # folder whose files may be named; None: no file may
     allow_private_media: bool = False  # fetch from addresses that are not public, too
     media_cache_bytes: int = 256_000_000  # decoded pictures kept for the next turn
 
     def __post_init__(self) -> None:
-        for name in ("max_image_bytes", "max_image_pixels", "media_timeout_s"):
+        for name in (
+            *("max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels"),
+            *("max_decode_s", "media_timeout_s"),
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
-        for name in ("max_images", "max_media_redirects", "media_cache_bytes"):
+        for name in ("max_images", "max_videos", "max_media_redirects", "media_cache_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 0.")
         if self.max_image_pixels > MAX_IMAGE_PIXELS:
             raise ConfigError(f"--max-image-pixels must be at most {MAX_IMAGE_PIXELS}: no larger image is decoded.")
         if self.max_request_pixels < self.max_image_pixels:
             raise ConfigError("--max-request-pixels must be at least --max-image-pixels.")
+
+    def max_bytes(self, kind: Literal["image", "video"]) -> int:
+        return self.max_image_bytes if kind == "image" else self.max_video_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ VLLMMLXError
 │   ├── InvalidParameter   a value outside its range
 │   ├── Unsupported        a field this server refuses to ignore
 │   ├── InvalidImage       an image that cannot be had or read, or is beyond a bound
+│   │   └── InvalidVideo   the same of a video
 │   ├── ContextLengthExceeded
 │   ├── TemplateError      the chat template cannot take this conversation
 │   ├── ModelNotFound
@@ -69,6 +70,10 @@ class InvalidImage(RequestError):
 
     def __init__(self, message: str, *, param: str = "messages"):
         super().__init__(message, param=param)
+
+
+class InvalidVideo(InvalidImage):
+    code = "invalid_video"
 
 
 class ContextLengthExceeded(RequestError):

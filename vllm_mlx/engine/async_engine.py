@@ -72,7 +72,7 @@ class AsyncEngine:
         self._images = None
         if self._processor.takes_images:
             media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
-            self._images = ImageLoader(media, media_root)
+            self._images = ImageLoader(media, media_root, sampling=None if vision is None else vision.frame_sampling)
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="prompt")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id

@@ -14,7 +14,7 @@ from ..parsers import resolve_formats
 from .chat import ChatPrompt
 from .guidance import Guidance
 from .image_text import Markers
-from .images.parts import located, media_parts, replace_media
+from .images.parts import located, media_parts, numbered, replace_media
 from .images.picture import Picture
 from .images.shown import Shown, shown_as
 from .next_turn import NextTurn
@@ -127,7 +127,7 @@ class Processor:
         if not parts or self._vision is None:
             return request, ()
         renditions: dict[MediaPart, Rendition] = {}
-        for number, part in enumerate(parts, 1):
+        for number, part in numbered(parts):
             if part not in renditions:
                 try:
                     renditions[part] = _rendition(self._vision, part, shown)

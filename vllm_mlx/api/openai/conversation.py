@@ -8,6 +8,7 @@ from ...core.messages import (
     Message,
     Part,
     ReasoningPart,
+    ShownPart,
     TextPart,
     ToolCallPart,
     ToolResultPart,
@@ -29,16 +30,19 @@ from .schema import (
     SystemMessage,
     ToolMessage,
     UserMessage,
+    WireFrames,
     WireImage,
     WireImageURL,
     WireRefusal,
     WireText,
     WireTool,
     WireToolCall,
+    WireVideo,
 )
+from .videos import decode_frames, decode_video
 
 AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
-AnyPart = WireText | WireRefusal | WireImage
+AnyPart = WireText | WireRefusal | WireImage | WireVideo | WireFrames
 
 
 def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
@@ -87,7 +91,7 @@ def _message(role: Any, parts: Sequence[Part], name: str | None) -> Message:
     return Message(role, tuple(parts), None if name is None else well_formed(name))
 
 
-def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[TextPart | ImagePart, ...]:
+def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[ShownPart, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
@@ -95,13 +99,17 @@ def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[TextPart
     return tuple(_part(part, f"{path}content[{number}].") for number, part in enumerate(content))
 
 
-def _part(part: AnyPart, path: str) -> TextPart | ImagePart:
+def _part(part: AnyPart, path: str) -> ShownPart:
     check_extras(part, PART_FIELDS, path)
     match part:
         case WireText(text=text) | WireRefusal(refusal=text):
             return TextPart(well_formed(text))
         case WireImage(image_url=image):
             return _image(image, path)
+        case WireVideo():
+            return decode_video(part, path)
+        case WireFrames():
+            return decode_frames(part, path)
 
 
 def _image(image: WireImageURL | str, path: str) -> ImagePart:

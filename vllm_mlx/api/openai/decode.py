@@ -18,6 +18,7 @@ from ..thinking import budget_in, decode_thinking
 from .conversation import decode_messages, decode_tools
 from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS
 from .schema import ChatCompletionBody, CompletionBody, GenerationBody, WireNamedTool
+from .videos import with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def decode_chat(
         logprobs=bool(body.logprobs),
         reasoning=_reasoning_mode(body, separate_reasoning),
     )
-    return Decoded(requests=(request,), reply=reply)
+    return Decoded(requests=(with_options(request, body.mm_processor_kwargs),), reply=reply)
 
 
 def decode_completion(body: CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded:

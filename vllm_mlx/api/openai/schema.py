@@ -42,7 +42,28 @@ class WireImage(Wire):
     image_url: WireImageURL | str
 
 
-UserPart = Annotated[WireText | WireImage, Field(discriminator="type")]
+FPS = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+class WireVideoURL(Wire):
+    url: str
+
+
+class WireVideo(Wire):
+    type: Literal["video_url"]
+    video_url: WireVideoURL | str
+    fps: FPS | None = None
+
+
+class WireFrames(Wire):
+    """A video as its frames, as Qwen's own tools write it."""
+
+    type: Literal["video"]
+    video: list[str] = Field(min_length=1)
+    fps: FPS | None = None
+
+
+UserPart = Annotated[WireText | WireImage | WireVideo | WireFrames, Field(discriminator="type")]
 AssistantPart = Annotated[WireText | WireRefusal, Field(discriminator="type")]
 
 
@@ -117,6 +138,10 @@ class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
+class WireProcessorOptions(Wire):
+    fps: FPS | None = None
+
+
 # Bodies
 
 
@@ -166,6 +191,7 @@ class ChatCompletionBody(GenerationBody):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: WireProcessorOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -1,20 +1,26 @@
-"""The encoded file of one image, wherever it comes from, once for as long as it stays the same. Decodes no pixels."""
+"""The encoded file of an image or a video, wherever it is, once for as long as it stays the same. Decodes no pixels."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
 from ...core.config import MediaConfig
 from ...core.errors import InvalidImage
-from ...core.messages import ImagePart
+from ...core.messages import ImagePart, MediaPart, VideoPart
+from ..videos.clip import Clip
+from ..videos.file import VideoFile
+from ..videos.frames import FrameFiles
+from ..videos.opener import VideoOpener
 from .decode import ImageFile
 from .local import MediaRoot
 from .picture import Picture
 from .recent import KnownAddresses, RecentPictures
-from .sources import Inline, LocalFile, Remote, megabytes, parse_source
+from .sources import Inline, Kind, LocalFile, Remote, megabytes, parse_source, split_frames
+from .tasks import together
 from .web import Fetched, WebImages
 
 T = TypeVar("T")
@@ -37,89 +43,137 @@ class Allowance:
         self._num_bytes += num_bytes
         if self._num_bytes > _MAX_REQUEST_BYTES:
             raise InvalidImage(
-                f"with it, the images of this request have more than {megabytes(_MAX_REQUEST_BYTES)}. Send fewer, or "
+                f"with it, the files of this request have more than {megabytes(_MAX_REQUEST_BYTES)}. Send fewer, or "
                 "smaller ones."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An image that can be shown: already decoded, or a file whose header is well."""
+    """What can be shown: already decoded, or a file whose header is well."""
 
     content: bytes  # salt, and digest of what it is decoded from
-    image: Picture | ImageFile
+    image: Picture | Clip | ImageFile | VideoFile | FrameFiles
 
     @property
     def num_pixels(self) -> int:
         return self.image.num_pixels
 
 
-class ImageFiles:
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How the bytes of a file are taken."""
+
+    kind: Kind
+    name: str  # of all that decides what is made of them
+    open: Callable[[bytes], ImageFile | VideoFile]
+
+    def digest(self, data: bytes) -> bytes:
+        return blake2b(data, digest_size=16, key=blake2b(self.name.encode()).digest()).digest()
+
+
+class MediaFiles:
     """Used on one event loop; what takes long runs in `pool`."""
 
     def __init__(
-        self, config: MediaConfig, root: MediaRoot, web: WebImages, recent: RecentPictures, pool: Executor
+        self,
+        config: MediaConfig,
+        root: MediaRoot,
+        web: WebImages,
+        recent: RecentPictures,
+        pool: Executor,
+        videos: VideoOpener | None,
     ) -> None:
         self._config = config
         self._root = root
         self._web = web
         self._recent = recent
         self._pool = pool
+        self._videos = videos
         self._known = KnownAddresses()
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
-    async def find(self, part: ImagePart, allowance: Allowance) -> Found:
+    async def find(self, part: MediaPart, allowance: Allowance) -> Found:
         """Raises InvalidImage."""
-        match parse_source(part.source):
+        if isinstance(part, ImagePart):
+            return await self._find(part, part.source, self._image_reader(), allowance)
+        source = await self._run(partial(split_frames, part.source))
+        if isinstance(source, tuple):
+            return await self._find_frames(part, source, allowance)
+        return await self._find(part, source, self._video_reader(part.fps), allowance)
+
+    def _image_reader(self) -> _Reader:
+        max_pixels = self._config.max_image_pixels
+        return _Reader("image", "image", lambda data: ImageFile(data, max_pixels=max_pixels))
+
+    def _video_reader(self, fps: float | None) -> _Reader:
+        assert self._videos is not None, "videos are refused before any is fetched"
+        videos = self._videos
+        return _Reader("video", f"video {fps}", lambda data: videos.open(data, fps))
+
+    async def _find_frames(self, part: VideoPart, sources: tuple[str, ...], allowance: Allowance) -> Found:
+        assert self._videos is not None, "videos are refused before any is fetched"
+        self._videos.check_frames(len(sources))
+        found = await together(self.find(ImagePart(source), allowance) for source in sources)
+        digest = blake2b(repr((part.fps, [each.content for each in found])).encode(), digest_size=16).digest()
+        content = allowance.salt + digest
+        if (clip := self._recent.get(content)) is not None:
+            return Found(content, clip)
+        frames = [each.image for each in found if isinstance(each.image, Picture | ImageFile)]
+        return Found(content, self._videos.frames(frames, part.fps))
+
+    async def _find(self, part: MediaPart, source: str | bytes, reader: _Reader, allowance: Allowance) -> Found:
+        max_bytes = self._config.max_bytes(reader.kind)
+        match parse_source(source):
             case Inline() as inline:
-                content = allowance.salt + await self._run(lambda: part.source_digest)
+                content = allowance.salt + await self._run(lambda: reader.digest(part.source_digest))
                 if (picture := self._recent.get(content)) is not None:
                     return Found(content, picture)
-                data = await self._run(lambda: inline.read(self._config.max_image_bytes))
-                return await self._opened(data, content, allowance)
+                data = await self._run(lambda: inline.read(max_bytes, reader.kind))
+                return await self._opened(data, content, reader, allowance)
             case LocalFile(path):
-                data = await self._run(lambda: self._root.read(path, self._config.max_image_bytes))
-                return await self._found(data, allowance)
+                data = await self._run(lambda: self._root.read(path, max_bytes, reader.kind))
+                return await self._found(data, reader, allowance)
             case Remote(url):
-                return await self._find_remote(url, allowance)
+                return await self._find_remote(url, reader, allowance)
 
-    async def _find_remote(self, url: str, allowance: Allowance) -> Found:
+    async def _find_remote(self, url: str, reader: _Reader, allowance: Allowance) -> Found:
         """Asks no server whose last answer still holds, and asks for no data that is here already."""
-        known = self._known.get((allowance.salt, url))
+        address = (allowance.salt, url, reader.name)
+        known = self._known.get(address)
         picture = None if known is None else self._recent.get(known.content)
         now = asyncio.get_running_loop().time()
         if known is None or picture is None:
-            answer = await self._fetch(url, None, allowance)
+            answer = await self._fetch(url, reader.kind, None, allowance)
         elif now < known.fresh_until_s:
             return Found(known.content, picture)
         else:
-            answer = await self._fetch(url, known.answer, allowance)
+            answer = await self._fetch(url, reader.kind, known.answer, allowance)
             if answer.data is None:
-                self._known.put((allowance.salt, url), answer, known.content, now)
+                self._known.put(address, answer, known.content, now)
                 return Found(known.content, picture)
         assert answer.data is not None, "only who knows a picture is told that it is the same"
-        found = await self._found(answer.data, allowance)
-        self._known.put((allowance.salt, url), answer, found.content, now)
+        found = await self._found(answer.data, reader, allowance)
+        self._known.put(address, answer, found.content, now)
         return found
 
-    async def _fetch(self, url: str, known: Fetched | None, allowance: Allowance) -> Fetched:
+    async def _fetch(self, url: str, kind: Kind, known: Fetched | None, allowance: Allowance) -> Fetched:
         try:
             async with asyncio.timeout_at(allowance.deadline_s), allowance.fetches, self._fetches:
-                return await self._web.fetch(url, known=known)
+                return await self._web.fetch(url, kind=kind, known=known)
         except TimeoutError as error:
             raise InvalidImage(
                 f"it did not arrive within {self._config.media_timeout_s:g} seconds (--media-timeout-s)."
             ) from error
 
-    async def _found(self, data: bytes, allowance: Allowance) -> Found:
-        content = allowance.salt + await self._run(lambda: blake2b(data, digest_size=16).digest())
+    async def _found(self, data: bytes, reader: _Reader, allowance: Allowance) -> Found:
+        content = allowance.salt + await self._run(lambda: reader.digest(data))
         picture = self._recent.get(content)
-        return Found(content, picture) if picture is not None else await self._opened(data, content, allowance)
+        return Found(content, picture) if picture is not None else await self._opened(data, content, reader, allowance)
 
-    async def _opened(self, data: bytes, content: bytes, allowance: Allowance) -> Found:
+    async def _opened(self, data: bytes, content: bytes, reader: _Reader, allowance: Allowance) -> Found:
         allowance.take(len(data))
-        max_pixels = self._config.max_image_pixels
-        return Found(content, await self._run(lambda: ImageFile(data, max_pixels=max_pixels)))
+        return Found(content, await self._run(lambda: reader.open(data)))
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)

@@ -26,8 +26,8 @@ _OWN_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM")
 _MARKUP = re.compile(rb"^(?:\xef\xbb\xbf)?\s*<")
 
 
-def what_else(data: bytes) -> str:
-    """The end of the sentence "it is …": what the file is instead, as far as it can be told."""
+def what_else(data: bytes, unknown: str = f"no image that this server reads ({', '.join(FORMATS)})") -> str:
+    """The end of the sentence "it is …": what the file is instead, as far as it can be told; else, `unknown`."""
     start = bytes(data[:2048])
     if not start:
         return "empty"
@@ -42,4 +42,4 @@ def what_else(data: bytes) -> str:
     for prefix, name in _STARTS:
         if start.startswith(prefix):
             return name
-    return f"no image that this server reads ({', '.join(FORMATS)})"
+    return unknown

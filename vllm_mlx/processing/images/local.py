@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from ...core.errors import ConfigError, InvalidImage
-from .sources import check_bytes
+from .sources import Kind, check_bytes
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
 
@@ -21,18 +21,18 @@ class MediaRoot:
                 raise ConfigError(f"--media-root {root} is not a folder.")
             self._root = folder.resolve()
 
-    def read(self, path: str, max_bytes: int) -> bytes:
+    def read(self, path: str, max_bytes: int, kind: Kind = "image") -> bytes:
         """The file's bytes. Links are followed, but not out of the folder. Raises InvalidImage."""
         if self._root is None:
             raise InvalidImage("this server reads no files. Send a data URL, or start it with --media-root FOLDER.")
         try:
             relative = Path(path).resolve(strict=True).relative_to(self._root)
             with os.fdopen(_open(self._root, relative.parts), "rb") as file:
-                check_bytes(os.fstat(file.fileno()).st_size, max_bytes)
+                check_bytes(os.fstat(file.fileno()).st_size, max_bytes, kind)
                 data = file.read(max_bytes + 1)
         except (OSError, ValueError, RuntimeError) as error:  # a loop of links is a RuntimeError
             raise InvalidImage("there is no such file that can be read under --media-root.") from error
-        check_bytes(len(data), max_bytes)
+        check_bytes(len(data), max_bytes, kind)
         return data
 
 

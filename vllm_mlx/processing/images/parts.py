@@ -1,10 +1,11 @@
 """The images and videos of a conversation, wherever they stand in it. Reads none of them."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...core.errors import InvalidImage
+from ...core.errors import InvalidImage, InvalidVideo
 from ...core.messages import ImagePart, MediaPart, Message, ToolResultPart, VideoPart
 from ...core.request import Request
 from .sources import label
@@ -24,11 +25,19 @@ def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Req
     return replace(request, messages=messages)
 
 
+def numbered(parts: Iterable[MediaPart]) -> Iterator[tuple[int, MediaPart]]:
+    """Counted from 1, images and videos each on their own."""
+    counts: Counter[type[MediaPart]] = Counter()
+    for part in parts:
+        counts[type(part)] += 1
+        yield counts[type(part)], part
+
+
 def located(error: InvalidImage, number: int, part: MediaPart) -> InvalidImage:
-    """The same, with the number of the image or video in its request, counted from 1, its place and its name."""
-    kind = "Image" if isinstance(part, ImagePart) else "Video"
-    where = f"{kind} {number} of this request (`{part.param}`, {label(part.source)})"
-    return InvalidImage(f"{where}: {error.message}", param=part.param)
+    """The same, with the number of the image or video in its request, its place and its name."""
+    name, kind = ("Image", InvalidImage) if isinstance(part, ImagePart) else ("Video", InvalidVideo)
+    where = f"{name} {number} of this request (`{part.param}`, {label(part.source)})"
+    return kind(f"{where}: {error.message}", param=part.param)
 
 
 def _replaced(part: Any, media: Mapping[MediaPart, MediaPart]) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures of the last turns, and what addresses last led to. A conversation comes back whole with every turn.
+"""Pictures and clips of the last turns, and what addresses last led to. A conversation comes back with every turn.
 
 Used on one event loop; reads no clock.
 """
@@ -6,10 +6,11 @@ Used on one event loop; reads no clock.
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from ..videos.clip import Clip
 from .picture import Picture
 from .web import Fetched
 
-Address = tuple[bytes, str]  # salt and URL
+Address = tuple[bytes, str, str]  # salt, URL, and what it was asked as
 _MAX_ADDRESSES = 1000
 
 
@@ -18,16 +19,16 @@ class RecentPictures:
 
     def __init__(self, *, max_bytes: int):
         self._max_bytes = max_bytes
-        self._pictures: OrderedDict[bytes, Picture] = OrderedDict()
+        self._pictures: OrderedDict[bytes, Picture | Clip] = OrderedDict()
         self.num_bytes = 0
 
-    def get(self, content: bytes) -> Picture | None:
+    def get(self, content: bytes) -> Picture | Clip | None:
         picture = self._pictures.get(content)
         if picture is not None:
             self._pictures.move_to_end(content)
         return picture
 
-    def put(self, content: bytes, picture: Picture) -> None:
+    def put(self, content: bytes, picture: Picture | Clip) -> None:
         if content in self._pictures or picture.pixels.nbytes > self._max_bytes:
             return
         self._pictures[content] = picture

@@ -1,12 +1,16 @@
-"""What the source of an image is: its own bytes, an address on the web, or a file. Fetches and opens nothing."""
+"""What the source of a picture or video is: its own bytes, an address, or a file. Fetches and opens nothing."""
 
 import binascii
 import re
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from ...core.errors import InvalidImage
 
+Kind = Literal["image", "video"]
+VideoSource = str | bytes | tuple[str, ...]  # frames
+_FRAMES = "data:video/jpeg;base64,"
 _SHOWN_CHARS = 80
 _PIECE_CHARS = 1 << 20  # of base64; a multiple of four
 _SPACE = re.compile(r"[\t\n\f\r ]+")
@@ -18,11 +22,11 @@ class Inline:
 
     source: str | bytes
 
-    def read(self, max_bytes: int) -> bytes:
+    def read(self, max_bytes: int, kind: Kind = "image") -> bytes:
         if isinstance(self.source, bytes):
-            check_bytes(len(self.source), max_bytes)
+            check_bytes(len(self.source), max_bytes, kind)
             return self.source
-        return _read_data_url(self.source, max_bytes)
+        return _read_data_url(self.source, max_bytes, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,14 @@ def parse_source(source: str | bytes) -> Source:
     )
 
 
-def label(source: str | bytes | tuple[str, ...]) -> str:
+def split_frames(source: VideoSource) -> VideoSource:
+    """`data:video/jpeg;base64,<frame>,<frame>…` is a video as JPEGs. Any other source is what it is."""
+    if not isinstance(source, str) or source[: len(_FRAMES)].lower() != _FRAMES:
+        return source
+    return tuple(f"data:image/jpeg;base64,{frame}" for frame in source[len(_FRAMES) :].split(","))
+
+
+def label(source: VideoSource) -> str:
     """What an error calls it: enough to find it by, never the whole of it."""
     if isinstance(source, tuple):
         return f"{len(source)} frames"
@@ -69,11 +80,11 @@ def label(source: str | bytes | tuple[str, ...]) -> str:
     return head + ("…" if len(source) > _SHOWN_CHARS else "")
 
 
-def check_bytes(num_bytes: int, max_bytes: int) -> None:
+def check_bytes(num_bytes: int, max_bytes: int, kind: Kind = "image") -> None:
     if num_bytes > max_bytes:
         raise InvalidImage(
-            f"it has {megabytes(num_bytes)}; this server takes images of at most {megabytes(max_bytes)} "
-            "(--max-image-bytes). Send a smaller one."
+            f"it has {megabytes(num_bytes)}; this server takes {kind}s of at most {megabytes(max_bytes)} "
+            f"(--max-{kind}-bytes). Send a smaller one."
         )
 
 
@@ -81,16 +92,16 @@ def megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 100_000 else f"{num_bytes} bytes"
 
 
-def _read_data_url(source: str, max_bytes: int) -> bytes:
+def _read_data_url(source: str, max_bytes: int, kind: Kind) -> bytes:
     """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is not read: the content decides."""
     comma = source.find(",", 0, 1000)
     if comma < 0:
         raise InvalidImage("its data URL has no comma between its media type and its data.")
     is_base64 = source[:comma].rstrip().lower().endswith(";base64")
     # Four characters write at least one byte, however they are escaped: what is far too long is not decoded first.
-    check_bytes((len(source) - comma) // 4, max_bytes)
+    check_bytes((len(source) - comma) // 4, max_bytes, kind)
     data = _read_base64(source, comma + 1) if is_base64 else unquote_to_bytes(source[comma + 1 :])
-    check_bytes(len(data), max_bytes)
+    check_bytes(len(data), max_bytes, kind)
     return data
 
 

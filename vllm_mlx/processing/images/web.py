@@ -1,4 +1,4 @@
-"""Images fetched over HTTP, from public addresses only. Knows no image formats.
+"""Images and videos fetched over HTTP, from public addresses only. Knows no image formats.
 
 A name is looked up once for each hop, all that it stands for is checked, and the connection goes to that very address.
 """
@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -19,10 +18,10 @@ from ...core.config import MediaConfig
 from ...core.errors import InvalidImage
 from .addresses import is_public
 from .freshness import fresh_s
-from .sources import check_bytes
+from .sources import Kind, check_bytes
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]  # name, port -> addresses in numbers
-_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
+_HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
 _MAX_ADDRESSES = 4  # of one name that are tried
 _CONNECT_S = 3.0  # for each of them
 
@@ -79,7 +78,7 @@ class WebImages:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
-    async def fetch(self, url: str, *, known: Fetched | None = None) -> Fetched:
+    async def fetch(self, url: str, *, kind: Kind = "image", known: Fetched | None = None) -> Fetched:
         """Without credentials, cookies or proxies. Raises InvalidImage; a time limit is the caller's.
 
         `known`: what it was before, so that the server may answer that it still is.
@@ -88,7 +87,8 @@ class WebImages:
         for _ in range(self._config.max_media_redirects + 1):
             target = await self._target(url)
             is_known = known is not None and known.url == str(target.url)
-            response = await self._send(target, known.validators if known and is_known else MappingProxyType({}))
+            asked = known.validators if known and is_known else {}
+            response = await self._send(target, {"accept": f"{kind}/*", **asked})
             try:
                 is_same = is_known and response.status_code == 304
                 says_how_long = {"cache-control", "expires"} & response.headers.keys()
@@ -98,7 +98,7 @@ class WebImages:
                     url = _next_url(target.url, response)
                     continue
                 return Fetched(
-                    data=None if is_same else await self._body(response),
+                    data=None if is_same else await self._body(response, kind),
                     url=str(target.url),
                     fresh_s=freshness,
                     validators=_validators(response) or (known.validators if known and is_same else {}),
@@ -126,7 +126,7 @@ class WebImages:
         if not addresses or not all(map(self._is_allowed, addresses)):
             raise InvalidImage(
                 f"{_host(url)} is not on the public internet, and this server asks no other hosts "
-                "(--allow-private-media). Send the image as a data URL."
+                "(--allow-private-media). Send a data URL."
             )
         return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
 
@@ -157,23 +157,24 @@ class WebImages:
                 raise InvalidImage(f"{_host(url)} does not answer as HTTP.") from error
         raise InvalidImage(f"no connection to {_host(url)} could be made, or its certificate is not valid.")
 
-    async def _body(self, response: httpx.Response) -> bytes:
+    async def _body(self, response: httpx.Response, kind: Kind) -> bytes:
         if response.status_code != 200:
             raise InvalidImage(f"the server that has it answered with status {response.status_code}.")
         headers = response.headers
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise InvalidImage("the server that has it sent it compressed, which nobody asked for.")
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind and not any(fnmatchcase(kind, pattern.lower()) for pattern in self._config.media_content_type):
+        given = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if given and not any(fnmatchcase(given, pattern.lower()) for pattern in self._config.media_content_type):
             raise InvalidImage(
-                f"the server that has it calls it `{kind[:60]}`, which is no image (--media-content-type)."
+                f"the server that has it calls it `{given[:60]}`, which is no {kind} (--media-content-type)."
             )
         declared = headers.get("content-length", "")
-        check_bytes(int(declared[:18]) if declared.isdecimal() else 0, self._config.max_image_bytes)
+        max_bytes = self._config.max_bytes(kind)
+        check_bytes(int(declared[:18]) if declared.isdecimal() else 0, max_bytes, kind)
         data = bytearray()
         async for piece in response.aiter_raw():
             data += piece
-            check_bytes(len(data), self._config.max_image_bytes)
+            check_bytes(len(data), max_bytes, kind)
         return bytes(data)
 
 

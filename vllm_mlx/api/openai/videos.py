@@ -1,0 +1,36 @@
+"""Videos as chat completions name them: vLLM's `video_url`, and Qwen's list of frames. Fetches and decodes nothing."""
+
+from dataclasses import replace
+
+from ...core.messages import MediaPart, VideoPart
+from ...core.request import Request
+from ...processing.images.parts import media_parts, replace_media
+from ..extras import check_extras
+from ..text import well_formed
+from .fields import NO_FIELDS
+from .schema import WireFrames, WireProcessorOptions, WireVideo
+
+
+def decode_video(part: WireVideo, path: str) -> VideoPart:
+    """The address may stand where the object with the address belongs, as for images."""
+    video = part.video_url
+    if isinstance(video, str):
+        return VideoPart(well_formed(video), fps=part.fps, param=f"{path}video_url")
+    check_extras(video, NO_FIELDS, f"{path}video_url.")
+    return VideoPart(well_formed(video.url), fps=part.fps, param=f"{path}video_url")
+
+
+def decode_frames(part: WireFrames, path: str) -> VideoPart:
+    return VideoPart(tuple(map(well_formed, part.video)), fps=part.fps, param=f"{path}video")
+
+
+def with_options(request: Request, options: WireProcessorOptions | None) -> Request:
+    """What a request says for all of its videos; each may say otherwise."""
+    if options is None:
+        return request
+    check_extras(options, NO_FIELDS, "mm_processor_kwargs.")
+    return replace_media(request, {part: _at(part, options.fps) for part in media_parts(request)})
+
+
+def _at(part: MediaPart, fps: float | None) -> MediaPart:
+    return replace(part, fps=fps) if isinstance(part, VideoPart) and part.fps is None else part
