@@ -13,7 +13,7 @@ from PIL import Image
 
 from vllm_mlx.demo import demo_path
 
-from ..server.running import Running
+from ..server.running import Running, eventually
 from ..server.watched import engine_served, load
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the `browser` extra")
@@ -104,6 +104,13 @@ def test_it_chats_in_text_and_shows_thoughts_folded(page) -> None:
     page.locator("#cache rect").first.wait_for(state="attached")
     page.locator("#replies tr").nth(1).wait_for()
     picture(page, "chat")
+
+
+def test_who_opens_it_later_sees_what_was(page, server: Running) -> None:
+    eventually(lambda: len(page.request.get(f"{server.url}/v1/status/history").json()["data"]) >= 5)
+    page.reload()
+    page.locator("#throughput path").first.wait_for(state="attached")
+    assert page.locator("#throughput path").first.get_attribute("d").count("L") >= 4
 
 
 def test_it_chats_about_an_image(page) -> None:

@@ -1,13 +1,18 @@
 """Docs are current, and what they name exists."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click import Command
 from typer.main import get_command
 
 from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
+from vllm_mlx.cli.launch.clients import CLIENTS
+from vllm_mlx.cli.launch.plan import Target
 from vllm_mlx.cli.main import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 
@@ -41,7 +46,7 @@ OTHERS_FLAGS = {
     "--faults",
     "--trim",
 }  # of other scripts and of git
-CLIENTS_FLAGS = {"--tools", "--auth-type", "--openai-base-url", "--openai-api-key", "--model", "--weak-model"}
+CLIENTS_FLAGS = {"--tools", "--auth-type", "--weak-model", "--editor-model", "--model-metadata-file", "--data-dir"}
 
 
 def test_every_command_and_its_flags_are_documented() -> None:
@@ -49,6 +54,76 @@ def test_every_command_and_its_flags_are_documented() -> None:
     assert [name for name in COMMANDS if f"## {name}\n" not in page] == []
     spelled = {flag for flag in COMMANDS_FLAGS if flag.startswith("--")} - {"--help", "--history"}
     assert [flag for flag in sorted(spelled) if f"{flag}" not in page] == []
+
+
+def flags_of(command: Command) -> set[str]:
+    """Those of its subcommands too."""
+    own = {
+        flag
+        for each in command.params
+        if each.param_type_name == "option"
+        for flag in (*each.opts, *each.secondary_opts)
+    }
+    return own.union(*(flags_of(each) for each in getattr(command, "commands", {}).values()))
+
+
+def commands_in(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The name of each command of ours in code, and the flags given to it; what follows `--` is another's."""
+    for code in re.findall(r"```\w*\n(.*?)```|`([^`\n]+)`", text, re.DOTALL):
+        for line in "".join(code).replace("\\\n", " ").splitlines():
+            for name, rest in re.findall(r"(?:^|[ /(])vllm-mlx ([a-z]+)((?: [^|#;&]*)?)", line):
+                yield name, re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest.partition(" -- ")[0])
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_commands_in_code_exist_and_have_their_flags(path: Path) -> None:
+    every = get_command(app).commands  # type: ignore[attr-defined]
+    text = read(path).replace("scripts/serve", "vllm-mlx serve")
+    wrong = [
+        (name, flag)
+        for name, flags in commands_in(text)
+        for flag in ({f"no command {name}"} if name not in every else set(flags) - flags_of(every[name]) - {"--help"})
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_clients_are_told_there_what_launch_tells_them(name: str) -> None:
+    client = CLIENTS[name]
+    target = Target(
+        url="http://127.0.0.1:8000",
+        model="mlx-community/Qwen3-8B-4bit",
+        context=40960,
+        api_key="none",
+        folder=Path("/state"),
+    )
+    script = client.plan(target, Path("/home/me")).script(client.title)
+    section = read(ROOT / "docs" / "clients.md").partition(f"## {client.title}\n")[2].partition("\n## ")[0]
+    example = re.findall(r"```(?:bash|toml)\n(.*?)```", section, re.DOTALL)
+    assigned = {word.partition("=")[0] for code in example for word in re.findall(r"\b[A-Z_]{6,}=\S+", code)}
+    told = set(re.findall(r"(?:export|unset) ([A-Z_]+)", script))
+    if name != "opencode":  # its variable holds what the example has as a file
+        assert told <= assigned | set(re.findall(r"[A-Z_]{6,}", section))
+    assert assigned <= told
+    values = re.findall(r"\b\d{4,}\b", "".join(example))
+    assert [value for value in values if value not in script] == []
+
+
+def messages() -> Iterator[str]:
+    """The texts in the code, with `…` for what is put into them."""
+    for file in (ROOT / "vllm_mlx").rglob("*.py"):
+        for node in ast.walk(ast.parse(read(file))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_quoted_messages_are_those_of_the_code() -> None:
+    quoted = re.findall(r"^> (.+)$", read(ROOT / "docs" / "troubleshooting.md"), re.MULTILINE)
+    known = list(messages())
+    assert len(quoted) > 20
+    assert [quote for quote in quoted if not any(quote in message for message in known)] == []
 
 
 def anchor(heading: str) -> str:

@@ -99,6 +99,9 @@ class FakeEngine:
         self.counted.append(request)
         return PROMPT_TOKENS
 
+    async def status(self) -> dict[str, object]:
+        raise EngineDead("There is no engine to tell of.")
+
     async def shutdown(self, drain_s: float) -> None:
         self.shutdowns.append(drain_s)
         waits = [generation.ended.wait() for generation in self.generations]

@@ -33,6 +33,7 @@ SHELLS = {
     "exec_command": "cmd",
     "shell": "command",
     "run_shell_command": "command",
+    "run_commands": "commands",
 }
 
 
@@ -56,7 +57,9 @@ class ScriptedAgent:
         return self._call(shell)
 
     def _call(self, shell: str) -> Script:
-        arguments = json.dumps({SHELLS[shell]: self._command, "description": "Scripted"})
+        name = SHELLS[shell]
+        asked = [self._command] if name == "commands" else self._command
+        arguments = json.dumps({name: asked, "description": "Scripted"})
         half = len(arguments) // 2
         return (
             Started(7, 2),

@@ -8,6 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_mlx.server.history import History
+
 from .running import Running, eventually
 from .watched import Seen, engine_served, load, watch
 
@@ -68,6 +70,25 @@ def test_figures_agree_with_what_a_load_of_clients_saw(server: Running, client: 
     assert grew("vllm:time_to_first_token_seconds_sum") <= sum(each.ttft_s for each in seen)
     gaps = after["latency"]["inter_token_s"]
     assert 0 < gaps["p50"] <= gaps["p99"] <= gaps["max"] <= max(spans)
+
+
+def test_who_comes_later_sees_the_last_minutes(server: Running, client: httpx.Client) -> None:
+    watch(server.url, "Once upon a time.", max_tokens=MAX_TOKENS)
+
+    def past() -> list[dict]:
+        return client.get("/v1/status/history").json()["data"]
+
+    eventually(lambda: bool(past()) and past()[-1]["generation_tps"] > 0)
+    last, status = past()[-1], client.get("/v1/status").json()
+    assert last["time"] < status["time"] < time.time() + 1
+    assert 0 < last["inter_token_p50_s"] <= last["inter_token_p99_s"] and last["ttft_p50_s"] > 0
+
+
+def test_what_is_kept_of_the_past_is_bounded(client: httpx.Client) -> None:
+    history, status = History(every_s=2, span_s=10), client.get("/v1/status").json()
+    for number in range(20):
+        history.add({**status, "time": number})
+    assert [sample["time"] for sample in history.samples()] == [15, 16, 17, 18, 19]
 
 
 def test_parts_of_the_budget_add_up(client: httpx.Client) -> None:

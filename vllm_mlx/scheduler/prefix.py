@@ -186,6 +186,16 @@ class PrefixCache:
             return True
         return False
 
+    def awaits(self, seq: Sequence, capture: Capture) -> bool:
+        """Whether a copy that this step takes holds more of the prompt than the cache does."""
+        if seq.cache_salt != capture.seq.cache_salt:
+            return False
+        mine = self._key(seq, seq.num_tokens)
+        shared = common_tokens(mine, capture.key)
+        if shared < capture.end and not self._resumes_anywhere:
+            return False
+        return shared - self.tree.common_length(self._space(seq), mine) >= MIN_SHARED_TOKENS
+
     def shrink_to(self, num_bytes: int) -> None:
         """Cached state yields to live rows."""
         self.tree.set_limit(min(self._max_bytes, num_bytes))

@@ -183,14 +183,16 @@ class Scheduler:
         cache.plan_points(seq, num_common)
 
     def _follows_another(self, seq: Sequence) -> bool:
-        """Whether a prefill under way will soon hold more of this prompt than the cache does.
+        """Whether a prefill under way, or a row that just left, will soon hold more of this prompt than the cache does.
 
-        Its common length becomes a point of that prefill, and this sequence resumes from it; if the leader ends
+        The common length becomes a point of that prefill, and this sequence resumes from it; if the leader ends
         before, the first that waited leads.
         """
         cache = self._prefix_cache
         if cache is None or seq.seq_id in self._uncached:
             return False
+        if any(cache.awaits(seq, capture) for capture in self._captures):
+            return True
         leaders = [leader for leader in self._running.values() if leader.status is SequenceStatus.PREFILLING]
         return any(cache.follow(seq, leader) for leader in leaders)
 

@@ -1,7 +1,9 @@
 """Puts the HTTP application together. Knows no protocol."""
 
 import asyncio
+import time
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -13,6 +15,7 @@ from .auth import METRICS_PATH, APIKeyAuth
 from .config import ServerConfig
 from .connection import ConnectionGate
 from .errors import add_error_handlers
+from .history import History
 from .hosts import HostCheck, own_names
 from .limits import BodyLimit
 from .log import RequestLog
@@ -31,9 +34,19 @@ from .routes.status import status_routes
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
-    recent = Recent()
+    recent, history = Recent(), History()
+
+    async def status() -> dict[str, Any]:
+        return {"time": round(time.time(), 3), **await engine.status(), **recent.fields()}
+
     # Pages of docs are off, with FastAPI's own document: they would load their scripts from a content network.
-    app = FastAPI(title="vllm-mlx", version=__version__, openapi_url=None, middleware=_middleware(config, recent))
+    app = FastAPI(
+        title="vllm-mlx",
+        version=__version__,
+        openapi_url=None,
+        middleware=_middleware(config, recent),
+        lifespan=lambda _: history.following(status),
+    )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.limits = config.limits
     models = ServedModels(config.served_model_names)
@@ -41,7 +54,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app.include_router(anthropic_routes(engine, config, models))
     app.include_router(responses_routes(engine, config, models))
     app.include_router(models_routes(engine, models))
-    app.include_router(status_routes(engine, recent))
+    app.include_router(status_routes(engine, status, history))
     app.include_router(health_routes(engine))
     app.include_router(page_routes())
     add_error_handlers(app)

@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 5.0
 QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
-WATCHED_PATHS = frozenset({"/metrics", "/v1/status", "/v1/status/stream", "/v1/cache"})  # so are these, by who watches
+WATCHED_PATHS = frozenset(  # so are these, by who watches
+    {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
+)
 
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")

@@ -87,7 +87,7 @@ class EngineServer(uvicorn.Server):
             http=(connections or ConnectionLimits()).protocol(),
             log_config=None,
             access_log=False,
-            lifespan="off",
+            lifespan="on",
             ws="none",
             server_header=False,
             timeout_keep_alive=KEEP_CONNECTION_S,

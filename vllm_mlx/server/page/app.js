@@ -3,28 +3,37 @@
 import { drawCache } from "./cache.js";
 import { startChat } from "./chat.js";
 import { byId, bytes, count, element, seconds, share } from "./dom.js";
-import { Plot } from "./plots.js";
+import { decades, Plot } from "./plots.js";
 import { events, json } from "./server.js";
 
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
 const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Room for one step"], ["media", "Encoded images"], ["pictures", "Pictures"], ["free", "Free"]];
 
-const throughput = new Plot(byId("throughput"), ["replies", "prompts"], "tokens per second");
-const latency = new Plot(byId("latency"), ["between tokens p50", "between tokens p99", "to first token p50"], "milliseconds");
+const throughput = new Plot(byId("throughput"), ["replies", "prompts"], { unit: "tokens per second" });
+const latency = new Plot(byId("latency"), ["between tokens p50", "between tokens p99", "to first token p50"], { unit: "seconds", scale: decades, write: seconds });
 
 function show(status) {
-  const now = Date.now() / 1000;
   const { inter_token_s: gap, ttft_s: ttft, queue_s: queue } = status.latency;
-  const ms = (value) => (value === null ? null : value * 1000);
-  throughput.add(now, [status.generation_tps, status.prompt_tps]);
-  latency.add(now, [ms(gap.p50), ms(gap.p99), ms(ttft.p50)]);
+  plot(status.time, status, gap.p50, gap.p99, ttft.p50);
+  throughput.draw();
+  latency.draw();
   showHead(status);
   showTiles(status, gap, ttft, queue);
   showRequests(status.requests);
   showMemory(status.memory);
   showReplies(status.last_replies);
   showErrors(status.last_errors);
+}
+
+function plot(time, { generation_tps: replies, prompt_tps: prompts }, ...waits) {
+  throughput.add(time, [replies, prompts]);
+  latency.add(time, waits);
+}
+
+async function showPast() {
+  const { data } = await json("/v1/status/history");
+  for (const each of data) plot(each.time, each, each.inter_token_p50_s, each.inter_token_p99_s, each.ttft_p50_s);
 }
 
 function showHead({ model, architecture, build, model_facts: facts, uptime_s: uptime }) {
@@ -128,6 +137,7 @@ function tell(text, isBad = false) {
 async function follow() {
   for (;;) {
     try {
+      await showPast();
       for await (const { event, data } of events("/v1/status/stream")) {
         if (event === "error") throw new Error(JSON.parse(data).message);
         show(JSON.parse(data));

@@ -1,7 +1,7 @@
-"""`/v1/status`, `/metrics`, `/v1/cache` and cancelling: what the server does now, what it remembers, making it stop."""
+"""`/v1/status` and its like, `/metrics`, `/v1/cache` and cancelling: what the server does, what it remembers."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -13,15 +13,16 @@ from starlette.responses import Response
 
 from ...api.openai.replies import ErrorReply
 from ...core.errors import shown
+from ..history import History
 from ..ports import Engine
-from ..recent import Recent
 from ..tenants import own_salts
 from ..watching import StatusStream
 
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
 
 
-def status_routes(engine: Engine, recent: Recent) -> APIRouter:
+def status_routes(engine: Engine, current: Callable[[], Awaitable[dict[str, Any]]], history: History) -> APIRouter:
+    """`current`: the status as it is told."""
     router = APIRouter(tags=["Server"])
 
     @router.get("/v1/status")
@@ -29,13 +30,15 @@ def status_routes(engine: Engine, recent: Recent) -> APIRouter:
         """Requests under way, rates, memory and the prefix cache."""
         return await current()
 
-    async def current() -> dict[str, Any]:
-        return {**await engine.status(), **recent.fields()}
-
     @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(interval: IntervalSeconds = 1.0) -> Response:
         """The same as server-sent events, now and every `interval` seconds."""
         return StatusStream(current, interval_s=interval)
+
+    @router.get("/v1/status/history")
+    async def past() -> dict[str, Any]:
+        """Rates and latencies of the last ten minutes, oldest first."""
+        return {"object": "list", "every_s": history.every_s, "data": history.samples()}
 
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
