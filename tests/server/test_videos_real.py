@@ -43,8 +43,12 @@ def videos() -> Iterator[Host]:
         yield running
 
 
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def url(data: bytes, kind: str = "video/mp4") -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return f"data:{kind};base64,{encoded(data)}"
 
 
 def video(source: str, **fields: Any) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def test_a_video_is_one_whichever_way_it_comes_and_its_frames_are_prompt_tokens(
 def test_a_video_may_come_as_its_frames(server: Running) -> None:
     given = [encode_picture(frame, "JPEG") for frame in FRAMES]
     listed = frames(*given)
-    joined = video("data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in given))
+    joined = video("data:video/jpeg;base64," + ",".join(map(encoded, given)))
     num_tokens, _ = usage(post(server, listed))
     assert usage(post(server, joined)) == (num_tokens, num_tokens - 1)
     _, num_cached = usage(post(server, {**listed, "fps": 0.5}))
@@ -111,7 +115,7 @@ def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> Non
         (video("file:///etc/passwd"), "no such file"),
         (video("http://127.0.0.1:9/x"), "no connection"),
         (video("ftp://x/y"), "neither a data URL"),
-        (video("data:video/jpeg;base64,AAAA,%%%"), "Video 1 of this request"),
+        (video(f"data:video/jpeg;base64,{encoded(encode_picture(FRAMES[0]))},%%%"), "its frame 2: "),
         (
             {"type": "video", "video": [url(encode_picture(picture("red", "star", side))) for side in (64, 96)]},
             "one size",

@@ -34,6 +34,7 @@ def model_fields(config: EngineConfig, facts: EngineFacts, processor: Processor)
         "vocab_size": info.vocab_size,
         "weights_bytes": info.weights_bytes,
         "takes_images": info.takes_images,
+        "takes_videos": processor.takes_videos,
         "bytes_per_token": facts.footprint.bytes_per_token,
         "fixed_bytes_per_row": facts.footprint.fixed_bytes,
         "sliding_windows": [window for window, _ in facts.footprint.windows],

@@ -74,9 +74,7 @@ class VisionProcessor:
     ) -> "VisionProcessor":
         """Raises ModelLoadError where the checkpoint's images cannot be shown to it."""
         library = load_library_processor(path, config, trust_remote_code=trust_remote_code)
-        token_id = next((config[name] for name in _IMAGE_TOKENS if isinstance(config.get(name), int)), None)
-        if token_id is None:
-            raise unusable(path, f"config.json names no {_IMAGE_TOKENS[0]}")
+        token_id = _image_token_id(path, config)
         merge_size = int(config["vision_config"].get("spatial_merge_size") or 1)
         markers = [str(getattr(library, name)) for name in _MARKERS if getattr(library, name, None)]
         for marker, options in itertools.product(markers, WAYS):
@@ -164,6 +162,13 @@ class VisionProcessor:
         while self._kept and self._kept_bytes > self.keep_bytes:
             _, dropped = self._kept.popitem(last=False)
             self._kept_bytes -= dropped.nbytes
+
+
+def _image_token_id(path: Path, config: Mapping[str, Any]) -> int:
+    for name in _IMAGE_TOKENS:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise unusable(path, f"config.json names no {_IMAGE_TOKENS[0]}")
 
 
 def _sample(seed: int) -> Picture:

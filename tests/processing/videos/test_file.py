@@ -1,5 +1,8 @@
 """Video files of strangers: which frames are shown of good ones, and what is said of the others."""
 
+from random import Random
+
+import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import InvalidImage
@@ -9,8 +12,10 @@ from vllm_mlx.processing.videos.sampling import FrameSampling
 
 from ..images.samples import corners
 from ..images.samples import encode as encode_picture
-from .samples import STEP, encode, sound
+from .samples import STEP, encode, sound, turned
 
+GOOD = [encode(), encode("webm", "libvpx-vp9"), encode("gif", "gif", pixels="rgb8"), encode("avi")]
+_OPPOSITE = {"top": "bottom", "bottom": "top", "left": "right", "right": "left"}
 LIMITS = VideoLimits(max_pixels=1 << 20, max_frame_pixels=1 << 20, max_decode_s=30)
 
 
@@ -63,6 +68,30 @@ def test_frames_are_scaled_down_to_their_pixels_together() -> None:
     assert 38_000 < clip.num_pixels <= 40_000
     assert clip.width / clip.height == pytest.approx(4 / 3, rel=0.02)
     assert shown(clip) == pytest.approx([0, 6, 13, 19], abs=1)
+
+
+def test_it_is_shown_as_the_camera_was_held() -> None:
+    data = encode(num_frames=2, white_rows=24)
+    sides = {"top": np.s_[2, 20], "right": np.s_[20, -3], "bottom": np.s_[-3, 20], "left": np.s_[20, 2]}
+    matrices = ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0))
+    for white, matrix in zip(sides, matrices, strict=True):
+        frame = decode(turned(data, *matrix)).pixels[0, ..., 0]
+        assert frame.shape == ((48, 64) if white in ("top", "bottom") else (64, 48))
+        assert frame[sides[white]] > 200 and frame[sides[_OPPOSITE[white]]] < 50
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_file_is_shown_or_refused(seed: int) -> None:
+    random = Random(seed)
+    data = bytearray(random.choice(GOOD))
+    for _ in range(random.choice((1, 3, 20))):
+        data[random.randrange(len(data))] = random.randrange(256)
+    try:
+        clip = decode(bytes(data[: random.choice((len(data), random.randrange(20, len(data))))]))
+    except InvalidImage as error:
+        assert error.message
+    else:
+        assert 1 <= len(clip) <= FrameSampling().max_frames
 
 
 def test_what_shows_the_same_has_one_digest() -> None:

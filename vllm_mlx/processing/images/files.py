@@ -114,13 +114,19 @@ class MediaFiles:
     async def _find_frames(self, part: VideoPart, sources: tuple[str, ...], allowance: Allowance) -> Found:
         assert self._videos is not None, "videos are refused before any is fetched"
         self._videos.check_frames(len(sources))
-        found = await together(self.find(ImagePart(source), allowance) for source in sources)
+        found = await together(self._find_frame(*frame, allowance) for frame in enumerate(sources, 1))
         digest = blake2b(repr((part.fps, [each.content for each in found])).encode(), digest_size=16).digest()
         content = allowance.salt + digest
         if (clip := self._recent.get(content)) is not None:
             return Found(content, clip)
         frames = [each.image for each in found if isinstance(each.image, Picture | ImageFile)]
         return Found(content, self._videos.frames(frames, part.fps))
+
+    async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found:
+        try:
+            return await self.find(ImagePart(source), allowance)
+        except InvalidImage as error:
+            raise InvalidImage(f"its frame {number}: {error.message}") from error
 
     async def _find(self, part: MediaPart, source: str | bytes, reader: _Reader, allowance: Allowance) -> Found:
         max_bytes = self._config.max_bytes(reader.kind)
