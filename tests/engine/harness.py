@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,9 +16,11 @@ from vllm_mlx.core.events import FinishReason, TokenLogprob
 from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
-from vllm_mlx.engine.engine import Engine, EngineFacts, make_scheduler
+from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.loading import MeasuredModel, load_measured, make_scheduler
 from vllm_mlx.processing.vision import VisionProbe
 from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_model
+from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.pacing import PrefillPacer
 from vllm_mlx.scheduler.prefix import PrefixCache
@@ -43,9 +45,10 @@ class Driver:
         settings = {"max_model_len": 40_000, "memory_budget_bytes": 4 << 30, **settings}
         config = EngineConfig(model=str(path), **settings)
         checkpoint = find_checkpoint(str(path))
-        self.engine = Engine.load(config, checkpoint, probe)
+        measured = measured_once(config, checkpoint, probe)
+        self.engine = Engine.around(config, checkpoint, measured)
         if rows_bytes is not None:
-            self.engine = squeezed(config, checkpoint, self.engine.facts, rows_bytes)
+            self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
         self.replies: dict[int, Reply] = {}
         self.seqs: dict[int, Sequence] = {}
 
@@ -88,9 +91,22 @@ class Driver:
             reply.finish_reason, reply.error = update.finish_reason, update.error
 
 
-def squeezed(config: EngineConfig, checkpoint: Checkpoint, facts: EngineFacts, rows_bytes: int) -> Engine:
+_measured: dict[tuple[Path, bool, bool], MeasuredModel] = {}
+
+
+def measured_once(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None) -> MeasuredModel:
+    """To measure takes longer than most tests. What keeps images is loaded anew, so that engines share nothing."""
+    key = checkpoint.path, config.text_only, probe is not None
+    if key not in _measured:
+        _measured[key] = load_measured(config, checkpoint, probe)
+    measured = _measured[key]
+    if measured.model.media is None:
+        return measured
+    return replace(measured, model=load_model(checkpoint, trust_remote_code=False, text_only=config.text_only))
+
+
+def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int) -> Engine:
     """An engine whose live rows may take exactly `rows_bytes`."""
-    model = load_model(checkpoint, trust_remote_code=False)
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
     cache = PrefixCache(
@@ -102,7 +118,7 @@ def squeezed(config: EngineConfig, checkpoint: Checkpoint, facts: EngineFacts, r
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    return Engine(scheduler, Runner(model), facts)
+    return Engine(scheduler, Runner(model), engine.facts)
 
 
 def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[list[int], list[mx.array]]:

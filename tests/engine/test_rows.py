@@ -6,9 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.engine.engine import Engine
+from vllm_mlx.runner.loader import find_checkpoint
 
 from .harness import Driver, plain_loop
 
@@ -129,21 +132,21 @@ def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
 @pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
 def test_preempted_rows_continue_exactly(checkpoint, name):
     path = checkpoint(name)
-    prompts = [prompt(300 + 40 * row) for row in range(4)]
+    prompts = [prompt(200 + 20 * row) for row in range(4)]
     free = Driver(path)
-    expected = [free.generate([ids], max_tokens=400)[0] for ids in prompts]
-    hot = free.generate([prompts[0]], max_tokens=400, sampling=HOT)[0]
-    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(740))
-    seq_ids = [tight.add(ids, 400) for ids in prompts] + [tight.add(prompts[0], 400, HOT)]
+    expected = [free.generate([ids], max_tokens=120)[0] for ids in prompts]
+    hot = free.generate([prompts[0]], max_tokens=120, sampling=HOT)[0]
+    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(300))
+    seq_ids = [tight.add(ids, 120) for ids in prompts] + [tight.add(prompts[0], 120, HOT)]
     tight.run()
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
     assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == [*expected, hot]
 
 
 def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
-    """30k tokens beside seven times 1k: batched naively, eight rows of 30k."""
+    """8k tokens beside seven times 1k: batched naively, eight rows of 8k."""
     driver = Driver(checkpoint("qwen3", hidden_size=32, num_attention_heads=2, num_hidden_layers=1, head_dim=16))
-    long = driver.add(prompt(30_000), max_tokens=100)
+    long = driver.add(prompt(8_000), max_tokens=100)
     for _ in range(7):
         driver.add(prompt(1_000), max_tokens=3_000)
     while driver.seqs[long].num_output_tokens < 10:
@@ -159,10 +162,13 @@ def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
 
 
 def test_too_little_memory_is_refused_at_load(checkpoint):
-    with pytest.raises(ConfigError, match="Too little memory"):
-        Driver(checkpoint("qwen3"), memory_budget_bytes=1000)
-    with pytest.raises(ConfigError, match="--max-model-len"):
-        Driver(checkpoint("qwen3"), memory_budget_bytes=30_000_000, max_model_len=60_000)
+    path = str(checkpoint("qwen3"))
+    for settings, words in (
+        ({"memory_budget_bytes": 1000}, "the weights of"),
+        ({"memory_budget_bytes": 30_000_000, "max_model_len": 60_000}, "--max-model-len"),
+    ):
+        with pytest.raises(ConfigError, match=f"Too little memory.*{words}"):
+            Engine.load(EngineConfig(model=path, **settings), find_checkpoint(path))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5"])

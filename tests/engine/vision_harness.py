@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vllm_mlx.processing.images.shown import Shown
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.tokenizer import Tokenizer
 from vllm_mlx.processing.videos.clip import Clip
-from vllm_mlx.processing.vision import VisionProcessor
+from vllm_mlx.processing.vision import VisionProbe, VisionProcessor
 from vllm_mlx.runner.loader import find_checkpoint
 
 from .harness import Driver
@@ -67,7 +68,11 @@ class VisionModel:
         self._library: tuple[object, object] | None = None
 
     def driver(self, **settings: object) -> Driver:
-        return Driver(self.path, probe=self.vision.probe(), **settings)
+        return Driver(self.path, probe=self._probe, **settings)
+
+    @cached_property
+    def _probe(self) -> VisionProbe:
+        return self.vision.probe()
 
     def request(self, *turns: Content) -> Request:
         """A conversation; the user and the model take turns, the user begins."""

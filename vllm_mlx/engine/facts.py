@@ -9,7 +9,7 @@ import mlx.core as mx
 from .. import __version__
 from ..core.config import EngineConfig
 from ..processing.processor import Processor
-from .engine import EngineFacts
+from .loading import EngineFacts
 
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "llguidance")
 
