@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.processing.tokenizer import LONG_CHARS, Tokenizer
 
 from .conftest import MARKERS, byte_level_backend, save
 
@@ -17,6 +17,17 @@ TEXTS = ["The quick brown fox", "été 東京 🙂", " a  b\n\n", "<|im_start|>u
 def test_round_trip(qwen: Tokenizer) -> None:
     for text in TEXTS:
         assert qwen.decode(qwen.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_long_text_is_encoded_as_a_short_one(any_tokenizer: Tokenizer, special: bool) -> None:
+    text = "".join(TEXTS) * (LONG_CHARS // 20)
+    alone = any_tokenizer.backend.encode(text, add_special_tokens=special)
+    assert len(text) > LONG_CHARS
+    assert any_tokenizer.encode(text, add_special_tokens=special) == alone.ids
+    if not special:
+        found = any_tokenizer.encoding(text)
+        assert (found.ids, found.offsets) == (alone.ids, alone.offsets)
 
 
 def test_special_tokens_are_skipped_and_markers_are_not(qwen: Tokenizer) -> None:

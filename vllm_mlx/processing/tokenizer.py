@@ -16,6 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _MAX_ID = 2**32 - 1
 TEMPLATE_S = 10.0  # a template is a program, and one that came with the checkpoint
 MAX_RENDERED_CHARS = 1 << 26
+LONG_CHARS = 4096  # from here on texts are encoded as batches: of one alone tokenizers keeps the interpreter's lock
 
 
 class Tokenizer:
@@ -87,11 +88,15 @@ class Tokenizer:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_CHARS:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encoding(self, text: str) -> tokenizers.Encoding:
         """Of a text that names its special tokens itself: ids, and which characters each stands for."""
-        return self.backend.encode(text, add_special_tokens=False)
+        if len(text) < LONG_CHARS:
+            return self.backend.encode(text, add_special_tokens=False)
+        return self.backend.encode_batch([text], add_special_tokens=False)[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Ids that are no tokens are left out."""
