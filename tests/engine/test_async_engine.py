@@ -133,6 +133,24 @@ def test_two_hundred_clients_that_vanish_leave_no_row(engine):
     assert not engine._generations
 
 
+@pytest.mark.parametrize("asked", [{}, {"stop": ("e",)}, {"n": 2}], ids=str)
+def test_who_leaves_at_the_last_event_has_aborted_nothing(engine, asked):
+    async def read() -> tuple[dict, dict]:
+        before = (await engine.status())["outcomes"]
+        num_open = asked.get("n", 1)
+        async with await engine.submit(request(**asked)) as generation:
+            async for _, event in generation:
+                num_open -= isinstance(event, Finished)
+                if not num_open:
+                    break
+        await until_idle(engine)
+        return before, (await engine.status())["outcomes"]
+
+    before, after = asyncio.run(read())
+    assert after["aborted"] == before["aborted"]
+    assert sum(after.values()) - sum(before.values()) == asked.get("n", 1)
+
+
 def test_a_cancelled_task_aborts_its_rows(engine):
     async def run() -> None:
         task = asyncio.create_task(collect(engine, request(max_tokens=3000)))
