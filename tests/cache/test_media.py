@@ -37,3 +37,11 @@ def test_it_shrinks_to_what_it_is_told():
     cache.shrink_to(15)
     assert cache.used_bytes == 10 and C in cache
     assert cache.clear() == 10 and len(cache) == 0 and cache.used_bytes == 0
+
+
+def test_what_is_cleared_is_of_the_salts_that_are_meant():
+    cache = MediaCache(100)
+    for key in (("ann/", b"a"), ("ann/mine", b"a"), ("ben/", b"a")):
+        cache.put(key, Value(10))
+    assert cache.clear("ann/") == 20
+    assert (("ben/", b"a") in cache, len(cache), cache.used_bytes) == (True, 1, 10)

@@ -53,11 +53,12 @@ class MediaCache(Generic[V]):
         while self.used_bytes > num_bytes and self._entries:
             self._evict()
 
-    def clear(self) -> int:
-        """Returns the bytes freed."""
-        freed, self.used_bytes = self.used_bytes, 0
-        self._entries.clear()
-        return freed
+    def clear(self, salts: str = "") -> int:
+        """Removes those whose salt begins so. Returns the bytes freed."""
+        before = self.used_bytes
+        for key in [key for key in self._entries if key[0].startswith(salts)]:
+            self.used_bytes -= self._entries.pop(key).nbytes
+        return before - self.used_bytes
 
     def _evict(self) -> None:
         _, value = self._entries.popitem(last=False)

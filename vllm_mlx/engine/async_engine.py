@@ -206,7 +206,7 @@ class AsyncEngine:
     async def clear_cache(self, *, salts: str = "") -> int:
         """Forget all cached state that no restore is using right now; returns the bytes freed. Raises EngineDead.
 
-        `salts`: what the salts of those begin with whose state is meant. Pictures have none, and go with all the rest.
+        `salts`: what the salts of the requests begin with whose state is meant.
         """
         self._raise_if_dead()
         return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.clear_cache(salts)))

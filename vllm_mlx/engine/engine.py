@@ -75,9 +75,9 @@ class Engine:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
 
     def clear_cache(self, salts: str = "") -> int:
-        """Of prompts and replies whose salt begins so; without `salts`, of images too. Returns the bytes freed."""
+        """Of prompts, replies and images whose salt begins so. Returns the bytes freed."""
         media = self._runner.media
-        freed = 0 if media is None or salts else media.clear()
+        freed = 0 if media is None else media.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
 
     def live_bytes(self) -> int:
