@@ -36,7 +36,7 @@ class Tally:
 def many_connections(options: argparse.Namespace) -> dict[str, Any]:
     allow_open_files()
     room = str(options.idle + options.active + 100)
-    limits = ("--max-connections", room, "--max-queue", room)
+    limits = ("--max-connections", room, "--max-queue", room, "--log-level", "warning")
     with served(options.model, *limits) as (_, printed):
         tally = asyncio.run(_crowd(httpx.URL(address(printed)).port or 80, options))
     return {

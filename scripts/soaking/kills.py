@@ -30,7 +30,10 @@ def many_kills(options: argparse.Namespace) -> dict[str, Any]:
     with _temporary() as folder:
         for number in range(options.times):
             started_s = time.monotonic()
-            with served(options.model, "--port", port, TMPDIR=str(folder)) as (process, printed):
+            with served(options.model, "--port", port, "--log-level", "warning", TMPDIR=str(folder)) as (
+                process,
+                printed,
+            ):
                 url = address(printed)
                 starts_s.append(round(time.monotonic() - started_s, 1))
                 for name in ASKED:
