@@ -45,6 +45,8 @@ OTHERS_FLAGS = {
     "--url",
     "--faults",
     "--trim",
+    "--what",
+    "--times",
 }  # of other scripts and of git
 CLIENTS_FLAGS = {"--tools", "--auth-type", "--weak-model", "--editor-model", "--model-metadata-file", "--data-dir"}
 
