@@ -13,7 +13,6 @@ from .plan import JsonEntries, Plan, Target, TextLines, pretty
 _PROVIDER = "vllm-mlx"
 _CODEX_KEY = "LOCAL_KEY"
 _IDLE_MS = 300_000
-_REQUEST_MS = 3_600_000  # the first long prompt may take longer than the ten minutes that Claude Code gives a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ def claude(target: Target, home: Path) -> Plan:
         **dict.fromkeys((*models, "CLAUDE_CODE_SUBAGENT_MODEL"), target.model),
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.max_reply),
-        "API_TIMEOUT_MS": str(_REQUEST_MS),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
