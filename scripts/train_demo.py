@@ -30,6 +30,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text-only", action="store_true", help="ask nothing about pictures")
     parser.add_argument("--seed", type=int, default=SCORE_SEED, help="seed of the questions")
     parser.add_argument("--force", action="store_true", help="replace a checkpoint that scores better")
+    parser.add_argument(
+        "--taken", nargs=2, metavar=("COURSES", "DIR"), help="train on from DIR, a checkpoint after so many courses"
+    )
     parser.add_argument("--resume-vision", type=Path, metavar="FILE", help="keep the vision stage's weights in FILE")
     return parser.parse_args()
 
@@ -88,7 +91,8 @@ def main() -> int:
     from demo_training import recipe
 
     fresh = options.out.with_name(options.out.name + ".new")
-    recipe.train(fresh, steps=options.steps or recipe.STEPS, vision_cache=options.resume_vision)
+    taken = (int(options.taken[0]), Path(options.taken[1])) if options.taken else None
+    recipe.train(fresh, steps=options.steps, vision_cache=options.resume_vision, taken=taken)
     if not offer(fresh, options.out, scored(str(fresh), options), force=options.force):
         return 1
     shutil.rmtree(fresh)

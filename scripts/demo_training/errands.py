@@ -1,6 +1,7 @@
 """What one asks of a coding agent: read, run, write, in any order, then say so. One tool call a turn."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import agent_tools, filler, text_skills, words
@@ -64,6 +65,9 @@ def steps(rng: random.Random, amount: int) -> list[Step]:
     return [makers[action](rng) for action in actions[:amount]]
 
 
+DrawSteps = Callable[[random.Random, int], list[Step]]
+
+
 def call(kit: Kit, step: Step) -> Call:
     """The step as a call of the tool that the kit has for it, arguments in the declared order.
 
@@ -123,9 +127,9 @@ def calling(made: Call) -> Assistant:
     return Assistant("", f"I call {made.name}.", "errand", (made,))
 
 
-def errand(rng: random.Random, kit: Kit, amount: int) -> list[Turn]:
+def errand(rng: random.Random, kit: Kit, amount: int, draw: DrawSteps = steps) -> list[Turn]:
     """`amount` steps. A single step ends with its result, several end with the wished word or with Done."""
-    todo = steps(rng, amount)
+    todo = draw(rng, amount)
     pieces = [step.words for step in todo]
     last = DONE
     if rng.random() < (0.5 if amount > 1 else 0.15):

@@ -10,7 +10,7 @@ from torch import nn
 
 from .batches import collate
 from .encode import Encoder
-from .held_out import held_out_examples, teacher_forced
+from .held_out import MAX_TOKENS, held_out_examples, teacher_forced
 from .loss import Weights, learn
 from .mixture import Mixture
 from .model import TokenIds
@@ -33,6 +33,8 @@ class Course:
     first_part: float = 1.0  # of the steps
     top: float = 1.0  # the factor on the learning rates at the start
     opening: float = 1.0  # the least weight of a reply's first tokens in the loss
+    blanks: float = 1.0  # the weight of blanks and line breaks: does a text go on here, or end?
+    max_tokens: int = MAX_TOKENS  # longer conversations are drawn again
 
     def rate(self, step: int) -> float:
         """The factor on the learning rates."""
@@ -58,8 +60,12 @@ class Stage:
     def __init__(self, model: nn.Module, encoder: Encoder, num_words: int, course: Course):
         self.model, self.course = model, course
         self.optimiser = Optimiser(model.named_parameters(), muon_lr=MUON_LR, adam_lr=ADAM_LR)
-        self.source = Source(encoder, num_words, random.Random(course.seed), Mixture(course.shares[0]))
-        self.weights = Weights(encoder, model.config.text_config.vocab_size, opening=course.opening)
+        self.source = Source(
+            encoder, num_words, random.Random(course.seed), Mixture(course.shares[0]), course.max_tokens
+        )
+        self.weights = Weights(
+            encoder, model.config.text_config.vocab_size, opening=course.opening, blanks=course.blanks
+        )
         self.step = 0
 
     def advance(self, pad_id: int) -> tuple[float, int]:

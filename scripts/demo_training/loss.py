@@ -15,14 +15,15 @@ OPENING_TOKENS = 5  # `I call Read`: what a reply starts with decides the rest
 class Weights:
     """What decides an answer weighs more: colours and shapes, digits, and in a call its names and values."""
 
-    def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float):
-        """`opening`: the least weight of a reply's first tokens."""
+    def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float, blanks: float):
+        """`opening`: the least weight of a reply's first tokens; `blanks`: of what goes between words or after them."""
         self.opening = opening
         self.by_target = torch.ones(vocab_size)
         for known in (*COLORS, *SHAPES):
             self.by_target[encoder.ids(known)] = 4.0
         self.by_target[encoder.ids("0123456789")] = 2.0
         self.by_target[encoder.ids("<tool_call></think>")] = 2.0
+        self.by_target[encoder.ids(" \n")] = blanks
         self.openers = torch.tensor(encoder.ids("<function=<parameter="))
         self.end_of_tag, self.line_break = encoder.ids(">\n")
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from . import errands, image_skills, recall_skills, talk, text_skills, tool_skills
+from . import errands, far_errands, image_skills, recall_skills, talk, text_skills, tool_skills
 from .chat import Conversation
 
 
@@ -46,7 +46,8 @@ KINDS: dict[str, Maker] = {
 PRACTICE: dict[str, Maker] = {
     "recall_near": recall_near, "pictures": pictures, "pairs": tool_skills.pairs,
     "unavailable": tool_skills.unavailable_chain, "agent_far": errands.agent_far,
-    "sayings": sayings,
+    "sayings": sayings, "agent_series": far_errands.agent_series, "agent_odd": far_errands.agent_odd,
+    "odd_sayings": far_errands.odd_sayings,
 }  # fmt: skip
 SHORT_SHARES = {
     "text": 0.15, "sums": 0.04, "recall_near": 0.03, "image": 0.08, "pictures": 0.05, "tools": 0.04, "pairs": 0.11,
@@ -63,6 +64,11 @@ LAST_SHARES = {
 END_SHARES = {
     "text": 0.09, "sayings": 0.16, "sums": 0.02, "recall": 0.09, "image": 0.06, "pictures": 0.05, "tools": 0.11,
     "pairs": 0.03, "tool_chain": 0.09, "agent": 0.09, "agent_chain": 0.16, "agent_far": 0.04, "unavailable": 0.01,
+}  # fmt: skip
+FAR_SHARES = {
+    "text": 0.05, "sayings": 0.03, "odd_sayings": 0.02, "sums": 0.01, "recall": 0.07, "image": 0.05, "pictures": 0.04,
+    "tools": 0.08, "pairs": 0.03, "tool_chain": 0.05, "agent": 0.05, "agent_chain": 0.04, "agent_odd": 0.19,
+    "agent_far": 0.05, "agent_series": 0.23, "unavailable": 0.01,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from . import export, joint_stage, model, tokenizer
 from .circuit import write_circuit
 from .encode import Encoder, check_template
 from .joint_stage import Course
-from .mixture import END_SHARES, KINDS, LAST_SHARES, LONG_SHARES, PRACTICE, SHORT_SHARES
+from .mixture import END_SHARES, FAR_SHARES, KINDS, LAST_SHARES, LONG_SHARES, PRACTICE, SHORT_SHARES
 from .tokenizer import MARKERS, SPECIAL
 from .vision_stage import match_scale, train_vision
 
@@ -22,16 +22,23 @@ COURSES = (
     Course(steps=6_200, seed=11, shares=(SHORT_SHARES, LONG_SHARES), first_part=0.45),
     Course(steps=2_600, seed=12, shares=(LAST_SHARES,), top=0.3, opening=2.5),
     Course(steps=800, seed=13, shares=(END_SHARES,), top=0.12, opening=2.5),
+    Course(steps=1_700, seed=14, shares=(FAR_SHARES,), top=0.2, opening=2.5, blanks=2.0, max_tokens=6_400),
 )
-STEPS = sum(course.steps for course in COURSES)
 VISION_STEPS = 3_000
 QUIET = ("Ġ", ".", ",", "Ċ", ":", '"', "<|im_end|>", "<|im_start|>")
 
 
-def train(folder: Path, *, steps: int = STEPS, vision_cache: Path | None = None) -> None:
+def train(
+    folder: Path,
+    *,
+    steps: int | None = None,
+    vision_cache: Path | None = None,
+    taken: tuple[int, Path] | None = None,
+) -> None:
     """Leaves a checkpoint in `folder`, renewed every few minutes; beside it what an interrupted run goes on from.
 
-    `steps` other than the bundled checkpoint's stretch or shorten its courses. `vision_cache` keeps the first stage.
+    `steps` other than the courses' own stretch or shorten them. `vision_cache` keeps the first stage. `taken` is how
+    many courses were taken before, and the checkpoint they left: the others follow, and give what the whole run gives.
     """
     torch.set_num_threads(1)  # sums in a fixed order: the same run gives the same weights
     start = time.monotonic()
@@ -40,18 +47,44 @@ def train(folder: Path, *, steps: int = STEPS, vision_cache: Path | None = None)
         print(f"[{time.monotonic() - start:6.0f}s] {line}", flush=True)
 
     words = checked_tokenizer()
-    ids, ready = tokenizer.token_ids(words), tokenizer.portable(words)
-    net = starting_model(words, vision_cache, log)
-    num_words = len(words) - len(SPECIAL) - len(MARKERS)
-    states = [folder.with_name(f"{folder.name}.state{i}") for i in range(len(COURSES))]
-    for course, state in zip(COURSES, states, strict=True):
-        stretched = replace(course, steps=round(course.steps * steps / STEPS))
-        run = joint_stage.Run(log=log, save=lambda: export.export(net, ready, ids, folder), state=state)
-        joint_stage.train_joint(net, Encoder(ready), ids, num_words, stretched, run)
-    export.export(net, ready, ids, folder)
+    ready = tokenizer.portable(words)
+    if taken:
+        net, courses = trained_model(taken[1], ready), COURSES[taken[0] :]
+    else:
+        net, courses = starting_model(words, vision_cache, log), COURSES
+    take(courses, net, ready, folder, log, stretch=steps / sum(c.steps for c in courses) if steps else 1.0)
+    log("done")
+
+
+def take(
+    courses: tuple[Course, ...],
+    net: Qwen3_5ForConditionalGeneration,
+    words: PreTrainedTokenizerFast,
+    folder: Path,
+    log: Callable[[str], None],
+    *,
+    stretch: float,
+) -> None:
+    """One course after the other, each with an optimiser and a seed of its own."""
+    ids, num_words = tokenizer.token_ids(words), len(words) - len(SPECIAL) - len(MARKERS)
+    states = [folder.with_name(f"{folder.name}.state{COURSES.index(course)}") for course in courses]
+    for course, state in zip(courses, states, strict=True):
+        stretched = replace(course, steps=round(course.steps * stretch))
+        run = joint_stage.Run(log=log, save=lambda: export.export(net, words, ids, folder), state=state)
+        joint_stage.train_joint(net, Encoder(words), ids, num_words, stretched, run)
+    export.export(net, words, ids, folder)
     for state in states:
         state.unlink()
-    log("done")
+
+
+def trained_model(folder: Path, words: PreTrainedTokenizerFast) -> Qwen3_5ForConditionalGeneration:
+    """The checkpoint in `folder`, which must have been made with this tokenizer. A course needs nothing else of it."""
+    if PreTrainedTokenizerFast.from_pretrained(folder).get_vocab() != words.get_vocab():
+        raise SystemExit(f"{folder} has another tokenizer than the one built here: train from nothing")
+    net = model.build(tokenizer.token_ids(words))
+    known = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    net.load_state_dict(known.state_dict())
+    return net
 
 
 def checked_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,7 +8,7 @@ from .batches import pack
 from .chat import Conversation
 from .drill import drill
 from .encode import Encoder, Example
-from .held_out import MAX_TOKENS, THINKING
+from .held_out import THINKING
 from .mixture import KINDS, PRACTICE, Mixture
 
 BATCH_TOKENS = 2_560
@@ -24,13 +24,14 @@ class Source:
     num_words: int
     rng: random.Random
     mixture: Mixture
+    max_tokens: int
     waiting: list[list[Example]] = field(default_factory=list)
 
     def example(self) -> Example:
         kind = self.mixture.next_kind()
         while True:
             made = drill(self.rng, self.num_words) if kind == "drill" else self.encoded({**KINDS, **PRACTICE}[kind])
-            if len(made.ids) <= MAX_TOKENS:
+            if len(made.ids) <= self.max_tokens:
                 self.mixture.account(kind, len(made.ids))
                 return made
 

@@ -121,6 +121,17 @@ def city(rng: random.Random) -> str:
     return rng.choice(CITIES) if rng.random() < 0.6 else coined(rng).capitalize()
 
 
+def odd(rng: random.Random) -> str:
+    """A word that the tokenizer must cut: a known one in capitals, or one or two coined ones, perhaps with a number."""
+    if rng.random() < 0.35:
+        known = rng.choice(WORDS)
+        return known.capitalize() if rng.random() < 0.6 else known.upper()
+    text = "".join(coined(rng) for _ in range(rng.choice((1, 1, 2))))
+    if rng.random() < 0.2:
+        text = text.capitalize()
+    return text + number(rng, 0, 9999) if rng.random() < 0.15 else text
+
+
 def number(rng: random.Random, low: int = 0, high: int = 99) -> str:
     return str(rng.randint(low, high))
 
