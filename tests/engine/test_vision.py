@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from vllm_mlx.core.errors import InvalidImage
+from vllm_mlx.core.sequence import PromptInputs
+from vllm_mlx.processing.tensors import Piece, Pieces, TensorRoom, Tensors
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 
 from .vision_harness import VisionModel
@@ -158,6 +161,40 @@ def test_forty_at_once_are_all_right(checkpoint, family):
     driver = model.driver()
     assert driver.generate([model.prompt(*turns) for turns in conversations], max_tokens=4) == expected
     assert driver.engine.report().media.num_encoded <= 40
+
+
+def late(prompt: PromptInputs) -> tuple[PromptInputs, list[Tensors], Pieces]:
+    """The prompt of one image whose tensors are not at hand, who is asked for them, and the tensors."""
+    asked: list[Tensors] = []
+    [item] = prompt.media
+    inputs = Piece(Tensors(b"", TensorRoom(), asked.append), 0)
+    return replace(prompt, media=(replace(item, inputs=inputs),)), asked, [item.inputs]
+
+
+def test_a_row_waits_for_its_tensors_while_others_go_on(model, expected, prompts):
+    driver = model.driver()
+    prompt, asked, pieces = late(prompts[0])
+    looking, talking = driver.add(prompt, NUM_TOKENS), driver.add(prompts[3], NUM_TOKENS)
+    driver.run()  # until nothing can be done any more
+    assert driver.replies[talking].token_ids == expected[3]
+    assert driver.replies[looking].token_ids == [] and len(asked) == 1
+    asked[0].put(pieces)
+    driver.engine.wake()
+    driver.run()
+    assert driver.replies[looking].token_ids == expected[0]
+
+
+def test_tensors_that_cannot_be_made_again_end_their_own_request_alone(model, expected, prompts):
+    driver = model.driver()
+    prompt, asked, _ = late(prompts[0])
+    bad = driver.add(prompt, NUM_TOKENS)
+    driver.run()
+    asked[0].fail(InvalidImage("it is gone."))
+    driver.engine.wake()
+    good = driver.add(prompts[0], NUM_TOKENS)
+    driver.run()
+    assert "it is gone" in driver.replies[bad].error.message and driver.replies[bad].token_ids == []
+    assert driver.replies[good].token_ids == expected[0]
 
 
 def test_one_image_a_step_is_encoded_and_decoding_rows_go_on_between(model):

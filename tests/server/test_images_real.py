@@ -71,6 +71,67 @@ def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Ru
     assert cached >= first["usage"]["prompt_tokens"] - suffix > 16
 
 
+KEPT_NOT = MediaConfig(media_cache_bytes=0, allow_private_media=True)  # pixels are never at hand
+
+
+def conversation(url: str, *answers: str) -> list[dict[str, Any]]:
+    shown = {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is in this image?"},
+            {"type": "image_url", "image_url": {"url": url}},
+        ],
+    }
+    turns = [[{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}] for said in answers]
+    return [shown, *(message for turn in turns for message in turn)]
+
+
+def said(running: Running, messages: list[dict[str, Any]], **headers: str) -> str:
+    body = {"messages": messages, "temperature": 0, "max_tokens": 12}
+    with running.http() as http:
+        reply = http.post("/v1/chat/completions", content=json.dumps(body), headers={**JSON, **headers})
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["message"]["content"])
+
+
+def encoded(running: Running, **headers: str) -> int:
+    with running.http() as http:
+        return int(http.get("/v1/status", headers=headers).json()["images"]["encoded"])
+
+
+def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Host) -> None:
+    """Nothing of a known picture is fetched or decoded for a next turn; a cleared cache needs it once more."""
+    url = pictures.url("/red.png", HERE)
+    with serving(AsyncEngine.start(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
+        first = said(running, conversation(url))
+        assert "red" in first and "circle" in first
+        later = said(running, conversation(url, first))
+        assert (pictures.paths(), encoded(running)) == (["/red.png"], 1)
+        with running.http() as http:
+            assert http.delete("/v1/cache").status_code == 200
+        assert said(running, conversation(url, first)) == later
+        assert (pictures.paths(), encoded(running)) == (["/red.png"] * 2, 2)
+        pictures.routes["/red.png"] = image(encode(picture("blue", "star", 112)))
+        with running.http() as http:
+            http.delete("/v1/cache")
+            body = {"messages": conversation(url)}
+            reply = http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
+        assert reply.status_code >= 400 and "is another one by now" in reply.json()["error"]["message"]
+
+
+def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures: Host) -> None:
+    """By nothing that takes time: it is fetched, decoded and encoded anew."""
+    url = pictures.url("/red.png", HERE)
+    engine = AsyncEngine.start(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))
+    with serving(engine, api_keys=("first", "second")) as running:
+        replies, runs = [], []
+        for key in ("first", "second", "first", "second"):
+            replies.append(said(running, conversation(url), authorization=f"Bearer {key}"))
+            runs.append((len(pictures.requests), encoded(running, authorization=f"Bearer {key}")))
+    assert runs == [(1, 1), (2, 2), (2, 2), (2, 2)]
+    assert len(set(replies)) == 1 and "red" in replies[0]
+
+
 @pytest.fixture(scope="module")
 def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
     with serving(AsyncEngine.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:

@@ -54,7 +54,7 @@ class MemoryBudget:
     total_bytes: int
     weights_bytes: int
     transient_bytes: int  # activations of one prefill chunk, or of one image in the tower: measured at load
-    pictures_bytes: int = 0  # tensors of pictures shown lately
+    pictures_bytes: int = 0  # tensors that wait for the vision tower
     decoded_bytes: int = 0  # pixels of pictures decoded lately
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 from .constraint import Constraint
 from .events import FinishReason
@@ -19,6 +19,22 @@ class Layout:
     advance: int  # how far on from there what follows begins
 
 
+class TowerInputs(Protocol):
+    """Tensors of an image that need not stay: they can be made again."""
+
+    def want(self) -> bool:
+        """Whether `get` has an answer. Where not, they are asked for; whoever makes them wakes the engine."""
+        ...
+
+    def get(self) -> Mapping[str, Any]:
+        """Numpy arrays, as the tower takes them. Raises RequestError where they could not be made again."""
+        ...
+
+    def drop(self) -> None:
+        """The tower has run."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MediaItem:
     """One image, or a piece of a video, inside one prompt: its tokens are `[offset, offset + length)`.
@@ -29,7 +45,7 @@ class MediaItem:
     digest: bytes  # of the processed tensors, placeholders, layout and processor settings
     offset: int
     length: int
-    inputs: Mapping[str, Any]  # numpy arrays, as the tower takes them
+    inputs: Mapping[str, Any] | TowerInputs  # numpy arrays, as the tower takes them
     layout: Layout | None = None  # for families that lay media out
 
     @property

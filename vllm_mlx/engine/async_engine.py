@@ -32,6 +32,7 @@ from .facts import build_fields, model_fields
 from .generation import Choice, Generation
 from .line import Line
 from .metrics import Figures, metric_families
+from .pictures import RequestPictures
 from .reports import Reports
 from .stats import ReplyStats, Totals
 from .status import status_fields
@@ -60,7 +61,7 @@ class AsyncEngine:
         self._thread = EngineThread(lambda: Engine.load(config, checkpoint, probe), self._deliver, self._engine_died)
         self.facts = self._thread.start()
         if vision is not None:
-            vision.keep_bytes = self.memory.pictures_bytes
+            vision.room.max_bytes = self.memory.pictures_bytes
         self._processor = Processor(
             tokenizer,
             config,
@@ -69,11 +70,13 @@ class AsyncEngine:
             vocab_size=self.info.vocab_size,
             vision=vision,
         )
-        self._images = None
+        self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="prompt")
+        self._pictures = None
         if self._processor.takes_images:
             media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
-            self._images = ImageLoader(media, media_root, sampling=None if vision is None else vision.frame_sampling)
-        self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="prompt")
+            sampling = None if vision is None else vision.frame_sampling
+            loader = ImageLoader(media, media_root, sampling=sampling)
+            self._pictures = RequestPictures(self._processor, loader, self._pool, self._thread.wake)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
@@ -220,8 +223,8 @@ class AsyncEngine:
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
         self._pool.shutdown(wait=False)
-        if self._images is not None:
-            await self._images.close()
+        if self._pictures is not None:
+            await self._pictures.close()
 
     async def num_rows(self) -> int:
         """Rows that hold state on the device right now."""
@@ -240,12 +243,9 @@ class AsyncEngine:
 
     async def _prepare(self, request: Request) -> Prepared:
         """What the model does not take is refused before any of it is fetched."""
-        loop = asyncio.get_running_loop()
-        media = self._processor.media_of(request)
-        if self._images is None or not media:
-            return await loop.run_in_executor(self._pool, self._processor.prepare, request)
-        async with self._images.shown(media, salt=request.cache_salt) as shown:
-            return await loop.run_in_executor(self._pool, self._processor.prepare, request, shown)
+        if self._processor.media_of(request) and self._pictures is not None:
+            return await self._pictures.prepare(request)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._processor.prepare, request)
 
     def _sequence(self, prepared: Prepared, index: int) -> Sequence:
         sampling = prepared.sampling

@@ -37,6 +37,7 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._aborts: list[int] = []  # for the next step, inside its fence: an abort keeps what was computed
+        self._is_stalled = False
         self.num_steps = 0
 
     @classmethod
@@ -58,7 +59,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._aborts)
+        """Whether a step can do anything before `wake` or other news."""
+        return bool(self._aborts) or (self._scheduler.has_work and not self._is_stalled)
 
     @property
     def num_rows(self) -> int:
@@ -83,7 +85,12 @@ class Engine:
     def live_bytes(self) -> int:
         return self._runner.live_bytes()
 
+    def wake(self) -> None:
+        """Images that rows wait for are ready."""
+        self._is_stalled = False
+
     def add(self, seq: Sequence) -> None:
+        self._is_stalled = False
         self._scheduler.add(seq)
 
     def abort(self, seq_id: int) -> None:
@@ -92,6 +99,7 @@ class Engine:
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """How much of a finished sequence a later turn can use."""
+        self._is_stalled = False
         self._scheduler.keep(seq, num_tokens)
 
     def report(self) -> EngineReport:
@@ -128,6 +136,7 @@ class Engine:
         Whatever goes wrong in a step as a whole fails the sequences under way, and the next step is well.
         """
         self.num_steps += 1
+        self._is_stalled = False
         plan = StepPlan()
         try:
             while self._aborts:
@@ -135,6 +144,7 @@ class Engine:
             plan = self._scheduler.schedule(time.monotonic())
             if updates := self._scheduler.update(self._runner.decode(plan)):
                 deliver(updates)
+            self._is_stalled = plan == StepPlan() and not updates and self._scheduler.awaits_inputs
             if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
                 deliver(updates)
         except Exception as error:

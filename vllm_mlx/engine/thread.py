@@ -35,6 +35,11 @@ class _Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class _Wake:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -47,7 +52,7 @@ class _Inspect:
     answer: "Future[object]"
 
 
-_Message = _Add | _Abort | _Keep | _Stop | _Inspect
+_Message = _Add | _Abort | _Keep | _Wake | _Stop | _Inspect
 
 
 class EngineThread:
@@ -84,6 +89,10 @@ class EngineThread:
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Of a finished sequence, what a later turn can use; the rest leaves the prefix cache."""
         self._inbox.put(_Keep(seq, num_tokens))
+
+    def wake(self) -> None:
+        """Images that rows wait for are ready."""
+        self._inbox.put(_Wake())
 
     def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
         """Fails with EngineDead once the thread has ended. Who lost interest may cancel the future."""
@@ -149,6 +158,8 @@ class EngineThread:
                         engine.abort(seq_id)
                 case _Keep(seq, num_tokens):
                     engine.keep(seq, num_tokens)
+                case _Wake():
+                    engine.wake()
                 case _Inspect(ask, answer):
                     _answer(engine, ask, answer)
                 case _Stop():

@@ -1,6 +1,8 @@
 """Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,7 +17,7 @@ from .chat import ChatPrompt
 from .guidance import Guidance
 from .image_text import Markers
 from .images.parts import located, media_parts, numbered, replace_media
-from .images.picture import Picture
+from .images.picture import Seen
 from .images.shown import Shown, shown_as
 from .next_turn import NextTurn
 from .output import OutputProcessor
@@ -26,9 +28,11 @@ from .reply import Reply
 from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate
+from .tensors import Tensors
 from .tokenizer import Tokenizer
-from .videos.clip import Clip
 from .vision import VisionProcessor
+
+Remake = Callable[[MediaPart, str, Tensors], None]  # the part, and its request's salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,13 @@ class Processor:
             raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
         return parts
 
-    def prepare(self, request: Request, shown: Shown = MappingProxyType({})) -> Prepared:
-        """`shown`: what the request's images and videos show. Raises RequestError."""
-        request, renditions = self._show(request, shown)
+    def prepare(self, request: Request, shown: Shown = MappingProxyType({}), remake: Remake | None = None) -> Prepared:
+        """`shown`: what the request's images and videos show. Raises RequestError.
+
+        `remake` begins to make a part's tensors again, so that they need not stay; with it, what was seen before may
+        come without its pixels, and PixelsNeeded is raised where they cannot be done without.
+        """
+        request, renditions = self._show(request, shown, remake)
         prompt, chat = self._prompts.process(request, renditions)
         sampling = resolve_sampling(
             request.sampling,
@@ -121,7 +129,13 @@ class Processor:
         compared = None if chat is None else self._changes.compare(chat)
         return Prepared(request, prompt, sampling, chat, compared, self._guidance.constraint(request, prompt))
 
-    def _show(self, request: Request, shown: Shown) -> tuple[Request, tuple[Rendition, ...]]:
+    def render(self, part: MediaPart, shown: Shown) -> Rendition:
+        """With its tensors. Raises InvalidImage."""
+        medium = shown[shown_as(part)]
+        assert self._vision is not None and not isinstance(medium, Seen), "pixels were asked for"
+        return self._vision.render(medium, _max_side(part))
+
+    def _show(self, request: Request, shown: Shown, remake: Remake | None) -> tuple[Request, tuple[Rendition, ...]]:
         """Images and videos known by what they show, so that one picture is the same from whichever source."""
         parts = self.media_of(request)
         if not parts or self._vision is None:
@@ -130,11 +144,16 @@ class Processor:
         for number, part in numbered(parts):
             if part not in renditions:
                 try:
-                    renditions[part] = _rendition(self._vision, part, shown)
+                    renditions[part] = self._rendition(part, shown, request.cache_salt, remake)
                 except InvalidImage as error:
                     raise located(error, number, part) from error
         known = {part: type(part)(shown.digest, text=shown.text) for part, shown in renditions.items()}
         return replace_media(request, known), tuple(renditions[part] for part in parts)
+
+    def _rendition(self, part: MediaPart, shown: Shown, salt: str, remake: Remake | None) -> Rendition:
+        if remake is None or self._vision is None:
+            return self.render(part, shown)
+        return self._vision.show(shown[shown_as(part)], _max_side(part), salt=salt, remake=partial(remake, part, salt))
 
     def output(self, prepared: Prepared) -> OutputProcessor:
         """For one of the request's replies."""
@@ -172,9 +191,5 @@ class Processor:
         return kept + len(prepared.prompt.token_ids) - len(chat.token_ids)
 
 
-def _rendition(vision: VisionProcessor, part: MediaPart, shown: Shown) -> Rendition:
-    match shown[shown_as(part)]:
-        case Picture() as picture:
-            return vision.show(picture, part.max_side if isinstance(part, ImagePart) else None)
-        case Clip() as clip:
-            return vision.show_clip(clip)
+def _max_side(part: MediaPart) -> int | None:
+    return part.max_side if isinstance(part, ImagePart) else None

@@ -1,12 +1,13 @@
 """A picture as a model is shown it: text, ids and tensors. Knows neither its processor nor a conversation."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
 
-from ..core.sequence import Layout, MediaItem, PromptInputs
+from ..core.sequence import Layout, MediaItem, PromptInputs, TowerInputs
 
 _DIGEST_BYTES = 16
 
@@ -34,9 +35,21 @@ class Rendition:
     def alone(self) -> PromptInputs:
         return PromptInputs(token_ids=self.token_ids, media=self.media)
 
+    def with_inputs(self, inputs: Iterable[TowerInputs]) -> "Rendition":
+        """`inputs`: of each of the media."""
+        media = (replace(item, inputs=each) for item, each in zip(self.media, inputs, strict=True))
+        return replace(self, media=tuple(media))
+
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for item in self.media for array in item.inputs.values())
+    def pieces(self) -> tuple[Mapping[str, np.ndarray], ...]:
+        """The tensors of each of the media, of a rendition that has just been made."""
+        return tuple(item.inputs for item in self.media if isinstance(item.inputs, Mapping))
+
+    @property
+    def text_bytes(self) -> int:
+        """Of all but the tensors."""
+        layouts = sum(int(item.layout.positions.nbytes) for item in self.media if item.layout is not None)
+        return len(self.text) + sys.getsizeof(self.token_ids) + layouts
 
 
 def medium(

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +11,20 @@ import numpy as np
 
 from ..core.errors import InvalidImage
 from ..core.sequence import MediaItem, PromptInputs
-from .images.picture import Picture
+from .images.picture import Picture, Seen
 from .images.renderer import ImageRenderer
 from .model_processor import REFUSALS, WAYS, ModelProcessor, first_line, load_library_processor, unusable
 from .rendition import Rendition
+from .renditions import Renditions
+from .tensors import Piece, TensorRoom, Tensors
 from .tokenizer import Tokenizer
 from .videos.clip import Clip
 from .videos.renderer import VideoRenderer
 from .videos.sampling import FrameSampling
 
-_Key = tuple[bytes, int | None]  # digest of a picture or a clip, and the longest side that is shown
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
+_KNOWN_BYTES = 64 << 20  # a full-HD picture stands for some 50 kB
 _MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
 
 
@@ -37,8 +38,12 @@ class VisionProbe:
     max_image_tokens: int  # of one image
 
 
+class PixelsNeeded(Exception):
+    """What was seen before is not known any more, or not in this size: it has to be decoded again."""
+
+
 class VisionProcessor:
-    """Safe to share between threads. Pictures shown lately are kept with their tensors, up to `keep_bytes`."""
+    """Safe to share between threads. What pictures shown lately stand for is known, without their tensors."""
 
     def __init__(
         self,
@@ -57,10 +62,9 @@ class VisionProcessor:
         self._images = images
         self._videos = videos
         self._max_pixels = max_pixels
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Rendition] = OrderedDict()
-        self._kept_bytes = 0
-        self.keep_bytes = 0
+        self._lock = threading.Lock()  # processors and their tokenizers are not made for several threads
+        self._known = Renditions(max_bytes=_KNOWN_BYTES)
+        self.room = TensorRoom()
 
     @classmethod
     def load(
@@ -101,29 +105,43 @@ class VisionProcessor:
     def frame_sampling(self) -> FrameSampling | None:
         return None if self._videos is None else self._videos.sampling
 
-    def show(self, picture: Picture, max_side: int | None = None) -> Rendition:
-        """`max_side`: of the picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
-        what = f"{picture.width} x {picture.height} pixels"
-        return self._shown((picture.digest, max_side), lambda: self._images.render(picture, max_side), what)
+    def render(self, medium: Picture | Clip, max_side: int | None = None) -> Rendition:
+        """`max_side`: of a picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
+        with self._lock:
+            return self._render(medium, max_side)
 
-    def show_clip(self, clip: Clip) -> Rendition:
-        """For a model that is shown videos. Raises InvalidImage where the processor refuses it."""
-        assert self._videos is not None, "videos are refused before they are decoded"
-        videos, what = self._videos, f"{len(clip)} frames of {clip.width} x {clip.height} pixels"
-        return self._shown((clip.digest, None), lambda: videos.render(clip), what)
+    def show(
+        self,
+        medium: Picture | Clip | Seen,
+        max_side: int | None = None,
+        *,
+        salt: str,
+        remake: Callable[[Tensors], None],
+    ) -> Rendition:
+        """The same, with tensors that need not stay. Raises PixelsNeeded where they cannot be done without."""
+        key, made = (salt, medium.digest, max_side), None
+        with self._lock:
+            known = self._known.get(key)
+            if known is None:
+                if isinstance(medium, Seen):
+                    raise PixelsNeeded
+                known = made = self._render(medium, max_side)
+                self._known.put(key, made)
+        tensors = Tensors(known.digest, self.room, remake)
+        if made is not None:
+            tensors.offer(made.pieces)
+        return known.with_inputs(Piece(tensors, index) for index in range(len(known.media)))
 
-    def _shown(self, key: _Key, render: Callable[[], Rendition], what: str) -> Rendition:
-        with self._lock:  # processors and their tokenizers are not made for several threads
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-                return kept
-            try:
-                rendition = render()
-            except REFUSALS as error:
-                raise InvalidImage(f"the model's processor cannot take its {what}: {first_line(error)}") from error
-            self._keep(key, rendition)
-            return rendition
+    def _render(self, medium: Picture | Clip, max_side: int | None) -> Rendition:
+        what = f"{medium.width} x {medium.height} pixels"
+        try:
+            if isinstance(medium, Picture):
+                return self._images.render(medium, max_side)
+            what = f"{len(medium)} frames of {what}"
+            assert self._videos is not None, "videos are refused before they are decoded"
+            return self._videos.render(medium)
+        except REFUSALS as error:
+            raise InvalidImage(f"the model's processor cannot take its {what}: {first_line(error)}") from error
 
     def probe(self) -> VisionProbe:
         """Raises ModelLoadError where the chat template does not show images."""
@@ -155,13 +173,6 @@ class VisionProcessor:
         if text.count(self.marker) != 2:
             raise unusable(self._path, f"its chat template shows no {self.marker} for one")
         return text
-
-    def _keep(self, key: _Key, rendition: Rendition) -> None:
-        self._kept[key] = rendition
-        self._kept_bytes += rendition.nbytes
-        while self._kept and self._kept_bytes > self.keep_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= dropped.nbytes
 
 
 def _image_token_id(path: Path, config: Mapping[str, Any]) -> int:

@@ -23,6 +23,10 @@ _SHOWN = frozenset({
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
     "gemma3", "gemma4", "pixtral", "mistral3",
 })  # fmt: skip
+_KNOWN_FAULTS = {
+    "gemma3": "Gemma 3 was trained to read an image in both directions. mlx-vlm, and so this server, reads it in one: "
+    "what is said of images may be less exact",
+}
 
 
 def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> None:
@@ -32,6 +36,8 @@ def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[s
     except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
         fault = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     model.forget_images()
+    if known := _KNOWN_FAULTS.get(model.module.config.model_type):
+        logger.warning(known)
     if fault is not None:
         raise ModelLoadError(
             f"Images of this family ({model.module.config.model_type!r}) cannot be served: {fault.rstrip('.')}. "

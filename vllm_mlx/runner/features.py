@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.errors import Unsupported
-from ..core.sequence import MediaItem
+from ..core.sequence import MediaItem, TowerInputs
 
 # What a family's merged inputs may consist of. Positions are given by us; of a mask nothing comes to a decoder.
 KNOWN_INPUTS = frozenset({
@@ -57,5 +57,6 @@ def _at_all(layer: mx.array, seen: mx.array) -> mx.array:
     return mx.contiguous(mx.where(seen[0][:, None], layer[rows], mx.zeros_like(layer[:1])))
 
 
-def tower_inputs(inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
-    return {name: mx.array(array) for name, array in inputs.items()}
+def tower_inputs(inputs: Mapping[str, np.ndarray] | TowerInputs) -> dict[str, mx.array]:
+    arrays = inputs if isinstance(inputs, Mapping) else inputs.get()
+    return {name: mx.array(array) for name, array in arrays.items()}

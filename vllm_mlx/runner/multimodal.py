@@ -1,6 +1,7 @@
 """An mlx-vlm checkpoint: its language model, with every row's positions given. Keeps nothing of any request."""
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -100,6 +101,8 @@ class MultimodalModel(Model):
             start = time.perf_counter()
             features = encode(self.module, seq.tokens(item.offset, item.end), item)
             self._features_kept.put(key, features, seconds=time.perf_counter() - start)
+            if not isinstance(item.inputs, Mapping):
+                item.inputs.drop()
         return features
 
     def placed(self, seq: Sequence) -> list[MediaItem]:

@@ -4,6 +4,7 @@ The image tokens of a prompt are tokens like any other. What the tower made of a
 to live rows before the prefix cache does.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..cache.media import Key, MediaCache
@@ -28,10 +29,16 @@ class MLLMScheduler(Scheduler):
         self._max_media_bytes = media.max_bytes = max_media_bytes
         self._media_bytes_per_token = media_bytes_per_token
         self._whole_images = whole_images
+        self._awaits_inputs = False
         self._encoding: tuple[Key, int] | None = None  # and tokens, of the one image that this step runs the tower for
+
+    @property
+    def awaits_inputs(self) -> bool:
+        return self._awaits_inputs
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         self._encoding = None
+        self._awaits_inputs = False
         return super().schedule(now)
 
     def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
@@ -54,6 +61,11 @@ class MLLMScheduler(Scheduler):
         key = seq.media_key(item)
         if self._media.get(key) is not None:
             return True
+        if self._encoding is not None and self._encoding[0] == key:
+            return True
+        if not isinstance(item.inputs, Mapping) and not item.inputs.want():
+            self._awaits_inputs = True
+            return False
         if self._encoding is None:
             self._encoding = key, item.length
             self._shrink_cache(self._row_bytes(extra=1))

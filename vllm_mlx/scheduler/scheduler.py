@@ -58,6 +58,11 @@ class Scheduler:
         self.num_preemptions = 0
 
     @property
+    def awaits_inputs(self) -> bool:
+        """Whether a row that was to go on in the last step cannot before its images are made ready."""
+        return False
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 

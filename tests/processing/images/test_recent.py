@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vllm_mlx.processing.images.freshness import HEURISTIC_S, fresh_s
-from vllm_mlx.processing.images.picture import Picture
+from vllm_mlx.processing.images.picture import Picture, Seen
 from vllm_mlx.processing.images.recent import KnownAddresses, RecentPictures
 from vllm_mlx.processing.images.web import Fetched
 
@@ -23,6 +23,16 @@ def test_pictures_stay_within_their_bytes_and_the_longest_unused_go() -> None:
     assert [recent.get(bytes([number])) is not None for number in range(3)] == [True, False, True]
     recent.put(b"\3", Picture.of(np.zeros((9, 9, 3), np.uint8)))
     assert recent.get(b"\3") is None and recent.get(b"\0") is not None, "what never fits drops nothing"
+
+
+def test_of_a_picture_whose_pixels_went_it_is_known_what_it_was() -> None:
+    recent = RecentPictures(max_bytes=30)
+    for number in range(2):
+        recent.put(bytes([number]), gray(number))
+    assert recent.get(b"\0") is None
+    assert recent.get(b"\0", whole=False) == Seen(gray(0).digest, 10)
+    assert isinstance(recent.get(b"\1", whole=False), Picture), "pixels that are there"
+    assert recent.get(b"\2", whole=False) is None
 
 
 def test_addresses_are_many_but_not_endless() -> None:

@@ -17,7 +17,7 @@ from ..videos.frames import FrameFiles
 from ..videos.opener import VideoOpener
 from .decode import ImageFile
 from .local import MediaRoot
-from .picture import Picture
+from .picture import Picture, Seen
 from .recent import KnownAddresses, RecentPictures
 from .sources import Inline, Kind, LocalFile, Remote, megabytes, parse_source, split_frames
 from .tasks import together
@@ -32,8 +32,10 @@ _MAX_REQUEST_BYTES = 256 * 1024 * 1024  # of the files of one request, as of its
 class Allowance:
     """What one request may still do, and whose it is. `deadline_s` is of the event loop's clock."""
 
-    def __init__(self, deadline_s: float, salt: str) -> None:
+    def __init__(self, deadline_s: float, salt: str, *, whole: bool = True) -> None:
+        """`whole`: pixels are needed, also of what was seen before."""
         self.deadline_s = deadline_s
+        self.whole = whole
         self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share nothing that is kept
         self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
         self._num_bytes = 0
@@ -50,10 +52,10 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What can be shown: already decoded, or a file whose header is well."""
+    """What can be shown: already decoded, now or earlier, or a file whose header is well."""
 
     content: bytes  # salt, and digest of what it is decoded from
-    image: Picture | Clip | ImageFile | VideoFile | FrameFiles
+    image: Picture | Clip | Seen | ImageFile | VideoFile | FrameFiles
 
     @property
     def num_pixels(self) -> int:
@@ -67,6 +69,7 @@ class _Reader:
     kind: Kind
     name: str  # of all that decides what is made of them
     open: Callable[[bytes], ImageFile | VideoFile]
+    whole: bool  # pixels are needed, also of what was seen before
 
     def digest(self, data: bytes) -> bytes:
         return blake2b(data, digest_size=16, key=blake2b(self.name.encode()).digest()).digest()
@@ -96,20 +99,20 @@ class MediaFiles:
     async def find(self, part: MediaPart, allowance: Allowance) -> Found:
         """Raises InvalidImage."""
         if isinstance(part, ImagePart):
-            return await self._find(part, part.source, self._image_reader(), allowance)
+            return await self._find(part, part.source, self._image_reader(allowance.whole), allowance)
         source = await self._run(partial(split_frames, part.source))
         if isinstance(source, tuple):
             return await self._find_frames(part, source, allowance)
-        return await self._find(part, source, self._video_reader(part.fps), allowance)
+        return await self._find(part, source, self._video_reader(part.fps, allowance.whole), allowance)
 
-    def _image_reader(self) -> _Reader:
+    def _image_reader(self, whole: bool) -> _Reader:
         max_pixels = self._config.max_image_pixels
-        return _Reader("image", "image", lambda data: ImageFile(data, max_pixels=max_pixels))
+        return _Reader("image", "image", lambda data: ImageFile(data, max_pixels=max_pixels), whole)
 
-    def _video_reader(self, fps: float | None) -> _Reader:
+    def _video_reader(self, fps: float | None, whole: bool) -> _Reader:
         assert self._videos is not None, "videos are refused before any is fetched"
         videos = self._videos
-        return _Reader("video", f"video {fps}", lambda data: videos.open(data, fps))
+        return _Reader("video", f"video {fps}", lambda data: videos.open(data, fps), whole)
 
     async def _find_frames(self, part: VideoPart, sources: tuple[str, ...], allowance: Allowance) -> Found:
         assert self._videos is not None, "videos are refused before any is fetched"
@@ -117,14 +120,14 @@ class MediaFiles:
         found = await together(self._find_frame(*frame, allowance) for frame in enumerate(sources, 1))
         digest = blake2b(repr((part.fps, [each.content for each in found])).encode(), digest_size=16).digest()
         content = allowance.salt + digest
-        if (clip := self._recent.get(content)) is not None:
+        if (clip := self._recent.get(content, whole=allowance.whole)) is not None:
             return Found(content, clip)
         frames = [each.image for each in found if isinstance(each.image, Picture | ImageFile)]
         return Found(content, self._videos.frames(frames, part.fps))
 
     async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found:
         try:
-            return await self.find(ImagePart(source), allowance)
+            return await self._find(ImagePart(source), source, self._image_reader(True), allowance)
         except InvalidImage as error:
             raise InvalidImage(f"its frame {number}: {error.message}") from error
 
@@ -133,7 +136,7 @@ class MediaFiles:
         match parse_source(source):
             case Inline() as inline:
                 content = allowance.salt + await self._run(lambda: reader.digest(part.source_digest))
-                if (picture := self._recent.get(content)) is not None:
+                if (picture := self._recent.get(content, whole=reader.whole)) is not None:
                     return Found(content, picture)
                 data = await self._run(lambda: inline.read(max_bytes, reader.kind))
                 return await self._opened(data, content, reader, allowance)
@@ -147,7 +150,7 @@ class MediaFiles:
         """Asks no server whose last answer still holds, and asks for no data that is here already."""
         address = (allowance.salt, url, reader.name)
         known = self._known.get(address)
-        picture = None if known is None else self._recent.get(known.content)
+        picture = None if known is None else self._recent.get(known.content, whole=reader.whole)
         now = asyncio.get_running_loop().time()
         if known is None or picture is None:
             answer = await self._fetch(url, reader.kind, None, allowance)
@@ -174,7 +177,7 @@ class MediaFiles:
 
     async def _found(self, data: bytes, reader: _Reader, allowance: Allowance) -> Found:
         content = allowance.salt + await self._run(lambda: reader.digest(data))
-        picture = self._recent.get(content)
+        picture = self._recent.get(content, whole=reader.whole)
         return Found(content, picture) if picture is not None else await self._opened(data, content, reader, allowance)
 
     async def _opened(self, data: bytes, content: bytes, reader: _Reader, allowance: Allowance) -> Found:

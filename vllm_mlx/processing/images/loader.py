@@ -20,7 +20,7 @@ from .files import Allowance, Found, MediaFiles
 from .gate import PixelGate
 from .local import MediaRoot
 from .parts import located, numbered
-from .picture import Picture
+from .picture import Picture, Seen
 from .recent import RecentPictures
 from .shown import Key, Shown, shown_as
 from .tasks import together
@@ -62,16 +62,17 @@ class ImageLoader:
         self._thread.start()
 
     @asynccontextmanager
-    async def shown(self, parts: Sequence[MediaPart], *, salt: str = "") -> AsyncIterator[Shown]:
+    async def shown(self, parts: Sequence[MediaPart], *, salt: str = "", whole: bool = True) -> AsyncIterator[Shown]:
         """What is handed out counts as in memory until the block ends. Raises RequestError.
 
-        Of what is kept of earlier requests, only that of the same `salt` is used.
+        Of what is kept of earlier requests, only that of the same `salt` is used. `whole`: with pixels, also where
+        those of a picture seen before are no longer at hand.
         """
         if not parts:
             yield {}
             return
         answer: Future[Shown] = Future()
-        holder = asyncio.run_coroutine_threadsafe(self._hold(parts, salt, answer), self._loop)
+        holder = asyncio.run_coroutine_threadsafe(self._hold(parts, salt, whole, answer), self._loop)
         holder.add_done_callback(lambda ended: _pass_on(ended, answer))
         try:
             yield await asyncio.wrap_future(answer)
@@ -97,13 +98,13 @@ class ImageLoader:
         await self._web.close()
         self._loop.stop()
 
-    async def _hold(self, parts: Sequence[MediaPart], salt: str, answer: "Future[Shown]") -> None:
+    async def _hold(self, parts: Sequence[MediaPart], salt: str, whole: bool, answer: "Future[Shown]") -> None:
         """Answers, and holds the pixels until it is cancelled."""
         wanted = self._wanted(parts)
-        allowance = Allowance(self._loop.time() + self._config.media_timeout_s, salt)
+        allowance = Allowance(self._loop.time() + self._config.media_timeout_s, salt, whole=whole)
         found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
         self._check_sum(found)
-        num_pixels = sum(each.num_pixels for each in found)
+        num_pixels = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
         await self._gate.enter(num_pixels)
         try:
             decoded = await together(_named(item, self._decode, each) for item, each in zip(wanted, found, strict=True))
@@ -133,8 +134,8 @@ class ImageLoader:
                 f"most {max_pixels / 1e6:.1f} (--max-request-pixels). Send fewer, or smaller ones."
             )
 
-    async def _decode(self, found: Found) -> Picture | Clip:
-        if isinstance(found.image, Picture | Clip):
+    async def _decode(self, found: Found) -> Picture | Clip | Seen:
+        if isinstance(found.image, Picture | Clip | Seen):
             return found.image
         pool = self._pool if isinstance(found.image, ImageFile) else self._video_pool
         decoded: Picture | Clip = await self._loop.run_in_executor(pool, found.image.decode)

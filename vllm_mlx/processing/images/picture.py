@@ -8,6 +8,14 @@ import numpy as np
 _DIGEST_BYTES = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A picture or clip that was decoded before, and whose pixels are not at hand."""
+
+    digest: bytes
+    num_pixels: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """Two pictures with one digest show the same. Safe to share between threads: nobody may write to the pixels."""

@@ -7,11 +7,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from ..videos.clip import Clip
-from .picture import Picture
+from .picture import Picture, Seen
 from .web import Fetched
 
 Address = tuple[bytes, str, str]  # salt, URL, and what it was asked as
 _MAX_ADDRESSES = 1000
+_MAX_SEEN = 10_000
 
 
 class RecentPictures:
@@ -20,15 +21,24 @@ class RecentPictures:
     def __init__(self, *, max_bytes: int):
         self._max_bytes = max_bytes
         self._pictures: OrderedDict[bytes, Picture | Clip] = OrderedDict()
+        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
         self.num_bytes = 0
 
-    def get(self, content: bytes) -> Picture | Clip | None:
+    def get(self, content: bytes, *, whole: bool = True) -> Picture | Clip | Seen | None:
+        """`whole`: with its pixels."""
         picture = self._pictures.get(content)
         if picture is not None:
             self._pictures.move_to_end(content)
-        return picture
+            return picture
+        seen = None if whole else self._seen.get(content)
+        if seen is not None:
+            self._seen.move_to_end(content)
+        return seen
 
     def put(self, content: bytes, picture: Picture | Clip) -> None:
+        self._seen[content] = Seen(picture.digest, picture.num_pixels)
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.popitem(last=False)
         if content in self._pictures or picture.pixels.nbytes > self._max_bytes:
             return
         self._pictures[content] = picture

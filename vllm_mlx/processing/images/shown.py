@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from ...core.messages import ImagePart, MediaPart, VideoPart
 from ..videos.clip import Clip
-from .picture import Picture
+from .picture import Picture, Seen
 
 Key = str | bytes | VideoPart
-Shown = Mapping[Key, Picture | Clip]
+Shown = Mapping[Key, Picture | Seen | Clip]
 
 
 def shown_as(part: MediaPart) -> Key:

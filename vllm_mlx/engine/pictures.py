@@ -1,0 +1,72 @@
+"""A request's pictures on their way to the tower: found, shown to the processor, made into tensors again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+
+from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
+from ..core.messages import MediaPart
+from ..core.request import Request
+from ..processing.images.loader import ImageLoader
+from ..processing.processor import Prepared, Processor
+from ..processing.tensors import Tensors
+from ..processing.vision import PixelsNeeded
+
+logger = logging.getLogger(__name__)
+
+
+class RequestPictures:
+    """Used on one event loop. A turn that brings known pictures back decodes none, unless the tower has to run."""
+
+    def __init__(self, processor: Processor, loader: ImageLoader, pool: Executor, wake: Callable[[], None]):
+        """`wake`: called on the event loop when tensors are there that a row waits for."""
+        self._processor = processor
+        self._loader = loader
+        self._pool = pool
+        self._wake = wake
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Of a request that shows something. Raises RequestError."""
+        try:
+            return await self._prepare(request, whole=False)
+        except PixelsNeeded:
+            return await self._prepare(request, whole=True)
+
+    async def close(self) -> None:
+        await self._loader.close()
+
+    async def _prepare(self, request: Request, *, whole: bool) -> Prepared:
+        loop = asyncio.get_running_loop()
+        parts, remake = self._processor.media_of(request), partial(self._ask, loop)
+        async with self._loader.shown(parts, salt=request.cache_salt, whole=whole) as shown:
+            return await loop.run_in_executor(self._pool, self._processor.prepare, request, shown, remake)
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: Tensors) -> None:
+        """On the engine thread."""
+        try:
+            loop.call_soon_threadsafe(self._start, part, salt, tensors)
+        except RuntimeError:  # the loop is closed
+            tensors.fail(GenerationError("The server is shutting down."))
+
+    def _start(self, part: MediaPart, salt: str, tensors: Tensors) -> None:
+        task = asyncio.get_running_loop().create_task(self._remake(part, salt, tensors))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _remake(self, part: MediaPart, salt: str, tensors: Tensors) -> None:
+        try:
+            async with self._loader.shown([part], salt=salt) as shown:
+                render = partial(self._processor.render, part, shown)
+                rendition = await asyncio.get_running_loop().run_in_executor(self._pool, render)
+            if rendition.digest != tensors.digest:
+                raise InvalidImage(f"The picture of `{part.param}` is another one by now.", param=part.param)
+            tensors.put(rendition.pieces)
+        except VLLMMLXError as error:
+            tensors.fail(error)
+        except Exception as error:  # whatever it is, the row that waits must learn of it
+            logger.exception("Tensors could not be made again")
+            tensors.fail(GenerationError(f"The tensors of `{part.param}` could not be made again: {error}"))
+        self._wake()

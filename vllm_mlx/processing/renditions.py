@@ -1,0 +1,33 @@
+"""What pictures and clips of the last turns stand for in a prompt, without their tensors, within a number of bytes.
+
+The longest unused go first. Keyed by salt too: requests of different salts share nothing that is kept.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+from .rendition import Rendition
+
+Key = tuple[str, bytes, int | None]  # salt, digest of a picture or a clip, and the longest side that is shown
+
+
+class Renditions:
+    def __init__(self, *, max_bytes: int):
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[Key, Rendition] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, key: Key) -> Rendition | None:
+        """Its media have no inputs."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+        return kept
+
+    def put(self, key: Key, rendition: Rendition) -> None:
+        assert key not in self._kept
+        self._kept[key] = replace(rendition, media=tuple(replace(item, inputs={}) for item in rendition.media))
+        self.num_bytes += rendition.text_bytes
+        while self.num_bytes > self._max_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self.num_bytes -= dropped.text_bytes

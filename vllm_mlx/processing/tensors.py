@@ -1,0 +1,117 @@
+"""What the tower takes of one picture or clip: there until it has run, and made again should it run anew.
+
+Tensors of a full-HD picture have 50 MB. Most turns of a conversation need none: what the tower made of its pictures is
+still there, or the prefix that holds them. Safe to share between threads.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import GenerationError, VLLMMLXError
+
+_LONGEST_WAIT_S = 60.0
+Pieces = Sequence[Mapping[str, Any]]
+
+
+class TensorRoom:
+    """Bytes that tensors of all requests may take while they wait for the tower."""
+
+    def __init__(self) -> None:
+        self.max_bytes = 0
+        self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def enter(self, num_bytes: int) -> bool:
+        """Whether there was room."""
+        with self._lock:
+            has_room = self.num_bytes + num_bytes <= self.max_bytes
+            self.num_bytes += num_bytes if has_room else 0
+            return has_room
+
+    def leave(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_bytes -= num_bytes
+
+
+class Tensors:
+    """Of one request's picture or clip, in the pieces that the tower takes one by one.
+
+    `remake` begins to make them again, on a thread of its own, and ends with `put` or `fail`.
+    """
+
+    def __init__(self, digest: bytes, room: TensorRoom, remake: Callable[["Tensors"], None]):
+        """`digest`: of the rendition that they belong to."""
+        self.digest = digest
+        self._room = room
+        self._remake = remake
+        self._changed = threading.Condition()
+        self._pieces: dict[int, Mapping[str, Any]] = {}
+        self._in_room: dict[int, int] = {}  # bytes of the pieces that have a place there
+        self._error: VLLMMLXError | None = None
+        self._is_asked = False
+
+    def __del__(self) -> None:
+        self._room.leave(sum(self._in_room.values()))
+
+    def offer(self, pieces: Pieces) -> None:
+        """Those for which there is no room are let go."""
+        for index, piece in enumerate(pieces):
+            num_bytes = sum(array.nbytes for array in piece.values())
+            if self._room.enter(num_bytes):
+                self._pieces[index], self._in_room[index] = piece, num_bytes
+
+    def put(self, pieces: Pieces) -> None:
+        with self._changed:
+            self._pieces.update(enumerate(pieces))
+            self._is_asked = False
+            self._changed.notify_all()
+
+    def fail(self, error: VLLMMLXError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def want(self, index: int) -> bool:
+        with self._changed:
+            if self._is_there(index):
+                return True
+            asks, self._is_asked = not self._is_asked, True
+        if asks:
+            self._remake(self)
+        return False
+
+    def get(self, index: int) -> Mapping[str, Any]:
+        """Waits for what nobody has asked for in time."""
+        self.want(index)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_there(index), _LONGEST_WAIT_S)
+            if index in self._pieces:
+                return self._pieces[index]
+            raise self._error or GenerationError("The tensors of an image were not made in time.")
+
+    def drop(self, index: int) -> None:
+        with self._changed:
+            self._pieces.pop(index, None)
+            self._room.leave(self._in_room.pop(index, 0))
+
+    def _is_there(self, index: int) -> bool:
+        return index in self._pieces or self._error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`core.sequence.TowerInputs` of one piece."""
+
+    tensors: Tensors
+    index: int
+
+    def want(self) -> bool:
+        return self.tensors.want(self.index)
+
+    def get(self) -> Mapping[str, Any]:
+        return self.tensors.get(self.index)
+
+    def drop(self) -> None:
+        self.tensors.drop(self.index)
