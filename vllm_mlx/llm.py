@@ -27,6 +27,7 @@ from .core.events import (
 )
 from .core.request import Request, SamplingParams
 from .engine.async_engine import AsyncEngine
+from .processing.tasks import together
 
 T = TypeVar("T")
 Prompt = str | Items[int]
@@ -129,15 +130,7 @@ class LLM:
         self.close()
 
     def _run_all(self, requests: list[Request]) -> list[RequestOutput]:
-        async def run() -> list[RequestOutput]:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run(request)) for request in requests]
-            return [task.result() for task in tasks]
-
-        try:
-            return self._call(run())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+        return self._call(together(self._run(request) for request in requests))
 
     async def _run(self, request: Request) -> RequestOutput:
         outputs = [Completion(index) for index in range(request.sampling.n)]

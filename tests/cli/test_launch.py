@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -40,6 +41,12 @@ THEIRS = {  # settings that users have already, in the format of each client's f
 READERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yml": yaml.safe_load}
 
 
+def stand_in(program: Path, code: str) -> None:
+    """Makes `program` run Python code. By way of a shell: the interpreter's path can have a space in it."""
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", code])} "$@"\n')
+    program.chmod(0o755)
+
+
 def plan_of(name: str, home: Path = HOME, **other: Any) -> Plan:
     return CLIENTS[name].plan(replace(TARGET, **other), home)
 
@@ -61,11 +68,9 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
     plan = plan_of(name, home, folder=tmp_path / "state")
     programs = tmp_path / "bin"
     programs.mkdir()
-    program = programs / plan.commands[-1][0]
-    program.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+    stand_in(
+        programs / plan.commands[-1][0], "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     )
-    program.chmod(0o755)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), **dict.fromkeys(plan.unset, "set")}
     out = subprocess.run(["bash", "-c", plan.script(name)], env=environment, capture_output=True, text=True, check=True)
     started = [json.loads(line) for line in out.stdout.splitlines()]
@@ -91,9 +96,7 @@ def test_codex_is_given_valid_toml() -> None:
 
 def fake_client(folder: Path, name: str) -> str:
     """A program of that name that tells how it was started. Returns the PATH on which it lies."""
-    program = folder / name
-    program.write_text(f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:], os.environ['ANTHROPIC_MODEL'])\n")
-    program.chmod(0o755)
+    stand_in(folder / name, "import os, sys; print(sys.argv[1:], os.environ['ANTHROPIC_MODEL'])")
     return f"{folder}:{os.environ['PATH']}"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from vllm_mlx.core.errors import Unsupported
 
-from .vision_harness import Shot, VisionModel
+from .vision_harness import Shot, VisionModel, full
 
 NUM_TOKENS = 10
 CONVERSATIONS = [
@@ -13,10 +13,6 @@ CONVERSATIONS = [
     (["hello world"],),
     (["And here? ", Shot(1), "Describe it."], ["a test"], [Shot(4), "And now?"]),
 ]
-
-
-def full(name):
-    return pytest.param(name, marks=pytest.mark.full)
 
 
 @pytest.fixture(
@@ -44,7 +40,7 @@ def test_a_family_whose_videos_are_not_served_refuses_them(checkpoint):
 
 def test_the_prompts_are_the_librarys(model, prompts):
     for turns, prompt in zip(CONVERSATIONS, prompts, strict=True):
-        assert list(prompt.token_ids) == model.library_inputs(*turns)["input_ids"].reshape(-1).tolist()
+        assert list(prompt.token_ids) == model.reference_inputs(*turns)["input_ids"].reshape(-1).tolist()
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.processing.tensors import Piece, Pieces, TensorRoom, Tensors
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 
-from .vision_harness import VisionModel
+from .vision_harness import VisionModel, full
 
 NUM_TOKENS = 10
 CONVERSATIONS = (
@@ -25,10 +25,6 @@ SLOW = [
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "gemma3", "gemma4_small", "gemma4_moe", "pixtral"),
     *("mistral3", "llava"),
 ]
-
-
-def full(name):
-    return pytest.param(name, marks=pytest.mark.full)
 
 
 @pytest.fixture(scope="module", params=[*FAST, *map(full, SLOW)])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vllm_mlx.core.config import EngineConfig
@@ -89,7 +90,7 @@ class VisionModel:
         """What mlx-vlm's own single stream says, from its own processor's inputs."""
         from mlx_vlm.generate.ar import generate_step
 
-        inputs = self.library_inputs(*turns)
+        inputs = self.reference_inputs(*turns)
         model, _ = self._loaded()
         ids, pixels, mask = inputs.pop("input_ids"), inputs.pop("pixel_values", None), inputs.pop("attention_mask")
         steps = generate_step(
@@ -97,7 +98,7 @@ class VisionModel:
         )
         return [int(token) for token, _ in steps]
 
-    def library_inputs(self, *turns: Content) -> dict[str, Any]:
+    def reference_inputs(self, *turns: Content) -> dict[str, Any]:
         from mlx_vlm.utils import prepare_inputs
 
         _, processor = self._loaded()
@@ -140,3 +141,8 @@ def _library_part(part: str | int | Shot) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     return {"type": "image" if isinstance(part, int) else "video"}
+
+
+def full(name: str) -> Any:
+    """A family whose turn comes in the long run only."""
+    return pytest.param(name, marks=pytest.mark.full)

@@ -1,11 +1,15 @@
 """A server on a free port, in a thread of its own."""
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,6 +53,19 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+
+
+def start_python(code: str) -> subprocess.Popen[str]:
+    """`code` in a process of its own, from the project's root. Its output is piped."""
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def post_bytes(path: str, body: str) -> bytes:

@@ -1,9 +1,6 @@
 """An engine that hangs, and one that dies: what `/health` says, and how the process ends."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.runner.runner import Runner
 
-from .running import eventually, serving
+from .running import eventually, serving, start_python
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 4, "ignore_eos": True}
 
@@ -71,15 +68,7 @@ main()
 
 
 def test_a_process_whose_engine_died_tells_and_ends_with_an_error(checkpoint: Callable[..., Path]) -> None:
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", DYING.format(path=str(checkpoint("qwen3")))],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(DYING.format(path=str(checkpoint("qwen3"))))
     assert process.stdout is not None
     try:
         printed = ""

@@ -2,11 +2,8 @@
 
 import json
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from vllm_mlx.server import run
 from vllm_mlx.server.run import listen
 
 from .fakes import FakeEngine, Pause, finished
-from .running import Running, eventually, post_bytes, serving
+from .running import Running, eventually, post_bytes, serving, start_python
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -106,15 +103,7 @@ print(engine.shutdowns)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(SERVE)
     assert process.stdout is not None
     try:
         port = int(process.stdout.readline())

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ...core.config import MediaConfig
 from ...core.errors import InvalidImage
 from ...core.messages import ImagePart, MediaPart, VideoPart
+from ..tasks import together
 from ..videos.clip import Clip
 from ..videos.file import VideoFile
 from ..videos.frames import FrameFiles
@@ -20,7 +21,6 @@ from .local import MediaRoot
 from .picture import Picture, Seen
 from .recent import KnownAddresses, RecentPictures
 from .sources import Inline, Kind, LocalFile, Remote, megabytes, parse_source, split_frames
-from .tasks import together
 from .web import Fetched, WebImages
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from ...core.config import MediaConfig
 from ...core.errors import InvalidImage, InvalidVideo, Overloaded
 from ...core.messages import ImagePart, MediaPart, VideoPart
+from ..tasks import together
 from ..videos.clip import Clip
 from ..videos.opener import VideoOpener
 from ..videos.sampling import FrameSampling
@@ -23,7 +24,6 @@ from .parts import located, numbered
 from .picture import Picture, Seen
 from .recent import RecentPictures
 from .shown import Key, Shown, shown_as
-from .tasks import together
 from .web import WebImages
 
 P = ParamSpec("P")

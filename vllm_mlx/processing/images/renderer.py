@@ -10,6 +10,7 @@ from ..model_processor import ModelProcessor
 from ..rendition import Rendition, medium
 from ..tokenizer import Tokenizer
 from .picture import Picture
+from .scaling import fitting, scaled
 
 
 class ImageRenderer:
@@ -55,14 +56,8 @@ class ImageRenderer:
         return Rendition.of(text, len(self._tokenizer.decode(ids[:start])) if start else 0, token_ids, (item,))
 
     def fit(self, picture: Picture, max_side: int | None = None) -> Image.Image:
-        image = Image.fromarray(picture.pixels)
-        scale = (self._max_pixels / (picture.width * picture.height)) ** 0.5
-        if max_side is not None:
-            scale = min(scale, max_side / max(picture.width, picture.height))
-        if scale >= 1:
-            return image
-        size = (max(1, int(picture.width * scale)), max(1, int(picture.height * scale)))
-        return image.resize(size, Image.Resampling.BICUBIC)
+        size = fitting(picture.width, picture.height, self._max_pixels, max_side)
+        return Image.fromarray(scaled(picture.pixels, size))
 
     def _grid(self, inputs: Mapping[str, np.ndarray]) -> Grid | None:
         patches = inputs.get("image_grid_thw")

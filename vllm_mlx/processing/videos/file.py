@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import InvalidImage
+from ..images.scaling import fitting
 from .clip import Clip
 from .containers import container
 from .sampling import FrameSampling
@@ -44,7 +45,7 @@ class VideoFile:
         self._wanted = sampling.choose(len(stamps), duration_s, fps)
         self._times = [stamps[index] - stamps[0] for index in self._wanted]
         self._fps = len(self._wanted) / duration_s
-        self._size = _fitting(width, height, limits.max_pixels // len(self._wanted))
+        self._size = fitting(width, height, limits.max_pixels // len(self._wanted))
         self.num_pixels = self._size[0] * self._size[1] * len(self._wanted)
 
     def decode(self) -> Clip:
@@ -123,11 +124,6 @@ def _duration_s(stamps: Sequence[float]) -> float:
     """Of all frames; the last is shown as long as the others on average."""
     between = stamps[-1] - stamps[0]
     return between * len(stamps) / (len(stamps) - 1) if between > 0 else 1.0
-
-
-def _fitting(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    scale = min(1.0, (max_pixels / (width * height)) ** 0.5)
-    return max(1, int(width * scale)), max(1, int(height * scale))
 
 
 def _upright(frame: Any, size: tuple[int, int]) -> np.ndarray:

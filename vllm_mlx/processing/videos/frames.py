@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from ...core.errors import InvalidImage
 from ..images.decode import ImageFile
 from ..images.picture import Picture
+from ..images.scaling import fitting, scaled
 from .clip import Clip
 
 
@@ -33,8 +33,4 @@ class FrameFiles:
 
     def _scaled(self, frame: Picture | ImageFile) -> np.ndarray:
         picture = frame if isinstance(frame, Picture) else frame.decode()
-        scale = (self._max_pixels / picture.num_pixels) ** 0.5
-        if scale >= 1:
-            return picture.pixels
-        size = (max(1, int(picture.width * scale)), max(1, int(picture.height * scale)))
-        return np.array(Image.fromarray(picture.pixels).resize(size, Image.Resampling.BICUBIC))
+        return scaled(picture.pixels, fitting(picture.width, picture.height, self._max_pixels))

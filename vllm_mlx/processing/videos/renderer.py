@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ...core.sequence import Layout, MediaItem
+from ..images.scaling import fitting, scaled
 from ..layouts import Grid, image_layout, joined, video_layouts
 from ..model_processor import ModelProcessor
 from ..rendition import Rendition, medium
@@ -114,15 +114,10 @@ class VideoRenderer:
         return 1.0 if per_second is None else per_second * int(self._tower["temporal_patch_size"]) / clip.fps
 
     def _fit(self, clip: Clip) -> np.ndarray:
-        scale = (self._max_pixels / (clip.width * clip.height)) ** 0.5
-        if scale >= 1:
+        size = fitting(clip.width, clip.height, self._max_pixels)
+        if size == (clip.width, clip.height):
             return clip.pixels
-        size = (max(1, int(clip.width * scale)), max(1, int(clip.height * scale)))
-        return np.stack([_resized(frame, size) for frame in clip.pixels])
-
-
-def _resized(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return np.array(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
+        return np.stack([scaled(frame, size) for frame in clip.pixels])
 
 
 def _is_shown(tokenizer: Tokenizer, marker: str) -> bool:
