@@ -17,7 +17,7 @@ CONVERSATIONS = [
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_vl", *map(full, ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"))],
+    params=["qwen3_vl", "qwen3_5", *map(full, ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe"))],
 )
 def model(request, checkpoint):
     return VisionModel(checkpoint(f"vision:{request.param}"))
@@ -80,3 +80,14 @@ def test_a_video_in_several_pieces_gives_the_librarys_tokens(model, expected):
     assert [len(prompt.media) > num_whole for prompt, num_whole in zip(prompts, whole, strict=True)] == [1, 1, 0, 1]
     driver = small.driver(max_prefill_chunk=16)
     assert driver.generate(prompts, max_tokens=NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("prefix_cache", [True, full(False)])
+def test_a_preempted_row_with_a_video_goes_on_as_if_nothing_had_been(model, prefix_cache):
+    small = VisionModel(model.path, max_pixels=1 << 14)  # several pieces each
+    asked = [[f"{number} ", Shot(number), " Describe it in detail."] for number in range(4)]
+    expected = [small.reply(turn, max_tokens=60) for turn in asked]
+    prompts = [small.prompt(turn) for turn in asked]
+    driver = small.driver(rows_bytes=small.tight_bytes(prompts, 60), prefix_cache=prefix_cache)
+    assert driver.generate(prompts, max_tokens=60) == expected
+    assert driver.engine.report().num_preemptions > 0

@@ -7,7 +7,6 @@ import pytest
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.processing.tensors import Piece, Pieces, TensorRoom, Tensors
-from vllm_mlx.runner.loader import find_checkpoint, load_model
 
 from .vision_harness import VisionModel, full
 
@@ -129,10 +128,7 @@ def test_a_preempted_row_with_an_image_goes_on_as_if_nothing_had_been(model, pre
     asked = [[f"{number} ", number, " Describe it in detail."] for number in range(4)]
     expected = [model.reply(turn, max_tokens=60) for turn in asked]
     prompts = [model.prompt(turn) for turn in asked]
-    loaded = load_model(find_checkpoint(str(model.path)), trust_remote_code=False)
-    bytes_at, longest = loaded.footprint.bytes_at, max(len(prompt.token_ids) for prompt in prompts)
-    rows_bytes = 2 * bytes_at(longest + 10) + bytes_at(longest + 60)  # three may begin, only two can end
-    driver = model.driver(rows_bytes=rows_bytes, prefix_cache=prefix_cache)
+    driver = model.driver(rows_bytes=model.tight_bytes(prompts, 60), prefix_cache=prefix_cache)
     assert driver.generate(prompts, max_tokens=60) == expected
     assert driver.engine.report().num_preemptions > 0
 

@@ -20,7 +20,7 @@ from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.tokenizer import Tokenizer
 from vllm_mlx.processing.videos.clip import Clip
 from vllm_mlx.processing.vision import VisionProbe, VisionProcessor
-from vllm_mlx.runner.loader import find_checkpoint
+from vllm_mlx.runner.loader import find_checkpoint, load_model
 
 from .harness import Driver
 
@@ -70,6 +70,12 @@ class VisionModel:
 
     def driver(self, **settings: object) -> Driver:
         return Driver(self.path, probe=self._probe, **settings)
+
+    def tight_bytes(self, prompts: Sequence[PromptInputs], max_tokens: int) -> int:
+        """Of live rows, so that three of the prompts may begin and only two can end without one being preempted."""
+        loaded = load_model(find_checkpoint(str(self.path)), trust_remote_code=False)
+        bytes_at, longest = loaded.footprint.bytes_at, max(len(prompt.token_ids) for prompt in prompts)
+        return 2 * bytes_at(longest + 10) + bytes_at(longest + max_tokens)
 
     @cached_property
     def _probe(self) -> VisionProbe:
