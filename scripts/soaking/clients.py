@@ -29,7 +29,6 @@ class Tally:
     done: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
-    health_s: list[float] = field(default_factory=list)
     slowest_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -153,17 +152,6 @@ class Client:
         print(what, file=sys.stderr, flush=True)
 
 
-def look_after(url: str, tally: Tally, until_s: float) -> None:
-    """Ask for the server's health all the while, on a connection of its own."""
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
-        while time.monotonic() < until_s:
-            started_s = time.monotonic()
-            if http.get("/health").status_code != 200:
-                tally.wrong.append("health: not well")
-            tally.health_s.append(time.monotonic() - started_s)
-            time.sleep(0.1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
@@ -176,7 +164,6 @@ def main() -> None:
     tally, until_s = Tally(), time.monotonic() + 60 * options.minutes
     clients = [Client(options.url, expected, tally, options.seed + number) for number in range(options.clients)]
     threads = [threading.Thread(target=client.run, args=(until_s,)) for client in clients]
-    threads.append(threading.Thread(target=look_after, args=(options.url, tally, until_s)))
     for thread in threads:
         thread.start()
     for thread in threads:

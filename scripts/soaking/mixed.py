@@ -12,8 +12,10 @@ from tests.server.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.server.run import leave_to_stay
 
 from .figures import milliseconds
+from .probe import seen_by, start_probe
 
 SAMPLE_S = 10.0  # from one look at the process's memory to the next
 KEPT = ("num_preemptions", "giving_way", "outcomes", "total_requests_processed")
@@ -29,6 +31,7 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
         max_prefill_chunk=512,
     )
     engine = AsyncEngine.start(config)
+    leave_to_stay()
     with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
         return _soak(server, options) | asyncio.run(_inside(engine))
 
@@ -38,6 +41,7 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
     load = subprocess.Popen(
         [sys.executable, "-m", "scripts.soaking.clients", server.url, *told], stdout=subprocess.PIPE
     )
+    probe = start_probe(server.port, options.minutes)
     memory_mb = [_memory_mb()]
     while True:
         try:
@@ -45,6 +49,7 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
             break
         except subprocess.TimeoutExpired:
             memory_mb.append(_memory_mb())
+    seen = seen_by(probe)
     eventually(lambda: not server.server.server_state.tasks)
     with server.http() as http:
         status = http.get("/v1/status").json()
@@ -52,9 +57,9 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "requests": tally["done"],
         "refused": tally["refused"],
-        "wrong": tally["wrong"],
+        "wrong": tally["wrong"] + seen.wrong,
         "slowest_s": tally["slowest_s"],
-        "health_ms": milliseconds(tally["health_s"]),
+        "health_ms": milliseconds(seen.health_s),
         "memory_mb": memory_mb[:: max(1, len(memory_mb) // 20)],
         **{name: status[name] for name in KEPT},
     }

@@ -124,6 +124,33 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
         process.kill()
 
 
+COLLECTING = """
+import gc, os, signal
+from tests.server.fakes import FakeEngine
+from vllm_mlx.server.app import create_app
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.run import listen, run
+
+loaded = [[] for _ in range(100_000)]
+
+def started():
+    print(gc.get_freeze_count(), len(gc.get_objects()))
+    os.kill(os.getpid(), signal.SIGINT)
+
+engine = FakeEngine()
+app = create_app(engine, ServerConfig(served_model_names=("tiny",)))
+run(app, engine, listen("127.0.0.1", 0), drain_s=0, started=started)
+"""
+
+
+def test_what_is_loaded_is_not_looked_through_for_garbage() -> None:
+    process = start_python(COLLECTING)
+    out, err = process.communicate(timeout=60)
+    assert err == ""
+    left_out, looked_through = map(int, out.split())
+    assert left_out > 100_000 > looked_through
+
+
 def _is_draining(port: int) -> bool:
     """Whether new requests are refused."""
     return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT, trust_env=False).status_code == 503

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import socket
 import time
 from collections.abc import Callable
@@ -61,6 +62,7 @@ def run(
     is of no use any more, and whatever supervises it can start another.
     """
     allow_open_files()
+    leave_to_stay()
     server = EngineServer(app, engine, drain_s=drain_s, started=started, connections=connections)
     try:
         server.run(sockets=[sock])
@@ -68,6 +70,12 @@ def run(
         return  # uvicorn raises the signal again once it has handled it
     if engine.is_dead:
         raise EngineDead(engine.error() or "The engine has stopped.")
+
+
+def leave_to_stay() -> None:
+    """Keeps what is loaded out of garbage collections: a full one looks through it all while every thread waits."""
+    gc.collect()
+    gc.freeze()
 
 
 class EngineServer(uvicorn.Server):
