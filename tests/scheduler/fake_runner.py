@@ -36,6 +36,7 @@ class FakeRunner:
     def decode(self, plan: StepPlan) -> StepOutput:
         for seq_id in plan.release:
             self._drop(seq_id)
+        assert all(plan.decode), "a group has a row"
         planned = {seq.seq_id for group in plan.decode for seq in group}
         for seq_id in [seq_id for seq_id in self._pending if seq_id not in planned]:
             self._drop(seq_id)

@@ -111,6 +111,16 @@ def test_rows_never_take_more_than_their_budget_while_more_than_one_runs():
         assert bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())
 
 
+def test_a_row_that_is_preempted_alone_in_its_group_takes_the_group_along():
+    bench = Bench(rows_bytes=3400)
+    long, short = bench.add(2000, max_tokens=600), bench.add(100, max_tokens=600)
+    bench.run()
+    assert any(len(plan.decode) == 2 for plan in bench.plans), "the two decode apart"
+    assert short.num_preemptions > 0
+    for seq in (long, short):
+        assert bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())
+
+
 def test_the_youngest_row_is_preempted_and_returns_first():
     bench = Bench(rows_bytes=2400)
     first, second = bench.add(500, max_tokens=700), bench.add(500, max_tokens=700)

@@ -214,7 +214,8 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         del self._running[seq.seq_id]
-        self._groups = [tuple(row for row in group if row != seq.seq_id) for group in self._groups]
+        left = (tuple(row for row in group if row != seq.seq_id) for group in self._groups)
+        self._groups = [group for group in left if group]
         self._leave(seq)
         seq.status = SequenceStatus.WAITING
         seq.num_computed_tokens = 0
