@@ -20,7 +20,7 @@ def image(rng: random.Random) -> Conversation:
 
 
 def pictures(rng: random.Random) -> Conversation:
-    return Conversation(tuple(image_skills.shown(rng)))
+    return Conversation(tuple(image_skills.pictures(rng)))
 
 
 def recall_near(rng: random.Random) -> Conversation:

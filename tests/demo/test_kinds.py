@@ -1,0 +1,24 @@
+"""Every kind of conversation in the demo's training can be made; the bundled template writes it as training read it."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from scripts.demo_training import mixture
+from scripts.demo_training.encode import check_template
+from vllm_mlx.demo import demo_path
+
+AMOUNT = 10
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(demo_path())
+
+
+@pytest.mark.parametrize("make", [*mixture.KINDS.values(), *mixture.PRACTICE.values()], ids=lambda make: make.__name__)
+def test_the_template_writes_what_training_read(tokenizer: PreTrainedTokenizerFast, make: Callable) -> None:
+    rng = random.Random(make.__name__)
+    check_template(tokenizer, [make(rng) for _ in range(AMOUNT)])
