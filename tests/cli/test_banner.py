@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ LOADED = {
     "prefix_cache": True,
     "reasoning_parser": "think",
     "tool_call_parser": None,
+    "no_videos": "it takes no images either",
 }
 
 
@@ -31,12 +33,21 @@ def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = ()
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("reason", "off"), [(None, []), ("why", ["videos: why"])])
+def test_what_may_be_shown_is_said(reason: str | None, off: list[str]) -> None:
+    info = replace(banner().info, takes_images=True)
+    loaded = {**LOADED, "no_videos": reason, "tool_call_parser": "hermes"}
+    facts = replace(banner(), info=info, loaded=loaded).facts()
+    assert dict(facts)["Architecture"].endswith("takes images" if reason else "takes images and videos")
+    assert [fact for name, fact in facts if name == "Off"] == off
+
+
 def test_layers_formats_and_what_is_off_are_said() -> None:
     facts = banner().facts()
     assert ("Layers", "recurrent state beside attention: resumes where a copy was taken") in facts
     assert ("Formats", "reasoning think, tool calls none") in facts
     assert [fact for name, fact in facts if name == "Off"] == [
-        "images: the checkpoint has no vision tower",
+        "images and videos: the checkpoint has no vision tower",
         "tool calls: the chat template shows no format of them",
     ]
 

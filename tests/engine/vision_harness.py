@@ -19,7 +19,8 @@ from vllm_mlx.processing.images.shown import Shown
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.tokenizer import Tokenizer
 from vllm_mlx.processing.videos.clip import Clip
-from vllm_mlx.processing.vision import VisionProbe, VisionProcessor
+from vllm_mlx.processing.vision import VisionProcessor
+from vllm_mlx.processing.vision_probe import VisionProbe
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 
 from .harness import Driver

@@ -1,6 +1,7 @@
 """A vision checkpoint is served with its images or refused in one line; text models never pay for it."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ASKED = [{"role": "user", "content": "hello world"}]
 SHOWN = [
     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "?"}]}
 ]
+VIDEO = [{"role": "user", "content": [{"type": "video", "video": [PICTURE] * 4}]}]
 
 
 @pytest.fixture
@@ -55,6 +57,46 @@ def test_a_tower_that_does_not_fit_its_processor_is_told(changed):
         values.setdefault("image_processor", {})["merge_size"] = 1
         (changed / name).write_text(json.dumps(values))
     assert "cannot be served" in refusal(changed)
+
+
+def no_tokens(model):
+    config = json.loads((model / "config.json").read_text())
+    del config["video_token_id"]
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def no_place_in_the_template(model):
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(template.replace("'video'", "'clip'"))
+
+
+def a_template_that_fails(model):
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(
+        template.replace("part.type == 'video'", "part.type == 'video' and raise_exception('no films')")
+    )
+
+
+def another_patch_size(model):
+    video = {"video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 8, "merge_size": 2}
+    (model / "video_preprocessor_config.json").write_text(json.dumps(video))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (no_tokens, "config.json names no tokens for one"),
+        (no_place_in_the_template, "the chat template shows no <|vision_start|><|video_pad|><|vision_end|> for one"),
+        (a_template_that_fails, "the chat template fails on one: no films"),
+        (another_patch_size, "one was tried at load: "),
+    ],
+)
+def test_videos_that_cannot_be_shown_are_refused_with_the_reason_and_images_are_served(changed, change, reason):
+    change(changed)
+    with LLM(str(changed), memory_budget_bytes=1 << 30) as llm:
+        with pytest.raises(Unsupported, match=re.escape(f"takes no videos: {reason}")):
+            llm.chat(VIDEO, max_tokens=4)
+        assert llm.chat(SHOWN, temperature=0, max_tokens=4)[0].outputs[0].finish_reason is not None
 
 
 def test_text_only_leaves_the_tower_out_and_says_the_same(checkpoint):

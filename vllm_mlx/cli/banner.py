@@ -39,10 +39,9 @@ class Banner:
 
     def facts(self) -> list[tuple[str, str]]:
         info = self.info
-        images = ", takes images" if info.takes_images else ""
         rows = [
             ("Model", ", ".join(self.names)),
-            ("Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights{images}"),
+            ("Architecture", f"{info.architecture}, {readable(info.weights_bytes)} of weights{self._taken()}"),
             ("Layers", layers(self.loaded)),
             ("Formats", formats(self.loaded)),
             ("Context", f"{info.max_model_len:,} tokens"),
@@ -53,11 +52,17 @@ class Banner:
             rows.insert(1, ("From", info.model))
         return [*rows, *(("Off", what) for what in self.missing())]
 
+    def _taken(self) -> str:
+        if not self.info.takes_images:
+            return ""
+        return ", takes images" if self.loaded["no_videos"] else ", takes images and videos"
+
     def missing(self) -> list[str]:
         """What a client may look for and not find, and why."""
         wanted = "as it was started with --text-only" if self.text_only else "the checkpoint has no vision tower"
         checks = [
-            (self.info.takes_images, f"images: {wanted}"),
+            (self.info.takes_images, f"images and videos: {wanted}"),
+            (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (self.loaded["prefix_cache"], "prefix cache: as it was started with --no-prefix-cache"),
             (self.loaded["reasoning_parser"], "reasoning apart from text: the chat template shows no format of it"),
             (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),

@@ -62,6 +62,8 @@ class AsyncEngine:
         self.facts = self._thread.start()
         if vision is not None:
             vision.room.max_bytes = self.memory.pictures_bytes
+            if self.facts.video_fault is not None:
+                vision.refuse_videos(f"one was tried at load: {self.facts.video_fault}")
         self._processor = Processor(
             tokenizer,
             config,

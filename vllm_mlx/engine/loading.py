@@ -10,10 +10,10 @@ from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError
 from ..core.memory import MemoryBudget, RowFootprint
-from ..processing.vision import VisionProbe
+from ..processing.vision_probe import VisionProbe
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.device import apply_limits, device_memory
-from ..runner.family_check import check_family
+from ..runner.family_check import check_family, media_fault
 from ..runner.loader import Checkpoint, load_model, weights_bytes
 from ..runner.model import Model
 from ..runner.multimodal import MultimodalModel
@@ -37,6 +37,7 @@ class MeasuredModel:
     model: Model
     calibration: Calibration
     images: ImageCost | None = None  # None: it takes none
+    video_fault: str | None = None  # why what the processor makes of a video cannot be served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class EngineFacts:
     footprint: RowFootprint
     calibration: Calibration
     resume_rule: ResumeRule | None = None  # None: state cannot be copied
+    video_fault: str | None = None
 
 
 def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> MeasuredModel:
@@ -64,9 +66,10 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     calibration = calibrate(model)
     if probe is None or not isinstance(model, MultimodalModel):
         return MeasuredModel(model=model, calibration=calibration)
-    check_family(model, probe.prompt, probe.inputs)
+    check_family(model, probe.images.prompt, probe.images.inputs)
+    video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
     images = calibrate_images(model, probe.sizes, probe.max_image_tokens)
-    return MeasuredModel(model=model, calibration=calibration, images=images)
+    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
 def engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> EngineFacts:
@@ -88,6 +91,7 @@ def engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
         footprint=model.footprint,
         calibration=measured.calibration,
         resume_rule=model.resume_rule,
+        video_fault=measured.video_fault,
     )
 
 

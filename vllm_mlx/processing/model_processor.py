@@ -16,6 +16,8 @@ from .tokenizer import Tokenizer
 WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": False}), MappingProxyType({}))
 # What a processor raises on pixels that it cannot take.
 REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
+# And what on media or texts of a kind that it was not made for.
+FAULTS = (*REFUSALS, LookupError, ArithmeticError, AttributeError, AssertionError, ImportError, RuntimeError)
 _NOT_TENSORS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 

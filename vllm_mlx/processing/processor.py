@@ -74,39 +74,43 @@ class Processor:
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
         self.replies = ReplyMemory()
-        self._prompts = PromptProcessor(
-            tokenizer,
-            ChatTemplate(
-                tokenizer,
-                enable_thinking=config.enable_thinking,
-                markers=None if vision is None else Markers(vision.marker, vision.video_marker),
-            ),
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-            reasoning=self.reasoning,
-            tools=self.tools,
-            memory=self.replies,
-        )
+        self._prompts = self._prompt_processor(config.enable_thinking)
         self._changes = PromptChanges(tokenizer.decode)
         self._guidance = Guidance(tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools)
         self._next_turn = NextTurn(self._prompts.chats)
         self._cache_reasoning = config.cache_reasoning
+
+    def _prompt_processor(self, enable_thinking: bool | None) -> PromptProcessor:
+        vision = self._vision
+        markers = None if vision is None else Markers(vision.marker, vision.video_marker)
+        return PromptProcessor(
+            self.tokenizer,
+            ChatTemplate(self.tokenizer, enable_thinking=enable_thinking, markers=markers),
+            max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
+            reasoning=self.reasoning,
+            tools=self.tools,
+            memory=self.replies,
+        )
 
     @property
     def takes_images(self) -> bool:
         return self._vision is not None
 
     @property
-    def takes_videos(self) -> bool:
-        return self._vision is not None and self._vision.video_marker is not None
+    def no_videos(self) -> str | None:
+        """Why the model takes none: the end of "This model takes no videos: …". None: it takes them."""
+        return "it takes no images either" if self._vision is None else self._vision.no_videos
 
     def media_of(self, request: Request) -> tuple[MediaPart, ...]:
         """What `prepare` needs the pixels of. Raises Unsupported where the model takes no such."""
         parts = media_parts(request)
-        if any(isinstance(part, VideoPart) for part in parts) and not self.takes_videos:
-            raise Unsupported("This model takes no video. Send its frames as images, or text.", param="messages")
         if parts and not self.takes_images:
-            raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
+            kind = "images" if any(isinstance(part, ImagePart) for part in parts) else "videos"
+            raise Unsupported(f"This model takes no {kind}. Send text, or serve a vision model.", param="messages")
+        if self.no_videos is not None and any(isinstance(part, VideoPart) for part in parts):
+            message = f"This model takes no videos: {self.no_videos}. Send the frames as images, or text."
+            raise Unsupported(message, param="messages")
         return parts
 
     def prepare(self, request: Request, shown: Shown = MappingProxyType({}), remake: Remake | None = None) -> Prepared:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jinja2
-
 from ..core.errors import InvalidParameter, TemplateError, Unsupported
 from ..core.messages import (
     ImagePart,
@@ -27,11 +25,8 @@ from ..core.request import Request
 from .image_text import Markers, Rendered
 from .images.parts import media_parts
 from .system_turns import SystemTurns
-from .tokenizer import Tokenizer
+from .tokenizer import TEMPLATE_FAILURES, Tokenizer
 
-# A template is a program: besides Jinja's own errors it fails as Python does on a value it did not expect.
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
-             MemoryError)  # fmt: skip
 _RESERVED = frozenset({
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
@@ -111,7 +106,7 @@ class ChatTemplate:
                 continue_final_message=request.continue_final_message,
                 **self._variables(request),
             )
-        except _FAILURES as error:
+        except TEMPLATE_FAILURES as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TemplateError(
                 f"The model's chat template cannot take this conversation: {reason}", param="messages"
@@ -134,7 +129,7 @@ class ChatTemplate:
         """A conversation of text alone, to see what becomes of it; None: the template refuses it."""
         try:
             return self._tokenizer.apply_chat_template(template_messages(messages), add_generation_prompt=True)
-        except _FAILURES:
+        except TEMPLATE_FAILURES:
             return None
 
     def _style_for(self, messages: Sequence[Message]) -> CallStyle:
@@ -161,7 +156,7 @@ class ChatTemplate:
                 )
                 for shown in (messages[:1], messages)
             )
-        except _FAILURES:
+        except TEMPLATE_FAILURES:
             return False
         is_shown = text.count(call.name) > without.count(call.name) and "probe_value" in text
         return is_shown and "{'probe_key'" not in text and '\\"probe_key' not in text

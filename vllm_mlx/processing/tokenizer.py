@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import tokenizers
 
 from ..core.errors import ModelLoadError, TemplateError
@@ -14,6 +15,9 @@ from .time_limit import OutOfTime, time_limit
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _MAX_ID = 2**32 - 1
+# A template is a program: besides Jinja's own errors it fails as Python does on a value it did not expect.
+TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+                     RecursionError, MemoryError)  # fmt: skip
 TEMPLATE_S = 10.0  # a template is a program, and one that came with the checkpoint
 MAX_RENDERED_CHARS = 1 << 26
 LONG_CHARS = 4096  # from here on texts are encoded as batches: of one alone tokenizers keeps the interpreter's lock
@@ -73,7 +77,7 @@ class Tokenizer:
         return template
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        """The conversation as text. Raises whatever the template raises, and TemplateError where it does not end."""
+        """The conversation as text. Raises one of `TEMPLATE_FAILURES`, and TemplateError where it does not end."""
         try:
             with time_limit(TEMPLATE_S):
                 text: str = self._hf.apply_chat_template(

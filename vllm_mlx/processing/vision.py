@@ -1,41 +1,31 @@
 """What a checkpoint shows its model of pictures and videos, those of late kept. Knows no conversation."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..core.errors import InvalidImage
-from ..core.sequence import MediaItem, PromptInputs
+from ..core.errors import InvalidImage, TemplateError
 from .images.picture import Picture, Seen
 from .images.renderer import ImageRenderer
 from .model_processor import REFUSALS, WAYS, ModelProcessor, first_line, load_library_processor, unusable
 from .rendition import Rendition
 from .renditions import Renditions
 from .tensors import Piece, TensorRoom, Tensors
-from .tokenizer import Tokenizer
+from .tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .videos.clip import Clip
-from .videos.renderer import VideoRenderer
+from .videos.renderer import NoVideos, VideoRenderer
 from .videos.sampling import FrameSampling
+from .vision_probe import Trial, VisionProbe, image_trial, noise, plain, trial_text, video_trial
+
+logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 _KNOWN_BYTES = 64 << 20  # a full-HD picture stands for some 50 kB
 _MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VisionProbe:
-    """What a loaded model is tried with."""
-
-    prompt: PromptInputs  # with two images, each made by itself
-    inputs: Mapping[str, np.ndarray]  # tensors that the processor makes of both at once
-    sizes: tuple[PromptInputs, PromptInputs]  # a small and a larger image, each alone
-    max_image_tokens: int  # of one image
 
 
 class PixelsNeeded(Exception):
@@ -51,11 +41,10 @@ class VisionProcessor:
         processor: ModelProcessor,
         tokenizer: Tokenizer,
         images: ImageRenderer,
-        videos: VideoRenderer | None = None,
+        videos: VideoRenderer | NoVideos,
         *,
         max_pixels: int,
     ):
-        """`videos`: None for a model that is shown none."""
         self._path = path
         self._processor = processor
         self._tokenizer = tokenizer
@@ -78,15 +67,16 @@ class VisionProcessor:
     ) -> "VisionProcessor":
         """Raises ModelLoadError where the checkpoint's images cannot be shown to it."""
         library = load_library_processor(path, config, trust_remote_code=trust_remote_code)
-        token_id = _image_token_id(path, config)
-        merge_size = int(config["vision_config"].get("spatial_merge_size") or 1)
+        settings: dict[str, Any] = {
+            "token_id": _image_token_id(path, config),
+            "merge_size": int(config["vision_config"].get("spatial_merge_size") or 1),
+            "max_pixels": max_pixels,
+        }
         markers = [str(getattr(library, name)) for name in _MARKERS if getattr(library, name, None)]
         for marker, options in itertools.product(markers, WAYS):
             processor = ModelProcessor(library, tokenizer, options)
-            images = ImageRenderer(
-                processor, tokenizer, token_id=token_id, marker=marker, merge_size=merge_size, max_pixels=max_pixels
-            )
-            if images.works(_sample(0)):
+            images = ImageRenderer(processor, tokenizer, marker=marker, **settings)
+            if images.works(noise(0)):
                 videos = VideoRenderer.find(processor, tokenizer, config, max_pixels=max_pixels)
                 return cls(path, processor, tokenizer, images, videos, max_pixels=max_pixels)
         raise unusable(path, "its processor does not write one image at a time")
@@ -99,11 +89,16 @@ class VisionProcessor:
     @property
     def video_marker(self) -> str | None:
         """None for a model that is shown no videos."""
-        return None if self._videos is None else self._videos.marker
+        return None if isinstance(self._videos, NoVideos) else self._videos.marker
+
+    @property
+    def no_videos(self) -> str | None:
+        """Why the model is shown none: the end of "This model takes no videos: …"."""
+        return self._videos.reason if isinstance(self._videos, NoVideos) else None
 
     @property
     def frame_sampling(self) -> FrameSampling | None:
-        return None if self._videos is None else self._videos.sampling
+        return None if isinstance(self._videos, NoVideos) else self._videos.sampling
 
     def render(self, medium: Picture | Clip, max_side: int | None = None) -> Rendition:
         """`max_side`: of a picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
@@ -138,41 +133,48 @@ class VisionProcessor:
             if isinstance(medium, Picture):
                 return self._images.render(medium, max_side)
             what = f"{len(medium)} frames of {what}"
-            assert self._videos is not None, "videos are refused before they are decoded"
+            assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"
             return self._videos.render(medium)
         except REFUSALS as error:
             raise InvalidImage(f"the model's processor cannot take its {what}: {first_line(error)}") from error
 
     def probe(self) -> VisionProbe:
-        """Raises ModelLoadError where the chat template does not show images."""
-        pictures = [_sample(seed) for seed in (1, 2)]
-        text = self._probe_text()
+        """Raises ModelLoadError where images cannot be shown. Where videos cannot, they are refused from now on."""
+        text = self._images_text()
         with self._lock:
-            shown = [self._images.fit(picture) for picture in pictures]
-            ids, inputs = self._processor.run(text, images=shown, keep_all=True)
-            renditions = [self._images.render(picture) for picture in pictures]
-            middle = self._images.render(_plain(min(self._max_pixels, _MIDDLE_PIXELS)))
-            largest = self._images.render(_plain(self._max_pixels))
-        prompt = PromptInputs(token_ids=tuple(ids), media=self._found(ids, renditions))
-        return VisionProbe(prompt, inputs, (renditions[0].alone(), middle.alone()), len(largest.token_ids))
+            images = image_trial(text, self._processor, self._images)
+            small, middle = (self._images.render(picture) for picture in (noise(1), plain(self._middle_pixels)))
+            largest = self._images.render(plain(self._max_pixels))
+            video = self._video_trial()
+        return VisionProbe(images, video, (small.alone(), middle.alone()), len(largest.token_ids))
 
-    def _found(self, ids: list[int], renditions: list[Rendition]) -> tuple[MediaItem, ...]:
-        items: list[MediaItem] = []
-        for rendition in renditions:
-            items += rendition.placed(ids.index(self._images.token_id, items[-1].end if items else 0))
-        return tuple(items)
+    def refuse_videos(self, reason: str) -> None:
+        """`reason`: the end of "This model takes no videos: …"."""
+        if not isinstance(self._videos, NoVideos):
+            logger.warning("Videos are refused: %s", reason)
+        self._videos = NoVideos(reason)
 
-    def _probe_text(self) -> str:
-        image = {"type": "image"}
-        content = [{"type": "text", "text": "one"}, image, {"type": "text", "text": "two"}, image]
-        messages = [{"role": "user", "content": content}]
+    @property
+    def _middle_pixels(self) -> int:
+        return min(self._max_pixels, _MIDDLE_PIXELS)
+
+    def _images_text(self) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        except Exception as error:  # a template is a program
+            text = trial_text(self._tokenizer, "image", 2)
+        except (*TEMPLATE_FAILURES, TemplateError) as error:
             raise unusable(self._path, f"its chat template fails on one: {first_line(error)}") from error
         if text.count(self.marker) != 2:
             raise unusable(self._path, f"its chat template shows no {self.marker} for one")
         return text
+
+    def _video_trial(self) -> Trial | None:
+        if isinstance(self._videos, NoVideos):
+            return None
+        trial = video_trial(self._tokenizer, self._videos)
+        if isinstance(trial, Trial):
+            return trial
+        self.refuse_videos(trial.reason)
+        return None
 
 
 def _image_token_id(path: Path, config: Mapping[str, Any]) -> int:
@@ -180,12 +182,3 @@ def _image_token_id(path: Path, config: Mapping[str, Any]) -> int:
         if isinstance(config.get(name), int):
             return int(config[name])
     raise unusable(path, f"config.json names no {_IMAGE_TOKENS[0]}")
-
-
-def _sample(seed: int) -> Picture:
-    return Picture.of(np.random.default_rng(seed).integers(0, 256, (96, 160, 3)).astype(np.uint8))
-
-
-def _plain(num_pixels: int) -> Picture:
-    side = max(1, int(num_pixels**0.5))
-    return Picture.of(np.zeros((side, side, 3), np.uint8))

@@ -1,4 +1,7 @@
-"""Proof at load that a vision family is served right: two images, put together by us, against mlx-vlm's own way."""
+"""Proof at load that a vision family is served right: two images, put together by us, against mlx-vlm's own way.
+
+And a video, which is refused where it fails, while images are served.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -31,21 +34,27 @@ _KNOWN_FAULTS = {
 
 def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> None:
     """`inputs`: the tensors of both images in one. Raises ModelLoadError where the results differ."""
-    try:
-        fault = _fault(model, prompt, inputs)
-    except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
-        fault = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    model.forget_images()
+    fault = media_fault(model, prompt, inputs)
     if known := _KNOWN_FAULTS.get(model.module.config.model_type):
         logger.warning(known)
     if fault is not None:
         raise ModelLoadError(
-            f"Images of this family ({model.module.config.model_type!r}) cannot be served: {fault.rstrip('.')}. "
+            f"Images of this family ({model.module.config.model_type!r}) cannot be served: {fault}. "
             "Serve it with --text-only."
         )
 
 
-def _fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
+def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
+    """In what our way with the prompt's images or video differs from mlx-vlm's; `inputs`: the tensors of all in one."""
+    try:
+        fault = _difference(model, prompt, inputs)
+    except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        fault = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    model.forget_images()
+    return None if fault is None else fault.rstrip(".")
+
+
+def _difference(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
     seq = Sequence(seq_id=-1, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
     ids = mx.array([prompt.token_ids])
     given = tower_inputs(inputs)
@@ -56,12 +65,12 @@ def _fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np
     ours = model.chunk_inputs(seq, prompt.media, ids, 0)
     for name in ("inputs_embeds", "per_layer_inputs", "deepstack_visual_embeds", "visual_pos_masks"):
         if not _is_close(ours.get(name), whole.get(name)):
-            return f"`{name}` cannot be put together from single images"
+            return f"`{name}` cannot be put together from single parts"
     if model.has_grid and "position_ids" in whole:
         positions = chunk_positions(model.placed(seq), 0, len(prompt.token_ids))
         theirs = np.array(whole["position_ids"]).reshape(-1, positions.shape[1])
         if not (np.broadcast_to(theirs, positions.shape) == positions).all():
-            return "it places the tokens of an image in another way"
+            return "it places their tokens in another way"
     return _compare_logits(model, seq, ids, {**given, **whole})
 
 
@@ -80,7 +89,7 @@ def _compare_logits(model: MultimodalModel, seq: Sequence, ids: mx.array, whole:
     fault = f"in chunks it computes something else (similarity {cosines.min():.3f})"
     if model.module.config.model_type not in _SHOWN:
         return fault
-    logger.warning("Two images, tried at load: %s", fault)
+    logger.warning("Images or a video, tried at load: %s", fault)
     return None
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from ..layouts import Grid, image_layout
-from ..model_processor import ModelProcessor
+from ..model_processor import FAULTS, ModelProcessor
 from ..rendition import Rendition, medium
 from ..tokenizer import Tokenizer
 from .picture import Picture
@@ -38,7 +38,7 @@ class ImageRenderer:
         """Whether the text of a picture says its very placeholders again."""
         try:
             rendition = self.render(picture)
-        except Exception:  # a marker that is none ends in any error
+        except FAULTS:
             return False
         return rendition.token_ids.count(self.token_id) > 1 and bool(rendition.media[0].inputs)
 
