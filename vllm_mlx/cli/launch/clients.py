@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .plan import JsonEntries, Plan, Target, TextLines, pretty
+from .plan import JsonEntries, OwnFile, Plan, Target, TextLines, pretty
 
 _PROVIDER = "vllm-mlx"
 _CODEX_KEY = "LOCAL_KEY"
@@ -62,13 +62,14 @@ def codex(target: Target, home: Path) -> Plan:
     table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items())
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in settings.items())]
     overrides.append(f"model_providers.{_PROVIDER}={{ {table} }}")
-    lines = [f"[model_providers.{_PROVIDER}]", *(f"{key} = {json.dumps(value)}" for key, value in provider.items())]
-    lines += ["", f"[profiles.{_PROVIDER}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    lines += ["", f"[model_providers.{_PROVIDER}]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in provider.items()]
     return Plan(
         commands=(("codex", *(word for override in overrides for word in ("-c", override))),),
         environment={_CODEX_KEY: target.api_key},
         first_prompt=10_000,
-        lasting=TextLines(home / ".codex" / "config.toml", f"[model_providers.{_PROVIDER}]", "\n".join([*lines, ""])),
+        lasting=OwnFile(home / ".codex" / f"{_PROVIDER}.config.toml", "\n".join([*lines, ""])),  # its profile
     )
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..failures import CommandFailed
-from .plan import JsonEntries, TextLines, pretty
+from .plan import JsonEntries, Lasting, OwnFile, TextLines, pretty
 
 _BEGIN, _END = "# vllm-mlx launch: begin\n", "# vllm-mlx launch: end\n"
+_OURS = "# Written by vllm-mlx launch, which replaces it.\n"
 
 
 def write_own(path: Path, text: str) -> None:
@@ -23,15 +24,15 @@ def write_own(path: Path, text: str) -> None:
         raise CommandFailed(f"Cannot write {path}: {error.strerror}.") from error
 
 
-def write_lasting(entries: JsonEntries | TextLines) -> str:
+def write_lasting(entries: Lasting) -> str:
     """The file as it was before the first time is left beside it. Says what was done. Raises CommandFailed."""
     path = entries.path
     old = _read(path)
-    text = _merged(path, old, entries) if isinstance(entries, JsonEntries) else _with_lines(old, entries)
+    text = _new(old, entries)
     if text == old:
         return f"{path} says so already."
     backup = path.with_name(path.name + ".before-vllm-mlx")
-    if old and not backup.exists():
+    if old and not backup.exists() and not isinstance(entries, OwnFile):
         write_own(backup, old)
     write_own(path, text)
     return f"Wrote {path}" + (f"; as it was before, it is {backup.name}." if backup.exists() else ".")
@@ -44,6 +45,18 @@ def _read(path: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"Cannot read {path}, so it is left alone: {type(error).__name__}.") from error
+
+
+def _new(old: str, entries: Lasting) -> str:
+    match entries:
+        case JsonEntries():
+            return _merged(entries.path, old, entries)
+        case TextLines():
+            return _with_lines(old, entries)
+        case OwnFile():
+            if old and not old.startswith(_OURS):
+                raise CommandFailed(f"{entries.path} was written by somebody else, so it is left alone: see --print.")
+            return _OURS + entries.text
 
 
 def _merged(path: Path, old: str, entries: JsonEntries) -> str:

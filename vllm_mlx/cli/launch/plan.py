@@ -45,6 +45,17 @@ class TextLines:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class OwnFile:
+    """A file in the client's folder that is ours alone."""
+
+    path: Path
+    text: str
+
+
+Lasting = JsonEntries | TextLines | OwnFile
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     commands: tuple[tuple[str, ...], ...]  # the last one is the client itself
@@ -52,7 +63,7 @@ class Plan:
     unset: tuple[str, ...] = ()  # variables that would win over those
     files: Mapping[Path, str] = field(default_factory=dict)  # in the target's folder
     first_prompt: int = 0  # tokens that the client's first prompt takes, about
-    lasting: JsonEntries | TextLines | None = None  # what `--write` writes; None: the client has no such file
+    lasting: Lasting | None = None  # what `--write` writes; None: the client has no such file
 
     def script(self, title: str) -> str:
         """Does in a shell what `launch` does."""
