@@ -16,7 +16,7 @@ from vllm_mlx.cli.launch.plan import Target
 from vllm_mlx.cli.main import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS = [name for name, _, _ in settings_fields()]
 COMMANDS = {name: command for name, command in get_command(app).commands.items() if name != "serve"}  # type: ignore[attr-defined]
 COMMANDS_FLAGS = {
@@ -48,7 +48,22 @@ OTHERS_FLAGS = {
     "--what",
     "--times",
 }  # of other scripts and of git
-CLIENTS_FLAGS = {"--tools", "--auth-type", "--weak-model", "--editor-model", "--model-metadata-file", "--data-dir"}
+CLIENTS_FLAGS = {
+    "--allowed-tools",
+    "--auth-type",
+    "--bare",
+    "--continue",
+    "--data-dir",
+    "--editor-model",
+    "--last",
+    "--message",
+    "--model-metadata-file",
+    "--no-show-model-warnings",
+    "--profile",
+    "--tools",
+    "--weak-model",
+    "--yolo",
+}
 
 
 def test_every_command_and_its_flags_are_documented() -> None:
@@ -100,8 +115,10 @@ def test_clients_are_told_there_what_launch_tells_them(name: str) -> None:
         folder=Path("/state"),
     )
     script = client.plan(target, Path("/home/me")).script(client.title)
-    section = read(ROOT / "docs" / "clients.md").partition(f"## {client.title}\n")[2].partition("\n## ")[0]
+    page = read(ROOT / "docs" / "clients" / f"{name}.md")
+    section = page.partition("\n## What it is told\n")[2].partition("\n## ")[0]
     example = re.findall(r"```(?:bash|toml)\n(.*?)```", section, re.DOTALL)
+    assert page.startswith(f"# {client.title}\n") and f"\n{client.install}\nvllm-mlx launch {name}\n" in page
     assigned = {word.partition("=")[0] for code in example for word in re.findall(r"\b[A-Z_]{6,}=\S+", code)}
     told = set(re.findall(r"(?:export|unset) ([A-Z_]+)", script))
     if name != "opencode":  # its variable holds what the example has as a file
@@ -173,7 +190,7 @@ def test_named_settings_exist(path: Path) -> None:
     served = [line for line in read(path).splitlines() if ".venv/bin/" not in line and "git clone" not in line]
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(served)))
     opposites = {flag for flag in flags if flag.startswith("--no-") and "--" + flag.removeprefix("--no-") in FLAGS}
-    theirs = CLIENTS_FLAGS if path.name == "clients.md" else set()
+    theirs = CLIENTS_FLAGS if path.parent.name == "clients" else set()
     assert flags - opposites <= FLAGS | OTHERS_FLAGS | theirs
     variables = set(re.findall(r"VLLM_MLX_[A-Z_]+\w", read(path)))
     assert variables <= {env_name(name) for name in SETTINGS} | {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON"}

@@ -1,4 +1,4 @@
-"""The clients: what each is called, how it is installed, how it is pointed at a server. See docs/clients.md.
+"""The clients: what each is called, how it is installed, how it is pointed at a server. See docs/clients.
 
 Starts and writes nothing; knows no server of its own.
 """
@@ -13,6 +13,7 @@ from .plan import JsonEntries, OwnFile, Plan, Target, TextLines, pretty
 _PROVIDER = "vllm-mlx"
 _CODEX_KEY = "LOCAL_KEY"
 _IDLE_MS = 300_000
+_SILENCE_MS = 1_800_000  # the longest that Claude Code takes; pings are silence to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ def claude(target: Target, home: Path) -> Plan:
         **dict.fromkeys((*models, "CLAUDE_CODE_SUBAGENT_MODEL"), target.model),
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.max_reply),
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_SILENCE_MS),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
