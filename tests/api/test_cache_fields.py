@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from vllm_mlx.api.anthropic.decode import decode_count_request, decode_messages_request
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
@@ -45,6 +46,13 @@ def test_reasoning_is_kept_cached_where_a_request_asks_for_it(decode: Callable[.
 @pytest.mark.parametrize("decode", [chat, completion, messages, response])
 def test_a_salt_keeps_requests_apart(decode: Callable[..., Request]) -> None:
     assert (decode(cache_salt="mine").cache_salt, decode().cache_salt) == ("mine", "")
+
+
+@pytest.mark.parametrize("decode", [chat, completion, messages, response])
+def test_a_salt_is_no_place_for_megabytes(decode: Callable[..., Request]) -> None:
+    assert len(decode(cache_salt="x" * 1024).cache_salt) == 1024
+    with pytest.raises(ValidationError, match="cache_salt"):
+        decode(cache_salt="x" * 1025)
 
 
 def test_what_is_counted_has_the_salt_of_what_would_run() -> None:

@@ -71,6 +71,16 @@ def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Ru
     assert cached >= first["usage"]["prompt_tokens"] - suffix > 16
 
 
+def test_all_that_is_kept_of_pictures_is_within_the_budget(server: Running) -> None:
+    with server.http() as http:
+        status = http.get("/v1/status").json()
+    memory, total = status["memory"], status["memory"].pop("total_bytes")
+    assert sum(memory.values()) == total
+    parts = server.engine.memory
+    assert memory["pictures_bytes"] == parts.pictures_bytes + parts.decoded_bytes + parts.known_bytes
+    assert min(parts.pictures_bytes, parts.decoded_bytes, parts.known_bytes) > 0
+
+
 KEPT_NOT = MediaConfig(media_cache_bytes=0, allow_private_media=True)  # pixels are never at hand
 
 

@@ -56,6 +56,7 @@ class MemoryBudget:
     transient_bytes: int  # activations of one prefill chunk, or of one image in the tower: measured at load
     pictures_bytes: int = 0  # tensors that wait for the vision tower
     decoded_bytes: int = 0  # pixels of pictures decoded lately
+    known_bytes: int = 0  # texts and ids that pictures shown lately stand for
 
     def __post_init__(self) -> None:
         if self.rows_bytes <= 0:
@@ -69,8 +70,12 @@ class MemoryBudget:
 
     @property
     def rows_bytes(self) -> int:
-        kept_bytes = self.pictures_bytes + self.decoded_bytes
-        return self.total_bytes - self.weights_bytes - self.transient_bytes - kept_bytes
+        return self.total_bytes - self.weights_bytes - self.transient_bytes - self.all_pictures_bytes
+
+    @property
+    def all_pictures_bytes(self) -> int:
+        """What is set aside for pictures before the tower sees them."""
+        return self.pictures_bytes + self.decoded_bytes + self.known_bytes
 
 
 def _gb(num_bytes: int) -> str:

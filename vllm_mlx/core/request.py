@@ -11,6 +11,7 @@ from .guide import Guide
 from .messages import Message, ToolChoice, ToolSpec
 
 MAX_LOGPROBS = 20
+MAX_CACHE_SALT = 1024  # characters: it is part of many keys
 MAX_STOP_STRINGS = 16
 
 

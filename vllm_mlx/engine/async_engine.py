@@ -61,7 +61,7 @@ class AsyncEngine:
         self._thread = EngineThread(lambda: Engine.load(config, checkpoint, probe), self._deliver, self._engine_died)
         self.facts = self._thread.start()
         if vision is not None:
-            vision.room.max_bytes = self.memory.pictures_bytes
+            vision.set_memory(self.memory)
             if self.facts.video_fault is not None:
                 vision.refuse_videos(f"one was tried at load: {self.facts.video_fault}")
         self._processor = Processor(

@@ -28,6 +28,8 @@ _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
 _PICTURES_SHARE = 64  # of all memory, for tensors of pictures shown lately, and for their pixels
 _MAX_PICTURES_BYTES = 512 << 20
+_KNOWN_SHARE = 256  # of all memory, for what pictures of late stand for: a full-HD one takes some 70 kB
+_MAX_KNOWN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,7 @@ def _memory(config: EngineConfig, measured: MeasuredModel) -> MemoryBudget:
         transient_bytes=max(chunk_bytes, 0 if images is None else images.tower_bytes),
         pictures_bytes=0 if images is None else min(_MAX_PICTURES_BYTES, total // _PICTURES_SHARE),
         decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _PICTURES_SHARE),
+        known_bytes=0 if images is None else min(_MAX_KNOWN_BYTES, total // _KNOWN_SHARE),
     )
 
 

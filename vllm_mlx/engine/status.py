@@ -92,7 +92,7 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
         "media_bytes": media_bytes,
-        "pictures_bytes": memory.pictures_bytes + memory.decoded_bytes,
+        "pictures_bytes": memory.all_pictures_bytes,
         "free_bytes": max(0, memory.rows_bytes - live_bytes - cache_bytes - media_bytes),
     }
 

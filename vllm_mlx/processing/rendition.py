@@ -10,6 +10,7 @@ import numpy as np
 from ..core.sequence import Layout, MediaItem, PromptInputs, TowerInputs
 
 _DIGEST_BYTES = 16
+_OBJECT_BYTES = 1000  # of a rendition and of each of its media, beside texts and arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,8 @@ class Rendition:
         digest = blake2b(repr(token_ids).encode(), digest_size=_DIGEST_BYTES)
         for item in media:
             digest.update(item.digest)
+        numbers: dict[int, int] = {}  # so that the id of a thousand placeholders is one object
+        token_ids = tuple(numbers.setdefault(token_id, token_id) for token_id in token_ids)
         return cls(text, num_lead_chars, token_ids, media, digest.digest())
 
     def placed(self, offset: int) -> tuple[MediaItem, ...]:
@@ -47,9 +50,10 @@ class Rendition:
 
     @property
     def text_bytes(self) -> int:
-        """Of all but the tensors."""
+        """In memory, of all but the tensors."""
         layouts = sum(int(item.layout.positions.nbytes) for item in self.media if item.layout is not None)
-        return len(self.text) + sys.getsizeof(self.token_ids) + layouts
+        objects = (1 + len(self.media)) * _OBJECT_BYTES
+        return sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + layouts + objects
 
 
 def medium(

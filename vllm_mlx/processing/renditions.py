@@ -12,8 +12,8 @@ Key = tuple[str, bytes, int | None]  # salt, digest of a picture or a clip, and 
 
 
 class Renditions:
-    def __init__(self, *, max_bytes: int):
-        self._max_bytes = max_bytes
+    def __init__(self, *, max_bytes: int = 0):
+        self.max_bytes = max_bytes
         self._kept: OrderedDict[Key, Rendition] = OrderedDict()
         self.num_bytes = 0
 
@@ -26,8 +26,10 @@ class Renditions:
 
     def put(self, key: Key, rendition: Rendition) -> None:
         assert key not in self._kept
+        if rendition.text_bytes > self.max_bytes:
+            return
         self._kept[key] = replace(rendition, media=tuple(replace(item, inputs={}) for item in rendition.media))
         self.num_bytes += rendition.text_bytes
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             _, dropped = self._kept.popitem(last=False)
             self.num_bytes -= dropped.text_bytes

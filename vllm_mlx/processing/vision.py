@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import InvalidImage, TemplateError
+from ..core.memory import MemoryBudget
 from .images.picture import Picture, Seen
 from .images.renderer import ImageRenderer
 from .model_processor import REFUSALS, WAYS, ModelProcessor, first_line, load_library_processor, unusable
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
-_KNOWN_BYTES = 64 << 20  # a full-HD picture stands for some 50 kB
 _MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
 
 
@@ -52,8 +52,8 @@ class VisionProcessor:
         self._videos = videos
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not made for several threads
-        self._known = Renditions(max_bytes=_KNOWN_BYTES)
-        self.room = TensorRoom()
+        self._known = Renditions()
+        self._room = TensorRoom()
 
     @classmethod
     def load(
@@ -80,6 +80,10 @@ class VisionProcessor:
                 videos = VideoRenderer.find(processor, tokenizer, config, max_pixels=max_pixels)
                 return cls(path, processor, tokenizer, images, videos, max_pixels=max_pixels)
         raise unusable(path, "its processor does not write one image at a time")
+
+    def set_memory(self, memory: MemoryBudget) -> None:
+        """How much may be kept; before, nothing is."""
+        self._room.max_bytes, self._known.max_bytes = memory.pictures_bytes, memory.known_bytes
 
     @property
     def marker(self) -> str:
@@ -122,7 +126,7 @@ class VisionProcessor:
                     raise PixelsNeeded
                 known = made = self._render(medium, max_side)
                 self._known.put(key, made)
-        tensors = Tensors(known.digest, self.room, remake)
+        tensors = Tensors(known.digest, self._room, remake)
         if made is not None:
             tensors.offer(made.pieces)
         return known.with_inputs(Piece(tensors, index) for index in range(len(known.media)))

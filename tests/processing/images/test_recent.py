@@ -48,6 +48,14 @@ def test_addresses_are_many_but_not_endless() -> None:
     assert known.get((b"", "first")) is not None and known.get((b"", "second")) is None
 
 
+@pytest.mark.parametrize(("asked", "led_to"), [("u" * 9000, "u"), ("u", "u" * 9000)])
+def test_an_address_that_is_far_too_long_is_not_kept(asked: str, led_to: str) -> None:
+    known = KnownAddresses()
+    known.put((b"", asked, ""), Fetched(data=b"data", url="u", fresh_s=5), b"", 10)
+    known.put((b"", asked, ""), Fetched(data=b"data", url=led_to, fresh_s=5), b"", 10)
+    assert known.get((b"", asked, "")) is None
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [

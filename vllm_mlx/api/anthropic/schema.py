@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from ...core.request import MAX_CACHE_SALT
+
 
 class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
@@ -215,7 +217,7 @@ class CountTokensBody(Wire):
     tool_choice: WireToolChoice | None = None
     thinking: WireThinking | None = None
     output_config: OutputConfig | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
 
 
 class MessagesBody(CountTokensBody):

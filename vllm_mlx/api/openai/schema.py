@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...core.request import MAX_LOGPROBS
+from ...core.request import MAX_CACHE_SALT, MAX_LOGPROBS
 from ..images import Detail
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -168,7 +168,7 @@ class GenerationBody(Wire):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
     cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

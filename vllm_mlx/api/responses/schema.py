@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from ...core.request import MAX_CACHE_SALT
 from ..images import Detail
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -175,7 +176,7 @@ class ResponsesBody(Wire):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
     cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
     tools: list[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None

@@ -12,6 +12,7 @@ from .web import Fetched
 
 Address = tuple[bytes, str, str]  # salt, URL, and what it was asked as
 _MAX_ADDRESSES = 1000
+_MAX_ADDRESS_CHARS = 8192
 _MAX_SEEN = 10_000
 
 
@@ -70,8 +71,10 @@ class KnownAddresses:
         return known
 
     def put(self, address: Address, answer: Fetched, content: bytes, now: float) -> None:
-        """The data itself is not kept."""
+        """The data itself is not kept, nor anything of an address that is far too long."""
         self._known.pop(address, None)
+        if len(address[1]) + len(answer.url) > _MAX_ADDRESS_CHARS:
+            return
         self._known[address] = KnownAddress(replace(answer, data=None), content, now + answer.fresh_s)
         if len(self._known) > _MAX_ADDRESSES:
             self._known.popitem(last=False)
