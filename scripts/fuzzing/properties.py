@@ -15,6 +15,7 @@ PROPERTIES = {
     "decoders": ("tests/api/test_any_body.py", "tests/api/test_any_agent_body.py", "tests/server/test_bodies.py"),
     "templates": ("tests/processing/test_any_template.py", "tests/processing/test_any_conversation.py"),
     "images": ("tests/processing/images/test_anything.py",),
+    "load": ("tests/engine/test_any_load.py",),
 }
 
 

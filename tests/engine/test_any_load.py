@@ -1,0 +1,107 @@
+"""Any load on a real engine with too little memory: conversations that branch, repeat, go on and break off."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_mlx.core.events import FinishReason
+
+from ..checkpoints import ARCHITECTURES
+from ..drawing import examples
+from .harness import Driver, plain_loop
+
+USUAL = ("qwen3", "gpt_oss", "nemotron_h", "qwen3_5")  # dense, sliding windows, Mamba, gated delta
+LONGEST = 120  # tokens of a reply
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A prompt that keeps `kept` tokens of an earlier visit's conversation and adds `added` of its own."""
+
+    earlier: int
+    kept: int
+    added: int
+    first: int  # the first of the added tokens; the others follow from it
+    max_tokens: int
+    point: bool  # whether the place where it leaves the earlier one is planned for
+    steps: int  # before the next visit
+    leaves: bool  # after those steps
+
+
+VISITS = st.lists(
+    st.builds(
+        Visit,
+        earlier=st.integers(0, 9),
+        kept=st.one_of(st.just(0), st.just(10_000), st.integers(1, 900)),
+        added=st.one_of(st.integers(1, 60), st.integers(300, 700)),
+        first=st.integers(0, 499),
+        max_tokens=st.one_of(st.integers(1, 20), st.integers(60, LONGEST)),
+        point=st.booleans(),
+        steps=st.one_of(st.integers(0, 5), st.integers(30, 150)),
+        leaves=st.booleans(),
+    ),
+    min_size=2,
+    max_size=10,
+)
+
+
+@lru_cache(maxsize=200)
+def expected(path: Path, prompt: tuple[int, ...]) -> list[int]:
+    return plain_loop(path, prompt, LONGEST)[0]
+
+
+def conversation(driver: Driver, visit: Visit) -> tuple[int, ...]:
+    """What an earlier visit asked and was told so far."""
+    if not driver.seqs:
+        return ()
+    seq_id = visit.earlier % len(driver.seqs)
+    return (*driver.seqs[seq_id].prompt.token_ids, *driver.replies[seq_id].token_ids)
+
+
+def pay(driver: Driver, visit: Visit) -> None:
+    kept = conversation(driver, visit)[: visit.kept]
+    added = tuple((visit.first + 7 * place) % 500 for place in range(visit.added))
+    points = (len(kept),) if visit.point and kept else ()
+    seq_id = driver.add((*kept, *added), visit.max_tokens, points=points)
+    for _ in range(visit.steps):
+        driver.step()
+    if visit.leaves:
+        driver.engine.abort(seq_id)
+
+
+def check_any_load(path: Path) -> None:
+    room = Driver(path).engine.facts.footprint
+
+    @settings(max_examples=examples(2))
+    @given(VISITS, st.integers(2, 5))
+    def check(visits: list[Visit], num_rows: int) -> None:
+        driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513))
+        for visit in visits:
+            pay(driver, visit)
+        driver.run()
+        for seq_id, reply in driver.replies.items():
+            seq = driver.seqs[seq_id]
+            assert reply.error is None
+            assert reply.token_ids == expected(path, seq.prompt.token_ids)[: len(reply.token_ids)]
+            if reply.finish_reason is not None:
+                assert reply.finish_reason is FinishReason.LENGTH and len(reply.token_ids) == seq.max_tokens
+        assert driver.engine.num_rows == 0
+        driver.engine.cache_tree.check_integrity()
+
+    check()
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_every_reply_is_the_plain_loops(checkpoint: Callable[..., Path], name: str) -> None:
+    check_any_load(checkpoint(name))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in USUAL])
+def test_of_every_architecture(checkpoint: Callable[..., Path], name: str) -> None:
+    check_any_load(checkpoint(name))
