@@ -7,7 +7,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -86,23 +86,15 @@ class WebImages:
         freshness = float("inf")
         for _ in range(self._config.max_media_redirects + 1):
             target = await self._target(url)
-            is_known = known is not None and known.url == str(target.url)
-            asked = known.validators if known and is_known else {}
-            response = await self._send(target, {"accept": f"{kind}/*", **asked})
+            same = known if known is not None and known.url == str(target.url) else None
+            response = await self._send(target, {"accept": f"{kind}/*", **(same.validators if same else {})})
             try:
-                is_same = is_known and response.status_code == 304
-                says_how_long = {"cache-control", "expires"} & response.headers.keys()
-                lasts_s = fresh_s(response.status_code, response.headers)
-                freshness = min(freshness, known.fresh_s if known and is_same and not says_how_long else lasts_s)
                 if response.has_redirect_location:
+                    freshness = min(freshness, fresh_s(response.status_code, response.headers))
                     url = _next_url(target.url, response)
                     continue
-                return Fetched(
-                    data=None if is_same else await self._body(response, kind),
-                    url=str(target.url),
-                    fresh_s=freshness,
-                    validators=_validators(response) or (known.validators if known and is_same else {}),
-                )
+                answer = await self._answer(target, response, kind, same)
+                return replace(answer, fresh_s=min(freshness, answer.fresh_s))
             except httpx.TransportError as error:
                 raise InvalidImage(f"{_host(target.url)} closed the connection before all of it had come.") from error
             finally:
@@ -130,22 +122,26 @@ class WebImages:
             )
         return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
 
+    async def _answer(self, target: _Target, response: httpx.Response, kind: Kind, known: Fetched | None) -> Fetched:
+        """`known`: what there was, which the server may say is still the same."""
+        lasts_s, validators = fresh_s(response.status_code, response.headers), _validators(response)
+        if known is None or response.status_code != 304:
+            data = await self._body(response, kind)
+            return Fetched(data=data, url=str(target.url), fresh_s=lasts_s, validators=validators)
+        says_how_long = {"cache-control", "expires"} & response.headers.keys()
+        return Fetched(
+            data=None,
+            url=known.url,
+            fresh_s=lasts_s if says_how_long else known.fresh_s,
+            validators=validators or known.validators,
+        )
+
     async def _send(self, target: _Target, headers: Mapping[str, str]) -> httpx.Response:
         """The headers of the answer of the first address that answers."""
         url = target.url
         for address in target.addresses:
             opened = _Opened()
-            extensions = {
-                "sni_hostname": _host(url).rstrip("."),
-                "timeout": {"connect": _CONNECT_S},
-                "trace": opened.note,
-            }
-            request = httpx.Request(
-                "GET",
-                url.copy_with(host=address, fragment=None),
-                headers={**_HEADERS, **headers, "host": url.netloc.decode("ascii")},
-                extensions=extensions,
-            )
+            request = _request(url, address, headers, opened)
             try:
                 return await self._transport.handle_async_request(request)
             except asyncio.CancelledError:
@@ -193,6 +189,20 @@ def _checked(text: str) -> httpx.URL:
     if port is not None and not 0 < port < 65536:
         raise InvalidImage("its address names no valid port.")
     return url
+
+
+def _request(url: httpx.URL, address: str, headers: Mapping[str, str], opened: _Opened) -> httpx.Request:
+    """To that very address, in the name's own words."""
+    return httpx.Request(
+        "GET",
+        url.copy_with(host=address, fragment=None),
+        headers={**_HEADERS, **headers, "host": url.netloc.decode("ascii")},
+        extensions={
+            "sni_hostname": _host(url).rstrip("."),
+            "timeout": {"connect": _CONNECT_S},
+            "trace": opened.note,
+        },
+    )
 
 
 def _next_url(url: httpx.URL, response: httpx.Response) -> str:
