@@ -1,4 +1,4 @@
-"""Workload set `vision`: what a picture of four megapixels costs, once, again, and those who are being answered."""
+"""Workload set `vision`: what pictures cost, once, again, and those who are being answered."""
 
 import base64
 import contextlib
@@ -18,6 +18,7 @@ from tests.vision_checkpoints import write_vision_checkpoint
 from tests.vision_families import FAMILIES
 from vllm_mlx.core.config import EngineConfig
 
+from . import screenshots
 from .checkpoint import speak_in_words
 from .client import BenchmarkError, Messages, ask, read, start
 from .figures import OURS, Aim, Figure
@@ -42,11 +43,10 @@ class VisionLoad:
     port: int
     prompts: Prompts
     ttft_ms: dict[str, float] = field(default_factory=dict)
-    _random: random.Random = field(default_factory=random.Random)
 
     def play(self) -> float:
         """Returns the cold time to the first token, in milliseconds."""
-        picture = self._picture()
+        picture = new_picture()
         self.ttft_ms["cold"] = self._ttft_ms(self._about(picture))
         encoded = self._images()["encoded"]
         self.ttft_ms["new question"] = self._ttft_ms(self._about(picture))
@@ -66,7 +66,7 @@ class VisionLoad:
         texts = [self.prompts.text(QUESTION) for _ in range(NUM_DECODERS)]
         decoders = start(self.port, texts, _ENDLESS)
         read(decoders, until=lambda: min(stream.num_reads for stream in decoders) >= _WARM_READS)
-        [long] = start(self.port, [self._about(self._picture())], REPLY)
+        [long] = start(self.port, [self._about(new_picture())], REPLY)
         read([*decoders, long], until=lambda: not long.is_open)
         for stream in decoders:
             stream.close()
@@ -81,12 +81,6 @@ class VisionLoad:
     def _system(self) -> dict[str, Any]:
         return {"role": "system", "content": self.prompts.text(QUESTION)}
 
-    def _picture(self) -> str:
-        tiles = Image.frombytes("RGB", (TILES, TILES), self._random.randbytes(3 * TILES * TILES))
-        file = io.BytesIO()
-        tiles.resize((SIDE, SIDE), Image.Resampling.NEAREST).save(file, "PNG")
-        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
     def _ttft_ms(self, conversation: Messages) -> float:
         [reply] = ask(self.port, [conversation], REPLY)
         return 1000 * reply.ttft_s
@@ -99,6 +93,13 @@ class VisionLoad:
             return images
         finally:
             connection.close()
+
+
+def new_picture(size: tuple[int, int] = (SIDE, SIDE)) -> str:
+    tiles = Image.frombytes("RGB", (TILES, TILES), random.randbytes(3 * TILES * TILES))
+    file = io.BytesIO()
+    tiles.resize(size, Image.Resampling.NEAREST).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def write_tiny(folder: Path) -> Path:
@@ -120,8 +121,11 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
     """The figures of this set, measurable while the block runs."""
     prompts = Prompts(load(str(model))[1])
     port = free_port()
-    with running(our_command(model, port), port):
-        yield figures(VisionLoad(port, prompts))
+    with (
+        running(our_command(model, port), port),
+        screenshots.prepared(model, lambda: new_picture(screenshots.SIZE)) as of_screenshots,
+    ):
+        yield [*figures(VisionLoad(port, prompts)), *of_screenshots]
 
 
 def figures(vision: VisionLoad) -> list[Figure]:
