@@ -146,7 +146,6 @@ def test_detail_is_how_large_an_image_is_shown(image: Any, part: ImagePart) -> N
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "video_url", "video_url": {"url": "http://v"}, "fps": 0},
         {"type": "video", "video": []},
         {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
         {"type": "file", "file": {"file_id": "f"}},

@@ -186,6 +186,8 @@ def test_completion_fields_arrive() -> None:
 
 NAMED = {"type": "function", "function": {"name": "ls"}}
 OTHER = {"type": "function", "function": {"name": "rm"}}
+PART = "messages[0].content[0]"
+VIDEO = {"type": "video_url", "video_url": "http://v"}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +219,15 @@ OTHER = {"type": "function", "function": {"name": "rm"}}
         ({"tools": []}, "tools", "`tools` must not be an empty array."),
         ({"tool_choice": "auto"}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
         ({"tool_choice": NAMED}, "tool_choice", "When using `tool_choice`, `tools` must be set."),
+        ({"cache_salt": "x" * 1025}, "cache_salt", "`cache_salt` must have at most 1024 characters."),
+        ({"messages": [{"role": "user", "content": [{**VIDEO, "fps": 0}]}]}, f"{PART}.fps", "must be greater than 0."),
+        (
+            {"messages": [{"role": "user", "content": [{**VIDEO, "video_url": {"url": 1}}]}]},
+            f"{PART}.video_url.url",
+            "str",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, f"{PART}.video_url", "is required"),
+        ({"tools": [{**TOOL, "function": {"name": ""}}]}, "tools[0].function.name", "must not be empty"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "Invalid value for `tool_choice`: any!"),
         ({"tools": [TOOL], "tool_choice": OTHER}, "tool_choice", "does not match any of the specified `tools`"),
         ({"tool_choice": "required"}, "tool_choice", "When using `tool_choice`, `tools` must be set."),

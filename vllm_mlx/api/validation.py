@@ -10,10 +10,12 @@ _CODES = {
     "union_tag_not_found": "missing_required_parameter",
     "union_tag_invalid": "unsupported_value",
     "literal_error": "unsupported_value",
+    "greater_than": "invalid_value",
     "greater_than_equal": "invalid_value",
     "less_than_equal": "invalid_value",
     "too_short": "invalid_value",
     "string_too_short": "invalid_value",
+    "string_too_long": "invalid_value",
 }
 _WANTED = {
     "bool_type": "true or false",
@@ -48,10 +50,13 @@ def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> Invalid:
 def _path(error: Mapping[str, Any], body: Any) -> str:
     """Follows `loc` through the input, which leaves out the names that pydantic gives to branches of a union."""
     path, value = "", body
-    for step in error["loc"]:
+    loc = error["loc"]
+    for step, following in zip(loc, (*loc[1:], None), strict=True):
         if isinstance(step, int) and isinstance(value, list) and step < len(value):
             path, value = f"{path}[{step}]", value[step]
         elif isinstance(step, str) and isinstance(value, dict) and step in value:
+            if value.get("type") == step and following in value:
+                continue  # the branch, whose name a field of it has too
             path, value = _join(path, step), value[step]
     match error:
         case {"type": "missing", "loc": loc}:
@@ -72,8 +77,10 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
             return f"`{path}` is required."
         case {"type": "union_tag_invalid", "ctx": {"tag": tag, "expected_tags": expected}}:
             return f"`{path}` '{tag}' is not supported. Supported: {expected}."
-        case {"type": "too_short"}:
+        case {"type": "too_short" | "string_too_short"}:
             return f"`{path}` must not be empty."
+        case {"type": "string_too_long", "ctx": {"max_length": most}}:
+            return f"`{path}` must have at most {most} characters."
         case _:
             wanted = dict.fromkeys(
                 _WANTED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in alternatives

@@ -213,6 +213,7 @@ def test_earlier_items_come_before_the_new_ones() -> None:
 
 
 PART = "input[0].content[0]"
+IMAGE = {"type": "input_image", "image_url": "http://i"}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,7 @@ PART = "input[0].content[0]"
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, f"{PART}.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, PART),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, PART),
+        ({"input": [{"role": "user", "content": [{**IMAGE, "file_id": "x"}]}]}, PART),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "structural_tag"}}}, "text.format.type"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),

@@ -30,6 +30,7 @@ def read(source: str | bytes, max_bytes: int = 10**6) -> bytes:
         f"data:image/png;base64,{PLAIN.rstrip('=')}",
         f"data:image/png;base64, {PLAIN[:76]}\r\n{PLAIN[76:]}\n",
         "data:image/png;base64," + PLAIN.replace("+", "%2B").replace("/", "%2f").replace("=", "%3D"),
+        "data:image/png;base64,%0A" + PLAIN.replace("+", "%2b").replace("=", "%3d%0d%20"),
         "data:image/png," + "".join(f"%{byte:02x}" for byte in DATA),
     ],
 )
@@ -65,6 +66,16 @@ def test_data_without_a_comma_is_refused() -> None:
 def test_too_much_data_is_refused(source: str | bytes) -> None:
     with pytest.raises(InvalidImage, match="--max-image-bytes"):
         read(source, 100)
+
+
+def test_long_data_comes_as_base64() -> None:
+    with pytest.raises(InvalidImage, match="without base64"):
+        read("data:image/png," + "%41" * 400_000)
+
+
+def test_escapes_that_hide_base64_are_no_base64() -> None:
+    with pytest.raises(InvalidImage, match="not valid base64"):
+        read("data:image/png;base64," + "%41" * 400_000)
 
 
 def test_addresses_and_files() -> None:

@@ -113,7 +113,7 @@ def _part(part: WirePart, path: str) -> TextPart | ImagePart:
     match part:
         case InputText(text=text) | RefusalPart(refusal=text):
             return TextPart(well_formed(text))
-        case InputImage(image_url=str(url), detail=detail):
+        case InputImage(image_url=str(url), file_id=None, detail=detail):
             return decode_image(url, detail, param=f"{path}.image_url")
         case InputImage() | InputFile():
             raise Unsupported(

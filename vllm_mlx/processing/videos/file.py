@@ -79,7 +79,9 @@ class VideoFile:
         if codec not in _CODECS:
             raise InvalidImage(f"it is encoded as {codec[:20]}, which is not read. Send it as H.264.")
         width, height, most = context.width, context.height, self._limits.max_frame_pixels
-        if not 0 < width * height <= most:
+        if width * height <= 0:
+            raise InvalidImage("it is broken: it does not say how large its frames are.")
+        if width * height > most:
             raise InvalidImage(
                 f"its frames have {width} × {height} pixels; this server takes at most {most / 1e6:.1f} megapixels "
                 "(--max-image-pixels). Send smaller ones."
