@@ -1,7 +1,7 @@
 """A vision checkpoint with pictures drawn here, its prompts, and mlx-vlm's own reply to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.messages import ImagePart, Message, ShownPart, TextPart, VideoPart
+from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.processing.images.picture import Picture
 from vllm_mlx.processing.images.shown import Shown
 from vllm_mlx.processing.processor import Processor
+from vllm_mlx.processing.tensors import Tensors
 from vllm_mlx.processing.tokenizer import Tokenizer
 from vllm_mlx.processing.videos.clip import Clip
 from vllm_mlx.processing.vision import VisionProcessor
@@ -91,7 +92,14 @@ class VisionModel:
         return Request(request_id="r", messages=messages)
 
     def prompt(self, *turns: Content) -> PromptInputs:
-        return self.processor.prepare(self.request(*turns), shown_in(turns)).prompt
+        """With its tensors, which stay."""
+        request, shown = self.request(*turns), shown_in(turns)
+
+        def make(part: MediaPart, salt: str, tensors: Tensors) -> None:
+            tensors.put(self.processor.render(part, shown).pieces)
+
+        prompt = self.processor.prepare(*self.processor.show(request, shown, make)).prompt
+        return replace(prompt, media=tuple(replace(item, inputs=item.inputs.get()) for item in prompt.media))
 
     def reply(self, *turns: Content, max_tokens: int = 10) -> list[int]:
         """What mlx-vlm's own single stream says, from its own processor's inputs."""

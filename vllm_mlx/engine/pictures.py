@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
@@ -18,13 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 class RequestPictures:
-    """Used on one event loop. A turn that brings known pictures back decodes none, unless the tower has to run."""
+    """Used on one event loop. A turn that brings known pictures back decodes none, unless the tower has to run.
+
+    What a large picture stands for takes seconds to find: neither texts nor known pictures wait behind it.
+    """
 
     def __init__(self, processor: Processor, loader: ImageLoader, pool: Executor, wake: Callable[[], None]):
-        """`wake`: called on the event loop when tensors are there that a row waits for."""
+        """`pool`: for prompts; `wake`: called on the event loop when tensors are there that a row waits for."""
         self._processor = processor
         self._loader = loader
         self._pool = pool
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="pictures")  # the processor is one at a time anyway
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -36,13 +40,19 @@ class RequestPictures:
             return await self._prepare(request, whole=True)
 
     async def close(self) -> None:
+        self._renderer.shutdown(wait=False, cancel_futures=True)
         await self._loader.close()
 
     async def _prepare(self, request: Request, *, whole: bool) -> Prepared:
         loop = asyncio.get_running_loop()
         parts, remake = self._processor.media_of(request), partial(self._ask, loop)
         async with self._loader.shown(parts, salt=request.cache_salt, whole=whole) as shown:
-            return await loop.run_in_executor(self._pool, self._processor.prepare, request, shown, remake)
+            show = partial(self._processor.show, request, shown, remake)
+            try:
+                known = await loop.run_in_executor(self._pool, partial(show, known_only=True))
+            except PixelsNeeded:
+                known = await loop.run_in_executor(self._renderer, show)
+        return await loop.run_in_executor(self._pool, self._processor.prepare, *known)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: Tensors) -> None:
         """On the engine thread."""
@@ -60,7 +70,7 @@ class RequestPictures:
         try:
             async with self._loader.shown([part], salt=salt) as shown:
                 render = partial(self._processor.render, part, shown)
-                rendition = await asyncio.get_running_loop().run_in_executor(self._pool, render)
+                rendition = await asyncio.get_running_loop().run_in_executor(self._renderer, render)
             if rendition.digest != tensors.digest:
                 raise InvalidImage(f"The picture of `{part.param}` is another one by now.", param=part.param)
             tensors.put(rendition.pieces)

@@ -1,10 +1,9 @@
 """Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from ..core.config import CacheReasoning, EngineConfig
 from ..core.constraint import Constraint
@@ -113,13 +112,8 @@ class Processor:
             raise Unsupported(message, param="messages")
         return parts
 
-    def prepare(self, request: Request, shown: Shown = MappingProxyType({}), remake: Remake | None = None) -> Prepared:
-        """`shown`: what the request's images and videos show. Raises RequestError.
-
-        `remake` begins to make a part's tensors again, so that they need not stay; with it, what was seen before may
-        come without its pixels, and PixelsNeeded is raised where they cannot be done without.
-        """
-        request, renditions = self._show(request, shown, remake)
+    def prepare(self, request: Request, renditions: Sequence[Rendition] = ()) -> Prepared:
+        """`request`, `renditions`: as `show` gives them, where it shows something. Raises RequestError."""
         prompt, chat = self._prompts.process(request, renditions)
         sampling = resolve_sampling(
             request.sampling,
@@ -139,25 +133,29 @@ class Processor:
         assert self._vision is not None and not isinstance(medium, Seen), "pixels were asked for"
         return self._vision.render(medium, _max_side(part))
 
-    def _show(self, request: Request, shown: Shown, remake: Remake | None) -> tuple[Request, tuple[Rendition, ...]]:
-        """Images and videos known by what they show, so that one picture is the same from whichever source."""
-        parts = self.media_of(request)
-        if not parts or self._vision is None:
-            return request, ()
-        renditions: dict[MediaPart, Rendition] = {}
+    def show(
+        self, request: Request, shown: Shown, remake: Remake, *, known_only: bool = False
+    ) -> tuple[Request, tuple[Rendition, ...]]:
+        """Images and videos known by what they show, so that one picture is the same from whichever source.
+
+        `shown` is that, which may come without its pixels where it was seen before. `remake` begins to make a part's
+        tensors again, so that they need not stay. `known_only`: the processor is not run, which takes long.
+        Raises RequestError; PixelsNeeded where pixels, or the processor, cannot be done without.
+        """
+        parts, vision = self.media_of(request), self._vision
+        assert vision is not None, "a model that takes no images refuses them"
+        salt, renditions = request.cache_salt, dict[MediaPart, Rendition]()
         for number, part in numbered(parts):
             if part not in renditions:
+                again, medium = partial(remake, part, salt), shown[shown_as(part)]
                 try:
-                    renditions[part] = self._rendition(part, shown, request.cache_salt, remake)
+                    renditions[part] = vision.show(
+                        medium, _max_side(part), salt=salt, remake=again, known_only=known_only
+                    )
                 except InvalidImage as error:
                     raise located(error, number, part) from error
-        known = {part: type(part)(shown.digest, text=shown.text) for part, shown in renditions.items()}
+        known = {part: type(part)(each.digest, text=each.text) for part, each in renditions.items()}
         return replace_media(request, known), tuple(renditions[part] for part in parts)
-
-    def _rendition(self, part: MediaPart, shown: Shown, salt: str, remake: Remake | None) -> Rendition:
-        if remake is None or self._vision is None:
-            return self.render(part, shown)
-        return self._vision.show(shown[shown_as(part)], _max_side(part), salt=salt, remake=partial(remake, part, salt))
 
     def output(self, prepared: Prepared) -> OutputProcessor:
         """For one of the request's replies."""

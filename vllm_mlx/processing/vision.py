@@ -29,7 +29,7 @@ _MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
 
 
 class PixelsNeeded(Exception):
-    """What was seen before is not known any more, or not in this size: it has to be decoded again."""
+    """What a picture stands for is not known any more, or not in this size: it has to be made of its pixels."""
 
 
 class VisionProcessor:
@@ -116,20 +116,23 @@ class VisionProcessor:
         *,
         salt: str,
         remake: Callable[[Tensors], None],
+        known_only: bool = False,
     ) -> Rendition:
-        """The same, with tensors that need not stay. Raises PixelsNeeded where they cannot be done without."""
-        key, made = (salt, medium.digest, max_side), None
-        with self._lock:
-            known = self._known.get(key)
-            if known is None:
-                if isinstance(medium, Seen):
-                    raise PixelsNeeded
-                known = made = self._render(medium, max_side)
-                self._known.put(key, made)
-        tensors = Tensors(known.digest, self._room, remake)
-        if made is not None:
-            tensors.offer(made.pieces)
-        return known.with_inputs(Piece(tensors, index) for index in range(len(known.media)))
+        """The same, with tensors that need not stay.
+
+        Raises PixelsNeeded where it is not known and there are no pixels, or the processor may not run (`known_only`).
+        """
+        key, pieces = (salt, medium.digest, max_side), tuple[Mapping[str, Any], ...]()
+        rendition = self._known.get(key)
+        if rendition is None:
+            if known_only or isinstance(medium, Seen):
+                raise PixelsNeeded
+            rendition = self.render(medium, max_side)
+            pieces = rendition.pieces
+            self._known.put(key, rendition)
+        tensors = Tensors(rendition.digest, self._room, remake)
+        tensors.offer(pieces)
+        return rendition.with_inputs(Piece(tensors, index) for index in range(len(rendition.media)))
 
     def _render(self, medium: Picture | Clip, max_side: int | None) -> Rendition:
         what = f"{medium.width} x {medium.height} pixels"
