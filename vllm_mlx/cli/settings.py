@@ -5,7 +5,6 @@ Knows what each layer wants to be told, and none of the layers' insides.
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from ..core.config import CacheReasoning, EngineConfig, MediaConfig, ReasoningStrings, SamplingDefaults, ToolGrammar
 from ..core.errors import ConfigError, InvalidParameter
 from ..core.limits import RequestLimits
+from ..core.machine import physical_memory
 from ..core.request import SamplingParams
 from .banner import is_local
 from .keys import read_keys
@@ -371,7 +371,3 @@ def flag_name(name: str) -> str:
 
 def env_name(name: str) -> str:
     return ENV_PREFIX + name.upper()
-
-
-def physical_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,9 +1,10 @@
 """The machine's memory and MLX's limits. One look at the hardware; holds no model."""
 
-import os
 from dataclasses import dataclass
 
 import mlx.core as mx
+
+from ..core.machine import physical_memory
 
 _SHARE_OF_RAM = 0.7  # where the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # of Metal's recommended working set
@@ -23,9 +24,8 @@ class DeviceMemory:
 
 
 def device_memory() -> DeviceMemory:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     recommended = mx.device_info().get("max_recommended_working_set_size")
-    return DeviceMemory(total, int(recommended) if recommended else None)
+    return DeviceMemory(physical_memory(), int(recommended) if recommended else None)
 
 
 def apply_limits(budget_bytes: int) -> None:

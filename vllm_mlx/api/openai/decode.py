@@ -53,8 +53,23 @@ def decode_chat(
 ) -> Decoded:
     """`separate_reasoning` is the server's default for requests that do not say."""
     check_extras(body, BODY_FIELDS)
-    tools = _tools(body)
-    thinking, template_kwargs = decode_thinking(body.reasoning_effort, body.chat_template_kwargs)
+    _check_chat(body)
+    request = _chat_request(body, reply_id)
+    reply = ReplySpec(
+        reply_id=reply_id,
+        model=model,
+        created=created,
+        choices_per_prompt=request.sampling.n,
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+        logprobs=bool(body.logprobs),
+        reasoning=_reasoning_mode(body, separate_reasoning),
+    )
+    return Decoded(requests=(with_options(request, body.mm_processor_kwargs),), reply=reply)
+
+
+def _check_chat(body: ChatCompletionBody) -> None:
+    """What fields say of each other."""
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidParameter(
             "Set either `continue_final_message` or `add_generation_prompt` to true, not both.",
@@ -62,8 +77,13 @@ def decode_chat(
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
-    request = Request(
-        request_id=reply_id,
+
+
+def _chat_request(body: ChatCompletionBody, request_id: str) -> Request:
+    tools = _tools(body)
+    thinking, template_kwargs = decode_thinking(body.reasoning_effort, body.chat_template_kwargs)
+    return Request(
+        request_id=request_id,
         messages=without_client_marks(decode_messages(body.messages)),
         tools=tools,
         tool_choice=_tool_choice(body, tools),
@@ -81,17 +101,6 @@ def decode_chat(
         cache_reasoning="keep" if body.cache_reasoning_tokens else None,
         cache_salt=body.cache_salt or "",
     )
-    reply = ReplySpec(
-        reply_id=reply_id,
-        model=model,
-        created=created,
-        choices_per_prompt=request.sampling.n,
-        stream=bool(body.stream),
-        include_usage=_include_usage(body),
-        logprobs=bool(body.logprobs),
-        reasoning=_reasoning_mode(body, separate_reasoning),
-    )
-    return Decoded(requests=(with_options(request, body.mm_processor_kwargs),), reply=reply)
 
 
 def decode_completion(body: CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded:

@@ -33,13 +33,32 @@ EVENTS = "OpenAI's events, response.created to response.completed"
 
 def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
-    stores = TenantStores(len(config.api_keys))
-    background = BackgroundReplies()
+    routes = _Responses(engine, config, models)
+    stored_at = "/v1/responses/{response_id}"
+    for method, path, endpoint, reply, events in (
+        ("POST", "/v1/responses", routes.responses, ResponseReply, EVENTS),
+        ("GET", stored_at, routes.read, ResponseReply, "nothing"),
+        ("DELETE", stored_at, routes.delete, Deleted, "nothing"),
+        ("POST", f"{stored_at}/cancel", routes.cancel, ResponseReply, "nothing"),
+        ("GET", f"{stored_at}/input_items", routes.input_items, InputItemList, "nothing"),
+    ):
+        router.add_api_route(path, endpoint, methods=[method], responses=documented(reply, ErrorReply, events))
+    return router
 
-    @router.post("/v1/responses", responses=documented(ResponseReply, ErrorReply, EVENTS))
-    async def responses(body: ResponsesBody, http: Request) -> Response:
+
+class _Responses:
+    """The endpoints, and what they share: stored responses, and those that are made in the background."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, models: ServedModels) -> None:
+        self._engine = engine
+        self._models = models
+        self._keep_alive_s = config.keep_alive_s
+        self._stores = TenantStores(len(config.api_keys))
+        self._background = BackgroundReplies()
+
+    async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """A response with tools and reasoning, streamed, whole, or made in the background."""
-        model, store = models.resolve(body.model), stores.of(tenant_of(http.scope))
+        model, store = self._models.resolve(body.model), self._store(http)
         decoded = decode_response(
             _resolved(body, store),
             earlier=_earlier(body, store),
@@ -48,20 +67,62 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
             created_at=int(time.time()),
         )
         spec = decoded.reply
-        generation = await submit(engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
+        generation = await submit(self._engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
         keep = _Keeper(store, decoded, body.previous_response_id)
         if spec.background:
-            return _in_background(http, generation, decoded, keep)
+            return self._in_background(http, generation, decoded, keep)
         if spec.stream:
             encoder = RecordingStream(ResponseStream(spec), keep)
-            return streamed(http, generation, encoder, keep_alive_s=config.keep_alive_s)
+            return streamed(http, generation, encoder, keep_alive_s=self._keep_alive_s)
         return await whole(http, generation, RecordingFold(ResponseFold(spec), keep))
 
-    def _in_background(http: Request, generation: Generation, decoded: DecodedResponse, keep: "_Keeper") -> Response:
+    async def read(self, response_id: str, http: Request, stream: bool = False) -> Response:
+        """A stored response, as it stands."""
+        if stream:
+            raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
+        return _json(_found(self._store(http), response_id).reply)
+
+    async def delete(self, response_id: str, http: Request) -> Response:
+        """Forgets a response. One that is still being made is cancelled."""
+        store = self._store(http)
+        _found(store, response_id)
+        await self._background.cancel(response_id)
+        store.remove(response_id)
+        return _json(Deleted(id=response_id, object="response", deleted=True))
+
+    async def cancel(self, response_id: str, http: Request) -> Response:
+        """Ends a response that is made in the background. One that has ended stays as it is."""
+        found = _found(self._store(http), response_id)
+        if not found.reply.background:
+            raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
+        if await self._background.cancel(response_id):
+            found.reply.status = "cancelled"
+        return _json(found.reply)
+
+    async def input_items(
+        self,
+        response_id: str,
+        http: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """What a stored response answered."""
+        store = self._store(http)
+        _found(store, response_id)
+        items = store.input_of(response_id)
+        return _json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
+
+    def _store(self, http: Request) -> ResponseStore:
+        return self._stores.of(tenant_of(http.scope))
+
+    def _in_background(
+        self, http: Request, generation: Generation, decoded: DecodedResponse, keep: "_Keeper"
+    ) -> Response:
         spec = decoded.reply
         fold = ResponseFold(spec)
         keep(fold.reply)
-        background.start(
+        self._background.start(
             spec.reply_id,
             generation,
             fold,
@@ -70,48 +131,6 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
             failed=lambda error: keep(failed(spec, error)),
         )
         return _json(response(spec, "queued"))
-
-    @router.get("/v1/responses/{response_id}", responses=documented(ResponseReply, ErrorReply, "nothing"))
-    async def read(response_id: str, http: Request, stream: bool = False) -> Response:
-        """A stored response, as it stands."""
-        if stream:
-            raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
-        return _json(_found(stores.of(tenant_of(http.scope)), response_id).reply)
-
-    @router.delete("/v1/responses/{response_id}", responses=documented(Deleted, ErrorReply, "nothing"))
-    async def delete(response_id: str, http: Request) -> Response:
-        """Forgets a response. One that is still being made is cancelled."""
-        store = stores.of(tenant_of(http.scope))
-        _found(store, response_id)
-        await background.cancel(response_id)
-        store.remove(response_id)
-        return _json(Deleted(id=response_id, object="response", deleted=True))
-
-    @router.post("/v1/responses/{response_id}/cancel", responses=documented(ResponseReply, ErrorReply, "nothing"))
-    async def cancel(response_id: str, http: Request) -> Response:
-        """Ends a response that is made in the background. One that has ended stays as it is."""
-        found = _found(stores.of(tenant_of(http.scope)), response_id)
-        if not found.reply.background:
-            raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
-        if await background.cancel(response_id):
-            found.reply.status = "cancelled"
-        return _json(found.reply)
-
-    @router.get("/v1/responses/{response_id}/input_items", responses=documented(InputItemList, ErrorReply, "nothing"))
-    async def input_items(
-        response_id: str,
-        http: Request,
-        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> Response:
-        """What a stored response answered."""
-        store = stores.of(tenant_of(http.scope))
-        _found(store, response_id)
-        items = store.input_of(response_id)
-        return _json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
-
-    return router
 
 
 class _Keeper:

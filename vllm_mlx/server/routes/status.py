@@ -21,10 +21,19 @@ from ..watching import StatusStream
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
 
 
-def status_routes(engine: Engine, current: Callable[[], Awaitable[dict[str, Any]]], history: History) -> APIRouter:
+Current = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def status_routes(engine: Engine, current: Current, history: History) -> APIRouter:
     """`current`: the status as it is told."""
     router = APIRouter(tags=["Server"])
+    _add_status(router, current, history)
+    _add_control(router, engine)
+    _add_cache(router, engine)
+    return router
 
+
+def _add_status(router: APIRouter, current: Current, history: History) -> None:
     @router.get("/v1/status")
     async def status() -> dict[str, Any]:
         """Requests under way, rates, memory and the prefix cache."""
@@ -40,6 +49,8 @@ def status_routes(engine: Engine, current: Callable[[], Awaitable[dict[str, Any]
         """Rates and latencies of the last ten minutes, oldest first."""
         return {"object": "list", "every_s": history.every_s, "data": history.samples()}
 
+
+def _add_control(router: APIRouter, engine: Engine) -> None:
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
         """End a request that came with the same key and that /v1/status lists. Its client is told."""
@@ -54,6 +65,8 @@ def status_routes(engine: Engine, current: Callable[[], Awaitable[dict[str, Any]
         encode, media_type = choose_encoder("text/plain")
         return Response(encode(_Families(await engine.metrics())), headers={"content-type": media_type})
 
+
+def _add_cache(router: APIRouter, engine: Engine) -> None:
     @router.get("/v1/cache")
     async def cache() -> dict[str, Any]:
         """The prefix cache's tree: each entry is a run of tokens that follows its parent's."""
@@ -68,8 +81,6 @@ def status_routes(engine: Engine, current: Callable[[], Awaitable[dict[str, Any]
         """Forget all cached state of requests that came with the same key. Running replies go on."""
         freed_bytes = await engine.clear_cache(salts=own_salts(http.scope))
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
-
-    return router
 
 
 @dataclass(frozen=True, slots=True)
