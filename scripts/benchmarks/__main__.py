@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, guiding, serving, vision
+from . import caching, guiding, serving, vision, watching
 from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -25,6 +25,7 @@ WORKLOAD_SETS: dict[str, Workloads] = {
     "cache": caching.prepared,
     "vision": vision.prepared,
     "guided": guiding.prepared,
+    "watching": watching.prepared,
 }
 
 

@@ -8,7 +8,7 @@ import selectors
 import socket
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -37,6 +37,7 @@ class Reply:
     sent_s: float
     deltas: tuple[Delta, ...]
     usage: dict[str, Any] | None  # None: cut short
+    finished_s: float | None = None
 
     @property
     def ttft_s(self) -> float:
@@ -63,8 +64,8 @@ class Reply:
 class Stream:
     """One request for a streamed reply: connected, then sent, then read. Its clock starts when it is sent."""
 
-    def __init__(self, port: int, prompt: Prompt, max_tokens: int):
-        self._request = _request(port, prompt, max_tokens)
+    def __init__(self, port: int, prompt: Prompt, max_tokens: int, fields: Mapping[str, Any] | None = None):
+        self._request = _request(port, prompt, max_tokens, fields or {})
         self._received: list[tuple[float, bytes]] = []
         self._sent_s = 0.0
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=_SILENCE_S)
@@ -95,7 +96,7 @@ class Stream:
         self.socket.close()
 
     def reply(self) -> Reply:
-        usage, deltas = None, []
+        usage, deltas, finished_s = None, [], None
         for at_s, event in _events(self._received):
             usage = event.get("usage") or usage
             for choice in event.get("choices", ()):
@@ -103,12 +104,16 @@ class Stream:
                 text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
                 if text:
                     deltas.append(Delta(at_s, len(text)))
-        return Reply(self._sent_s, tuple(deltas), usage)
+                if choice.get("finish_reason"):
+                    finished_s = at_s
+        return Reply(self._sent_s, tuple(deltas), usage, finished_s)
 
 
-def start(port: int, prompts: Iterable[Prompt], max_tokens: int) -> list[Stream]:
+def start(
+    port: int, prompts: Iterable[Prompt], max_tokens: int, fields: Mapping[str, Any] | None = None
+) -> list[Stream]:
     """Connects all before it sends any: a server may take its time to accept a crowd."""
-    streams = [Stream(port, prompt, max_tokens) for prompt in prompts]
+    streams = [Stream(port, prompt, max_tokens, fields) for prompt in prompts]
     for stream in streams:
         stream.send()
     return streams
@@ -145,7 +150,7 @@ def ask(port: int, prompts: Iterable[Prompt], max_tokens: int) -> list[Reply]:
     return replies
 
 
-def _request(port: int, prompt: Prompt, max_tokens: int) -> bytes:
+def _request(port: int, prompt: Prompt, max_tokens: int, fields: Mapping[str, Any]) -> bytes:
     body = {
         "model": MODEL_NAME,
         "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
@@ -153,6 +158,7 @@ def _request(port: int, prompt: Prompt, max_tokens: int) -> bytes:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **fields,
     }
     data = json.dumps(body).encode()
     head = (

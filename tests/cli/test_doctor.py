@@ -50,3 +50,9 @@ def test_a_model_that_is_not_here_is_no_failure() -> None:
     assert code == 0
     assert found["Model org/name"][0] == "warning"
     assert "vllm-mlx models pull org/name" in found["Model org/name"][1]
+
+
+def test_a_model_that_is_nowhere_is_bad() -> None:
+    code, found = verdicts("nonsense", "--quick", VLLM_MLX_PORT="0")
+    assert (code, found["Model nonsense"][0]) == (1, "bad")
+    assert "ORG/NAME" in found["Model nonsense"][1]

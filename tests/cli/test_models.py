@@ -50,12 +50,15 @@ def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
-    [("nonsense", "No folder nonsense."), ("org/name", "org/name is not on this machine and could not be downloaded.")],
+    ("name", "code", "line"),
+    [
+        ("nonsense", 2, "nonsense is no name on Hugging Face: write ORG/NAME"),
+        ("org/name", 1, "org/name is not on this machine and could not be downloaded."),
+    ],
 )
-def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, name: str, line: str) -> None:
+def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, name: str, code: int, line: str) -> None:
     result = run("models", "pull", name, HF_HUB_CACHE=str(tmp_path))
-    assert result.returncode == 1
+    assert result.returncode == code
     assert line in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
 

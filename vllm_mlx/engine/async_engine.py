@@ -136,7 +136,7 @@ class AsyncEngine:
         and where the line is full.
         """
         self._check_open()
-        arrived_s = time.monotonic()
+        arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self._loop = asyncio.get_running_loop()
         with self._line.preparing(request.sampling.n):
             prepared = await self._prepare(request)

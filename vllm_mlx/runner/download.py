@@ -18,9 +18,14 @@ from ..core.errors import ModelLoadError
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether it looks like org/name."""
+    return not model.startswith((".", "/", "~")) and model.count("/") == 1
+
+
 def download(model: str, revision: str | None = None) -> Path:
     """Its folder; what is there already is not fetched again. Progress goes to stderr. Raises ModelLoadError."""
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if not is_hub_id(model):
         raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))

@@ -37,7 +37,8 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     recent, history = Recent(), History()
 
     async def status() -> dict[str, Any]:
-        return {"time": round(time.time(), 3), **await engine.status(), **recent.fields()}
+        figures = await engine.status()  # may wait for a step, so the time is taken after
+        return {"time": round(time.time(), 3), **figures, **recent.fields()}
 
     # Pages of docs are off, with FastAPI's own document: they would load their scripts from a content network.
     app = FastAPI(

@@ -1,6 +1,7 @@
 """What all routes that generate do alike: submit, note in the record, answer streamed or whole."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request as HTTPRequest
@@ -38,7 +39,7 @@ async def submit(
 def admitted(request: Request, http: HTTPRequest) -> Request:
     """The request as the engine gets it. Raises InvalidParameter for one beyond the server's limits."""
     http.app.state.limits.check(request)
-    return kept_apart(request, http.scope)
+    return kept_apart(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
 
 
 def streamed(http: HTTPRequest, generation: Generation, encoder: StreamEncoder, *, keep_alive_s: float) -> Response:

@@ -19,6 +19,10 @@ def check_model(settings: Settings) -> Check:
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
+        from ...runner.download import is_hub_id
+
+        if not is_hub_id(settings.model):
+            return Check(name, "bad", "no folder of that name is here, and a name on Hugging Face is ORG/NAME")
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     try:
         facts = describe(folder)

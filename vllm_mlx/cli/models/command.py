@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..banner import readable
+from ..failures import WrongUsage
 from .cached import CachedModel, cache_folder, cached_models
 from .describe import Description, describe
 
@@ -41,8 +42,10 @@ def pull(
     ] = None,
 ) -> None:
     """Fetch a checkpoint from Hugging Face. What is there already is not fetched again."""
-    from ...runner.download import download
+    from ...runner.download import download, is_hub_id
 
+    if not is_hub_id(model):
+        raise WrongUsage(f"{model} is no name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")
     folder = download(model, revision)
     facts = describe(folder)
     print(f"{model} lies in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
