@@ -6,7 +6,8 @@ import pytest
 
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.processing.tensors import Piece, Pieces, TensorRoom, Tensors
+from vllm_mlx.processing.byte_room import ByteRoom
+from vllm_mlx.processing.tensors import Piece, Pieces, Tensors
 
 from .vision_harness import VisionModel, full
 
@@ -159,7 +160,7 @@ def late(prompt: PromptInputs) -> tuple[PromptInputs, list[Tensors], Pieces]:
     """The prompt of one image whose tensors are not at hand, who is asked for them, and the tensors."""
     asked: list[Tensors] = []
     [item] = prompt.media
-    inputs = Piece(Tensors(b"", TensorRoom(), asked.append), 0)
+    inputs = Piece(Tensors(b"", ByteRoom(), asked.append), 0)
     return replace(prompt, media=(replace(item, inputs=inputs),)), asked, [item.inputs]
 
 

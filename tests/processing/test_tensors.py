@@ -6,20 +6,15 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import GenerationError, InvalidImage
-from vllm_mlx.processing.tensors import Piece, TensorRoom, Tensors
+from vllm_mlx.processing.byte_room import ByteRoom
+from vllm_mlx.processing.tensors import Piece, Tensors
 
 PIECES = [{"pixel_values": np.full(10, number, np.uint8)} for number in range(3)]
 
 
-def room(max_bytes: int) -> TensorRoom:
-    made = TensorRoom()
-    made.max_bytes = max_bytes
-    return made
-
-
 def test_what_has_no_room_is_asked_for_once() -> None:
     asked: list[Tensors] = []
-    tensors = Tensors(b"", room(20), asked.append)
+    tensors = Tensors(b"", ByteRoom(20), asked.append)
     tensors.offer(PIECES)
     first, _, third = (Piece(tensors, index) for index in range(3))
     assert first.want() and not third.want() and not third.want()
@@ -29,7 +24,7 @@ def test_what_has_no_room_is_asked_for_once() -> None:
 
 
 def test_what_the_tower_took_gives_its_room_back_and_can_be_had_again() -> None:
-    shared = room(30)
+    shared = ByteRoom(30)
     tensors = Tensors(b"", shared, lambda again: again.put(PIECES))
     tensors.offer(PIECES)
     piece = Piece(tensors, 1)
@@ -45,12 +40,12 @@ def test_who_needs_them_at_once_waits() -> None:
     def remake(tensors: Tensors) -> None:
         threading.Timer(0.05, tensors.put, [PIECES]).start()
 
-    assert Piece(Tensors(b"", room(0), remake), 2).get()["pixel_values"][0] == 2
+    assert Piece(Tensors(b"", ByteRoom(0), remake), 2).get()["pixel_values"][0] == 2
 
 
 @pytest.mark.parametrize("error", [InvalidImage("it is gone."), GenerationError("shutting down")])
 def test_what_cannot_be_made_again_is_said(error: Exception) -> None:
-    piece = Piece(Tensors(b"", room(0), lambda tensors: tensors.fail(error)), 0)
+    piece = Piece(Tensors(b"", ByteRoom(0), lambda tensors: tensors.fail(error)), 0)
     assert not piece.want() and piece.want()
     with pytest.raises(type(error)):
         piece.get()

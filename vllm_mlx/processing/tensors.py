@@ -10,29 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import GenerationError, VLLMMLXError
+from .byte_room import ByteRoom
 
 _LONGEST_WAIT_S = 60.0
 Pieces = Sequence[Mapping[str, Any]]
-
-
-class TensorRoom:
-    """Bytes that tensors of all requests may take while they wait for the tower."""
-
-    def __init__(self) -> None:
-        self.max_bytes = 0
-        self.num_bytes = 0
-        self._lock = threading.Lock()
-
-    def enter(self, num_bytes: int) -> bool:
-        """Whether there was room."""
-        with self._lock:
-            has_room = self.num_bytes + num_bytes <= self.max_bytes
-            self.num_bytes += num_bytes if has_room else 0
-            return has_room
-
-    def leave(self, num_bytes: int) -> None:
-        with self._lock:
-            self.num_bytes -= num_bytes
 
 
 class Tensors:
@@ -41,8 +22,8 @@ class Tensors:
     `remake` begins to make them again, on a thread of its own, and ends with `put` or `fail`.
     """
 
-    def __init__(self, digest: bytes, room: TensorRoom, remake: Callable[["Tensors"], None]):
-        """`digest`: of the rendition that they belong to."""
+    def __init__(self, digest: bytes, room: ByteRoom, remake: Callable[["Tensors"], None]):
+        """`digest`: of the rendition that they belong to; `room`: of all tensors that wait for the tower."""
         self.digest = digest
         self._room = room
         self._remake = remake

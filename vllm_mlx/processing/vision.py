@@ -9,12 +9,13 @@ from typing import Any
 
 from ..core.errors import InvalidImage, TemplateError
 from ..core.memory import MemoryBudget
+from .byte_room import ByteRoom
 from .images.picture import Picture, Seen
 from .images.renderer import ImageRenderer
 from .model_processor import REFUSALS, WAYS, ModelProcessor, first_line, load_library_processor, unusable
 from .rendition import Rendition
 from .renditions import Renditions
-from .tensors import Piece, TensorRoom, Tensors
+from .tensors import Piece, Tensors
 from .tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .videos.clip import Clip
 from .videos.renderer import NoVideos, VideoRenderer
@@ -53,7 +54,7 @@ class VisionProcessor:
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not made for several threads
         self._known = Renditions()
-        self._room = TensorRoom()
+        self._room = ByteRoom()
 
     @classmethod
     def load(

@@ -11,6 +11,7 @@ from PIL import Image
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage, Overloaded
 from vllm_mlx.core.messages import ImagePart
+from vllm_mlx.processing.images.files import MAX_FILES_BYTES
 from vllm_mlx.processing.images.loader import ImageLoader
 from vllm_mlx.processing.images.local import MediaRoot
 from vllm_mlx.processing.images.picture import Picture
@@ -22,10 +23,13 @@ from .samples import BLUE, RED, corners, encode
 class Loading:
     """A loader seen from a request's own event loop."""
 
-    def __init__(self, names: Names | None = None, **config: object) -> None:
+    def __init__(self, names: Names | None = None, *, max_files_bytes: int = MAX_FILES_BYTES, **config: object) -> None:
         settings = MediaConfig(**config)
         self.loader = ImageLoader(
-            settings, MediaRoot(settings.media_root), web=web(names or Names({"pictures.test": HERE}), **config)
+            settings,
+            MediaRoot(settings.media_root),
+            web=web(names or Names({"pictures.test": HERE}), **config),
+            max_files_bytes=max_files_bytes,
         )
 
     def __call__(self, *sources: str | bytes | ImagePart) -> Mapping[str | bytes, Picture]:
@@ -202,6 +206,17 @@ def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
 
     assert asyncio.run(run()) == list(range(40))
     assert most == 3
+    loading.close()
+
+
+def test_files_of_all_requests_have_bounds_and_are_let_go_once_decoded_or_refused() -> None:
+    loading = Loading(max_files_bytes=len(PNG), media_cache_bytes=0)
+    for _ in range(3):
+        assert loading(PNG)[PNG].width == 8
+        assert "broken" in loading.refusal(PNG[:-30])
+    with pytest.raises(Overloaded, match="again later"):
+        loading(PNG, RED_PNG)
+    assert loading(PNG)[PNG].width == 8
     loading.close()
 
 

@@ -9,8 +9,9 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from ...core.config import MediaConfig
-from ...core.errors import InvalidImage
+from ...core.errors import InvalidImage, Overloaded
 from ...core.messages import ImagePart, MediaPart, VideoPart
+from ..byte_room import ByteRoom
 from ..tasks import together
 from ..videos.clip import Clip
 from ..videos.file import VideoFile
@@ -27,27 +28,37 @@ T = TypeVar("T")
 _MAX_FETCHES = 16  # at once, over all requests
 _FETCHES_PER_REQUEST = 4
 _MAX_REQUEST_BYTES = 256 * 1024 * 1024  # of the files of one request, as of its body
+MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # of all requests whose files are not yet decoded
+_RETRY_S = 5.0
 
 
 class Allowance:
     """What one request may still do, and whose it is. `deadline_s` is of the event loop's clock."""
 
-    def __init__(self, deadline_s: float, salt: str, *, whole: bool = True) -> None:
-        """`whole`: pixels are needed, also of what was seen before."""
+    def __init__(self, deadline_s: float, salt: str, room: ByteRoom, *, whole: bool = True) -> None:
+        """`room`: for the files of all requests; `whole`: pixels are needed, also of what was seen before."""
         self.deadline_s = deadline_s
         self.whole = whole
         self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share nothing that is kept
         self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
+        self._room = room
         self._num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises InvalidImage."""
-        self._num_bytes += num_bytes
-        if self._num_bytes > _MAX_REQUEST_BYTES:
+        """Until `give_back`. Raises InvalidImage, or Overloaded where others hold too much."""
+        if self._num_bytes + num_bytes > _MAX_REQUEST_BYTES:
             raise InvalidImage(
                 f"with it, the files of this request have more than {megabytes(_MAX_REQUEST_BYTES)}. Send fewer, or "
                 "smaller ones."
             )
+        if not self._room.enter(num_bytes):
+            message = "Requests under way hold too many files of images and videos. Send this one again later."
+            raise Overloaded(message, retry_after_s=_RETRY_S)
+        self._num_bytes += num_bytes
+
+    def give_back(self) -> None:
+        self._room.leave(self._num_bytes)
+        self._num_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from typing import ParamSpec, TypeVar
 from ...core.config import MediaConfig
 from ...core.errors import InvalidImage, InvalidVideo, Overloaded
 from ...core.messages import ImagePart, MediaPart, VideoPart
+from ..byte_room import ByteRoom
 from ..tasks import together
 from ..videos.clip import Clip
 from ..videos.opener import VideoOpener
 from ..videos.sampling import FrameSampling
 from .decode import ImageFile
-from .files import Allowance, Found, MediaFiles
+from .files import MAX_FILES_BYTES, Allowance, Found, MediaFiles
 from .gate import PixelGate
 from .local import MediaRoot
 from .parts import located, numbered
@@ -47,8 +48,9 @@ class ImageLoader:
         *,
         sampling: FrameSampling | None = None,
         web: WebImages | None = None,
+        max_files_bytes: int = MAX_FILES_BYTES,
     ):
-        """`sampling`: of videos; None for a model that is shown none."""
+        """`sampling`: of videos; None for a model that is shown none. `max_files_bytes`: of those not yet decoded."""
         self._config = config
         self._web = web or WebImages(config)
         self._recent = RecentPictures(max_bytes=config.media_cache_bytes)
@@ -56,6 +58,7 @@ class ImageLoader:
         self._video_pool = ThreadPoolExecutor(1, thread_name_prefix="video")  # so that images need not wait for one
         videos = None if sampling is None else VideoOpener(config, sampling)
         self._files = MediaFiles(config, root, self._web, self._recent, self._pool, videos)
+        self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="images", daemon=True)
@@ -101,18 +104,22 @@ class ImageLoader:
     async def _hold(self, parts: Sequence[MediaPart], salt: str, whole: bool, answer: "Future[Shown]") -> None:
         """Answers, and holds the pixels until it is cancelled."""
         wanted = self._wanted(parts)
-        allowance = Allowance(self._loop.time() + self._config.media_timeout_s, salt, whole=whole)
-        found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
-        self._check_sum(found)
-        num_pixels = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
-        await self._gate.enter(num_pixels)
+        deadline_s = self._loop.time() + self._config.media_timeout_s
+        allowance, num_pixels = Allowance(deadline_s, salt, self._files_room, whole=whole), 0
         try:
+            found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
+            self._check_sum(found)
+            needed = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
+            await self._gate.enter(needed)
+            num_pixels = needed
             decoded = await together(_named(item, self._decode, each) for item, each in zip(wanted, found, strict=True))
             del found
+            allowance.give_back()
             if answer.set_running_or_notify_cancel():
                 answer.set_result({shown_as(item.part): each for item, each in zip(wanted, decoded, strict=True)})
                 await asyncio.Event().wait()
         finally:
+            allowance.give_back()
             self._gate.leave(num_pixels)
 
     def _wanted(self, parts: Sequence[MediaPart]) -> list[_Wanted]:
