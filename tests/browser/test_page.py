@@ -135,9 +135,23 @@ def test_words_are_shown_as_words(page) -> None:
     assert page.title() == "vllm-mlx"
 
 
+def test_it_fits_a_telephone(page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    send(page, "Count to 5.")
+    last_answer(page)
+    page.locator("#cache text").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for name in ("throughput", "cache"):  # drawn anew every second, every five
+        height = f"document.querySelector('#{name} text').getBoundingClientRect().height"
+        eventually(lambda height=height: page.evaluate(height) >= 10)
+    picture(page, "narrow")
+
+
+@pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_stands_in_anyone_s_way(page, scheme: str) -> None:
+def test_nothing_serious_stands_in_anyone_s_way(page, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the `browser` extra")
+    page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.locator("#tiles dd").first.wait_for()
     found = axe.Axe().run(page).response["violations"]

@@ -47,6 +47,7 @@ class Banner:
             ("Context", f"{info.max_model_len:,} tokens"),
             ("Memory", f"at most {readable(self.budget_bytes)}, weights included"),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
+            ("Page", f"{self.url}/ in a browser: what it does, and a chat"),
         ]
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))

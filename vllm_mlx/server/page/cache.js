@@ -2,7 +2,7 @@
 
 import { bytes, byId, count, element, seconds, svg } from "./dom.js";
 
-const WIDTH = 900, ROW = 16, MAX_ROWS = 200;
+const MIN_WIDTH = 240, ROW = 16, MAX_ROWS = 200;
 
 export function drawCache({ data, cache }) {
   const nodes = new Map(data.map((entry) => [entry.node_id, { ...entry, children: [] }]));
@@ -28,7 +28,8 @@ function place(node, row) {
 
 function picture(nodes, rows) {
   const longest = Math.max(1, ...nodes.map((node) => node.end));
-  const x = (tokens) => (tokens / longest) * WIDTH;
+  const width = Math.max(MIN_WIDTH, byId("cache").clientWidth);  // so that text keeps its size
+  const x = (tokens) => (tokens / longest) * width;
   const height = Math.min(rows, MAX_ROWS) * ROW;
   const shown = nodes.filter((node) => node.row < MAX_ROWS);
   const boxes = shown.flatMap((node) => {
@@ -39,9 +40,9 @@ function picture(nodes, rows) {
     return [rect, ...state];
   });
   return svg("svg", {
-    viewBox: `0 0 ${WIDTH} ${height + 16}`, role: "img",
+    viewBox: `0 0 ${width} ${height + 16}`, role: "img",
     "aria-label": `${rows} stored conversations, the longest of ${longest} tokens; the table below says the same`,
-  }, ...boxes, svg("text", { x: 0, y: height + 13 }, "0"), svg("text", { x: WIDTH, y: height + 13, "text-anchor": "end" }, `${count(longest)} tokens`));
+  }, ...boxes, svg("text", { x: 0, y: height + 13 }, "0"), svg("text", { x: width, y: height + 13, "text-anchor": "end" }, `${count(longest)} tokens`));
 }
 
 const sizeOf = (node) => node.segment_bytes + node.state_bytes;

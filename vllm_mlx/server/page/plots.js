@@ -2,7 +2,7 @@
 
 import { element, svg } from "./dom.js";
 
-const WIDTH = 600, HEIGHT = 170, LEFT = 46, TOP = 8, BOTTOM = 20;
+const MIN_WIDTH = 240, HEIGHT = 170, LEFT = 46, TOP = 8, BOTTOM = 20;
 const MAX_SPAN_S = 600, MIN_SPAN_S = 30;
 
 export class Plot {
@@ -29,18 +29,19 @@ export class Plot {
     if (now === undefined) return;
     const values = this.series.flatMap((line) => line.points.map((point) => point[1])).filter((value) => value !== null);
     const { ticks, share } = this.scale(values);
+    const width = Math.max(MIN_WIDTH, this.target.clientWidth);  // so that text keeps its size
     const span = Math.max(MIN_SPAN_S, now - this.series[0].points[0][0]);
-    const x = (time) => LEFT + (WIDTH - LEFT) * (1 - (now - time) / span);
+    const x = (time) => LEFT + (width - LEFT) * (1 - (now - time) / span);
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - share(value));
     const marks = ticks.map((tick) => svg("g", {},
-      svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y(tick), y2: y(tick) }),
+      svg("line", { class: "grid", x1: LEFT, x2: width, y1: y(tick), y2: y(tick) }),
       svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, this.write(tick))));
     const lines = this.series.map((line, index) => svg("path", { class: `s${index}`, fill: "none", d: trace(line.points, x, y) }));
     const latest = this.series.map((line) => `${line.name} ${this.write(line.points.at(-1)?.[1] ?? null)}`);
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Last ${ago(span)}, ${this.unit}: ${latest.join(", ")}` },
+    const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `Last ${ago(span)}, ${this.unit}: ${latest.join(", ")}` },
       ...marks, ...lines,
-      svg("text", { x: LEFT, y: HEIGHT - 4 }, `${ago(span)} ago`), svg("text", { x: WIDTH, y: HEIGHT - 4, "text-anchor": "end" }, "now"),
-      ...(values.length ? [] : [svg("text", { class: "none", x: WIDTH / 2, y: HEIGHT / 2 }, "Nothing measured yet")]));
+      svg("text", { x: LEFT, y: HEIGHT - 4 }, `${ago(span)} ago`), svg("text", { x: width, y: HEIGHT - 4, "text-anchor": "end" }, "now"),
+      ...(values.length ? [] : [svg("text", { class: "none", x: width / 2, y: HEIGHT / 2 }, "Nothing measured yet")]));
     const legend = element("ul", { class: "legend" }, ...latest.map((text, index) => element("li", {}, element("span", { class: `swatch s${index}` }), text)));
     this.target.replaceChildren(picture, legend);
   }
