@@ -170,6 +170,8 @@ class Totals:
             else:
                 self.gap.add(now - last_token_s, now)
                 self.stalls.add(now - last_token_s)
+            for _ in range(num_tokens - 1):  # a row that changes groups brings the token under way along
+                self.gap.add(0.0, now)
 
     def end(self, stats: ReplyStats) -> None:
         """A reply that ended, by itself or otherwise."""
