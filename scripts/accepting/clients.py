@@ -51,6 +51,7 @@ def claude_code(place: Place, prompt: str) -> Command:
             "ANTHROPIC_API_KEY": "none",
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.window),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(32_000, place.window // 4)),  # it keeps so much free
+            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "1800000",  # a slow prefill is silence to it
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_TELEMETRY": "1",
