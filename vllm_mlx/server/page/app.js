@@ -48,7 +48,7 @@ function showTiles(status, gap, ttft, queue) {
     ["Prompts, tokens/s", status.prompt_tps.toFixed(0)],
     ["Running", count(status.num_running)],
     ["Waiting", count(status.num_waiting)],
-    ["Cache hit rate", share(status.cache.hit_rate)],
+    ["Of prompts, cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens))],
     ["Prompt tokens saved", count(status.total_cached_tokens)],
     ["To first token, p50", seconds(ttft.p50)],
     ["Between tokens, p50", seconds(gap.p50)],
