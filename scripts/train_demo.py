@@ -4,6 +4,8 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 SCORE_SEED = 2_026
@@ -27,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of the joint stage, if not those of the bundled checkpoint")
     parser.add_argument("--per-skill", type=int, default=50, help="questions a skill when scoring")
     parser.add_argument("--far", type=int, default=20, help="questions of each long test")
+    parser.add_argument("--forced", action="store_true", help="score a checkpoint by teacher forcing, in torch")
     parser.add_argument("--text-only", action="store_true", help="ask nothing about pictures")
     parser.add_argument("--seed", type=int, default=SCORE_SEED, help="seed of the questions")
     parser.add_argument("--force", action="store_true", help="replace a checkpoint that scores better")
@@ -39,17 +42,32 @@ def arguments() -> argparse.Namespace:
 
 def scored(what: str, options: argparse.Namespace) -> dict:
     """Prints the table; gives what scores.json holds."""
-    from demo_training import asking, scoring
+    from demo_training import scoring
 
-    asker = asking.Served(what) if what.startswith("http") else asking.Greedy(Path(what))
     questions = [
         *scoring.items(options.seed, options.per_skill, text_only=options.text_only),
         *scoring.far_items(options.seed + 1, options.far),
     ]
-    result = scoring.score(asker, questions, log=lambda line: print(line, flush=True))
+    judge = forced(what) if options.forced else asked(what)
+    result = scoring.score(judge(questions), log=lambda line: print(line, flush=True))
     print(result.table())
     shares = {skill: [result.right[skill], asked] for skill, asked in result.asked.items()}
     return {"overall": round(result.overall(), 4), "seed": options.seed, "skills": shares}
+
+
+def asked(what: str) -> Callable:
+    """Items to verdicts, by what a checkpoint or a server replies."""
+    from demo_training import asking, scoring
+
+    asker = asking.Served(what) if what.startswith("http") else asking.Greedy(Path(what))
+    return partial(scoring.verdicts, asker)
+
+
+def forced(what: str) -> Callable:
+    """The same by teacher forcing."""
+    from demo_training.forced import Forced
+
+    return Forced(Path(what)).verdicts
 
 
 def known_overall(folder: Path) -> float:

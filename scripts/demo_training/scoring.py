@@ -1,7 +1,7 @@
 """Counts right replies per skill, on conversations never trained on. Knows no model: it is given something to ask."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -155,9 +155,9 @@ def verdicts(asker: Asker, questions: list[Item]) -> Iterator[Verdict]:
         yield from pool.map(lambda item: judged(asker, item), questions)
 
 
-def score(asker: Asker, questions: list[Item], log: Callable[[str], None] = print) -> Score:
+def score(given: Iterable[Verdict], log: Callable[[str], None] = print) -> Score:
     result = Score()
-    for verdict in verdicts(asker, questions):
+    for verdict in given:
         result.add(verdict)
         if verdict.missed:
             log("missed {}: wanted {!r}, got {!r}".format(verdict.skill, *verdict.missed))

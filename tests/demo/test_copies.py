@@ -30,7 +30,7 @@ def original() -> float:
 def overall(folder: Path) -> float:
     """The share that is right of a few new questions on every skill."""
     questions = list(scoring.items(SEED, PER_SKILL, text_only=False))
-    return scoring.score(asking.Greedy(folder), questions).overall()
+    return scoring.score(scoring.verdicts(asking.Greedy(folder), questions)).overall()
 
 
 def test_copy_answers_the_frozen_prompts(copied: Path) -> None:
