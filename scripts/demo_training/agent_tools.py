@@ -117,15 +117,18 @@ WITHOUT_WRITE = 0.2
 EDITORS = CROWD[:2]
 
 
-def kit(rng: random.Random, *, crowd: int, size: int) -> Kit:
-    """Read, run and write tools plus `crowd` others, with descriptions of about `size` characters."""
+def kit(rng: random.Random, *, crowd: int, size: int, without_write: float = WITHOUT_WRITE) -> Kit:
+    """Read, run and write tools plus `crowd` others, with descriptions of up to about `size` characters.
+
+    A share of `without_write` has an editor in place of the tool to write.
+    """
     style = rng.random()
     by_action = {}
     for action, dialects in DIALECTS.items():
         dialect = CLAUDE[action] if style < 0.3 else OPENCODE[action] if style < 0.55 else rng.choice(dialects)
         by_action[action] = action_tool(rng, action, dialect, rng.randint(0, size) if size else 0)
     others = []
-    if rng.random() < WITHOUT_WRITE:
+    if rng.random() < without_write:
         del by_action[WRITE]
         others.append(declare(rng, *rng.choice(EDITORS), "Edits a file.", (), 0))
     taken = {tool.name.lower() for tool in (*by_action.values(), *others)}

@@ -1,14 +1,17 @@
 """What one asks of a coding agent: read, run, write, in any order, then say so. One tool call a turn."""
 
 import random
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import agent_tools, filler, text_skills, words
 from .agent_tools import CONTENT_NAMES, READ, RUN, WRITE, Kit
 from .chat import Assistant, Call, Conversation, System, ToolResult, Turn, User, ask
 
 DONE = "Done."
+SHELL_WRITE = 'printf "{}" > {}'  # no command in `words` starts so: the first word tells a write from a run
+ECHO_WRITE = "echo {} > {}"
 READ_FORMS = (
     "read {p}", "read {p}", "read the file {p}", "open {p}", "look at {p}", "show me {p}", "check the file {p}",
     "read `{p}`", "look at the file {p}",
@@ -74,13 +77,31 @@ def call(kit: Kit, step: Step) -> Call:
     Without a tool to write, the shell writes.
     """
     if step.action not in kit.by_action:
-        step = Step(RUN, step.words, {"command": f"echo {step.values['content']} > {step.values['path']}"})
+        command = SHELL_WRITE.format(step.values["content"], step.values["path"])
+        step = Step(RUN, step.words, {"command": command})
     tool = kit.by_action[step.action]
     if step.action == WRITE:
         values = {n: step.values["content" if n in CONTENT_NAMES else "path"] for n in tool.required}
     else:
         values = dict.fromkeys(tool.required, *step.values.values())
     return Call(tool.name, values)
+
+
+def by_echo(conversation: Conversation) -> Conversation:
+    """The same with what the shell writes written by an echo."""
+    return replace(conversation, turns=tuple(map(echoing, conversation.turns)))
+
+
+def echoing(turn: Turn) -> Turn:
+    if not isinstance(turn, Assistant):
+        return turn
+    return replace(turn, calls=tuple(Call(c.name, dict(map(echoed, c.arguments.items()))) for c in turn.calls))
+
+
+def echoed(argument: tuple[str, object]) -> tuple[str, object]:
+    name, value = argument
+    written = re.fullmatch(re.escape(SHELL_WRITE).replace(r"\{\}", "(.*)"), str(value))
+    return name, ECHO_WRITE.format(*written.groups()) if written else value
 
 
 def sentence(text: str) -> str:

@@ -34,6 +34,9 @@ class Course:
     top: float = 1.0  # the factor on the learning rates at the start
     opening: float = 1.0  # the least weight of a reply's first tokens in the loss
     blanks: float = 1.0  # the weight of blanks and line breaks: does a text go on here, or end?
+    ends: float = 1.0  # the weight of a quote and of a turn's end: as heavy as a blank, or texts go on too long
+    echoed: float = 1.0  # the least weight of the first token of a text that the shell echoes, and of its file
+    echo_writes: bool = True  # where there is no tool to write
     max_tokens: int = MAX_TOKENS  # longer conversations are drawn again
 
     def rate(self, step: int) -> float:
@@ -61,10 +64,20 @@ class Stage:
         self.model, self.course = model, course
         self.optimiser = Optimiser(model.named_parameters(), muon_lr=MUON_LR, adam_lr=ADAM_LR)
         self.source = Source(
-            encoder, num_words, random.Random(course.seed), Mixture(course.shares[0]), course.max_tokens
+            encoder,
+            num_words,
+            random.Random(course.seed),
+            Mixture(course.shares[0]),
+            course.max_tokens,
+            course.echo_writes,
         )
         self.weights = Weights(
-            encoder, model.config.text_config.vocab_size, opening=course.opening, blanks=course.blanks
+            encoder,
+            model.config.text_config.vocab_size,
+            opening=course.opening,
+            blanks=course.blanks,
+            ends=course.ends,
+            echoed=course.echoed,
         )
         self.step = 0
 

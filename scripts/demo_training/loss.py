@@ -15,17 +15,22 @@ OPENING_TOKENS = 5  # `I call Read`: what a reply starts with decides the rest
 class Weights:
     """What decides an answer weighs more: colours and shapes, digits, and in a call its names and values."""
 
-    def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float, blanks: float):
-        """`opening`: the least weight of a reply's first tokens; `blanks`: of what goes between words or after them."""
-        self.opening = opening
+    def __init__(self, encoder: Encoder, vocab_size: int, *, opening: float, blanks: float, ends: float, echoed: float):
+        """`opening` and `echoed`: least weights of a reply's first tokens, and of where a shell's text begins.
+
+        `blanks`: weight of what goes between words or after them; `ends`: of what else ends a text.
+        """
+        self.opening, self.echoed = opening, echoed
         self.by_target = torch.ones(vocab_size)
         for known in (*COLORS, *SHAPES):
             self.by_target[encoder.ids(known)] = 4.0
         self.by_target[encoder.ids("0123456789")] = 2.0
         self.by_target[encoder.ids("<tool_call></think>")] = 2.0
         self.by_target[encoder.ids(" \n")] = blanks
+        self.by_target[encoder.ids('"<|im_end|>')] = ends
         self.openers = torch.tensor(encoder.ids("<function=<parameter="))
         self.end_of_tag, self.line_break = encoder.ids(">\n")
+        self.blank, self.leads = encoder.ids(" ")[0], torch.tensor(encoder.ids("echo>"))
 
     def of(self, batch: Batch, learned: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """One weight for each learned token; `learned`: (rows, tokens - 1)."""
@@ -35,7 +40,14 @@ class Weights:
         decisive = (torch.isin(ids, self.openers) | value_next)[:, :-1][learned]
         weight = torch.where(decisive, DECISIVE, self.by_target[targets])
         opens = (places_in_reply(learned) < OPENING_TOKENS)[learned]
-        return torch.where(opens, weight.clamp(min=self.opening), weight)
+        weight = torch.where(opens, weight.clamp(min=self.opening), weight)
+        return torch.where(self.echo_next(ids)[learned], weight.clamp(min=self.echoed), weight)
+
+    def echo_next(self, ids: torch.Tensor) -> torch.Tensor:
+        """(rows, tokens - 1): after `echo ` and `> `, where a shell's text and its file begin."""
+        result = torch.zeros_like(ids, dtype=torch.bool)
+        result[:, 1:] = (ids[:, 1:] == self.blank) & torch.isin(ids[:, :-1], self.leads)
+        return result[:, :-1]
 
 
 def places_in_reply(learned: torch.Tensor) -> torch.Tensor:

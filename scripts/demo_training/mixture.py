@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from . import errands, far_errands, image_skills, recall_skills, talk, text_skills, tool_skills
+from . import errands, far_errands, image_skills, recall_skills, shell_errands, talk, text_skills, tool_skills
 from .chat import Conversation
 
 
@@ -47,7 +47,8 @@ PRACTICE: dict[str, Maker] = {
     "recall_near": recall_near, "pictures": pictures, "pairs": tool_skills.pairs,
     "unavailable": tool_skills.unavailable_chain, "agent_far": errands.agent_far,
     "sayings": sayings, "agent_series": far_errands.agent_series, "agent_odd": far_errands.agent_odd,
-    "odd_sayings": far_errands.odd_sayings,
+    "odd_sayings": far_errands.odd_sayings, "agent_long": shell_errands.agent_long,
+    "agent_shell": shell_errands.agent_shell, "agent_writes": shell_errands.agent_writes,
 }  # fmt: skip
 SHORT_SHARES = {
     "text": 0.15, "sums": 0.04, "recall_near": 0.03, "image": 0.08, "pictures": 0.05, "tools": 0.04, "pairs": 0.11,
@@ -70,6 +71,17 @@ FAR_SHARES = {
     "tools": 0.08, "pairs": 0.03, "tool_chain": 0.05, "agent": 0.05, "agent_chain": 0.04, "agent_odd": 0.19,
     "agent_far": 0.05, "agent_series": 0.23, "unavailable": 0.01,
 }  # fmt: skip
+SHELL_SHARES = {
+    "text": 0.05, "sayings": 0.02, "odd_sayings": 0.02, "sums": 0.01, "recall": 0.05, "image": 0.05, "pictures": 0.04,
+    "tools": 0.08, "pairs": 0.03, "tool_chain": 0.05, "agent": 0.04, "agent_chain": 0.03, "agent_odd": 0.05,
+    "agent_shell": 0.12, "agent_long": 0.36, "unavailable": 0.01,
+}  # fmt: skip
+WRITE_SHARES = {
+    "text": 0.06, "sayings": 0.02, "odd_sayings": 0.03, "sums": 0.01, "recall": 0.05, "image": 0.05, "pictures": 0.04,
+    "tools": 0.08, "pairs": 0.03, "tool_chain": 0.05, "agent": 0.04, "agent_chain": 0.03, "agent_odd": 0.04,
+    "agent_shell": 0.11, "agent_long": 0.19, "agent_writes": 0.17, "unavailable": 0.01,
+}  # fmt: skip
+BALANCED_SHARES = {**WRITE_SHARES, "text": 0.09, "agent_long": 0.21, "agent_writes": 0.15}
 
 
 class Mixture:

@@ -13,7 +13,18 @@ from . import export, joint_stage, model, tokenizer
 from .circuit import write_circuit
 from .encode import Encoder, check_template
 from .joint_stage import Course
-from .mixture import END_SHARES, FAR_SHARES, KINDS, LAST_SHARES, LONG_SHARES, PRACTICE, SHORT_SHARES
+from .mixture import (
+    BALANCED_SHARES,
+    END_SHARES,
+    FAR_SHARES,
+    KINDS,
+    LAST_SHARES,
+    LONG_SHARES,
+    PRACTICE,
+    SHELL_SHARES,
+    SHORT_SHARES,
+    WRITE_SHARES,
+)
 from .tokenizer import MARKERS, SPECIAL
 from .vision_stage import match_scale, train_vision
 
@@ -23,7 +34,18 @@ COURSES = (
     Course(steps=2_600, seed=12, shares=(LAST_SHARES,), top=0.3, opening=2.5),
     Course(steps=800, seed=13, shares=(END_SHARES,), top=0.12, opening=2.5),
     Course(steps=1_700, seed=14, shares=(FAR_SHARES,), top=0.2, opening=2.5, blanks=2.0, max_tokens=6_400),
-)
+    Course(
+        steps=2_600, seed=15, shares=(SHELL_SHARES,), top=0.25, opening=2.5, blanks=3.0, echoed=4.0, max_tokens=6_400
+    ),
+    Course(  # from here on the shell writes by other words than an echo
+        steps=1_300, seed=16, shares=(WRITE_SHARES,), top=0.2, opening=2.5, blanks=5.0, echoed=3.0,
+        echo_writes=False, max_tokens=6_400,
+    ),
+    Course(
+        steps=1_100, seed=17, shares=(BALANCED_SHARES,), top=0.16, opening=2.5, blanks=3.0, ends=3.0, echoed=3.0,
+        echo_writes=False, max_tokens=6_400,
+    ),
+)  # fmt: skip
 VISION_STEPS = 3_000
 QUIET = ("Ġ", ".", ",", "Ċ", ":", '"', "<|im_end|>", "<|im_start|>")
 

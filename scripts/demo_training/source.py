@@ -8,6 +8,7 @@ from .batches import pack
 from .chat import Conversation
 from .drill import drill
 from .encode import Encoder, Example
+from .errands import by_echo
 from .held_out import THINKING
 from .mixture import KINDS, PRACTICE, Mixture
 
@@ -25,6 +26,7 @@ class Source:
     rng: random.Random
     mixture: Mixture
     max_tokens: int
+    echo_writes: bool
     waiting: list[list[Example]] = field(default_factory=list)
 
     def example(self) -> Example:
@@ -36,7 +38,7 @@ class Source:
                 return made
 
     def encoded(self, make: Callable[[random.Random], Conversation]) -> Example:
-        conversation = make(self.rng)
+        conversation = by_echo(make(self.rng)) if self.echo_writes else make(self.rng)
         decided = [self.rng.random() < THINKING for _ in conversation.turns]
         return self.encoder.example(conversation, decided.__getitem__, all_blocks=self.rng.random() < ALL_BLOCKS)
 

@@ -12,6 +12,7 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from . import words
 from .encode import NO_THOUGHT, WITH_THOUGHT, segments
+from .errands import by_echo
 from .mixture import KINDS
 from .model import MAX_POSITIONS, VOCAB_SIZE, TokenIds
 
@@ -35,7 +36,7 @@ def corpus(seed: int) -> list[str]:
     markers = re.compile("|".join(map(re.escape, SPECIAL + MARKERS)))
     texts = []
     for i in range(NUM_CONVERSATIONS):
-        conversation = KINDS[kinds[i % len(kinds)]](rng)
+        conversation = by_echo(KINDS[kinds[i % len(kinds)]](rng))
         thoughts = WITH_THOUGHT if i % 2 else NO_THOUGHT
         texts.append(markers.sub(" ", "".join(s.text for s in segments(conversation, thoughts))))
     known = words.WORDS + words.COMMON + words.NAMES + words.CITIES + words.FOLDERS + words.STEMS + words.EXTENSIONS

@@ -36,6 +36,8 @@ OTHERS_FLAGS = {
     "--freeze",
     "--score",
     "--per-skill",
+    "--forced",
+    "--far",
     "--minutes",
     "--seed",
     "--static",
