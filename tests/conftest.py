@@ -1,6 +1,7 @@
 """Fixtures every test may use."""
 
 import os
+import signal
 
 # No test may reach the network, nor wait for it to be missing.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from .drawing import LONG
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so all the servers that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests measure behaviour, never time: the machine may be busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
