@@ -69,7 +69,9 @@ class Score:
             share = self.right[skill] / self.asked[skill]
             counts = f"{self.right[skill]} | {self.asked[skill]} | {share:.0%}"
             lines.append(f"| {skill} | {counts} | {sum(lengths) // len(lengths)} |")
-        return "\n".join([*lines, f"| **all skills** | | | **{self.overall():.1%}** | |"])
+        if any(skill in SKILLS for skill in self.asked):
+            lines.append(f"| **all skills** | | | **{self.overall():.1%}** | |")
+        return "\n".join(lines)
 
 
 def answer_of(text: str) -> str:
