@@ -4,6 +4,7 @@ Several models and salts share one tree and one budget; each (fingerprint, salt)
 """
 
 from collections.abc import Container, Iterator
+from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
 from .insertion import Insertion
@@ -115,11 +116,10 @@ class PrefixTree:
             state = None
         at = leaf.at(common) if leaf is not None and common else None
         insertion = Insertion(self._store, space=space, key=key, now=self._now)
-        try:
+        with ExitStack() as failing:  # a split copies, which can fail
+            failing.callback(insertion.take_back)
             node = insertion.put(at, common, start, segment, window_start, state)
-        except BaseException:  # a split copies, which can fail
-            insertion.take_back()
-            raise
+            failing.pop_all()
         if node is not None and insertion.has_changed and not self._fit(node):
             insertion.take_back()
             self._counters.inserts_refused += 1

@@ -29,6 +29,11 @@ def shown(name: str) -> str:
     return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
 
+def first_line(error: Exception, max_chars: int | None = None) -> str:
+    """What a library's error says, for a message of ours; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
+
+
 class VLLMMLXError(Exception):
     """Base of all errors raised on purpose."""
 

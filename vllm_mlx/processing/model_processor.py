@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelLoadError
+from ..core.errors import ModelLoadError, first_line
 from .tokenizer import Tokenizer
 
 # How it may be asked for ids: most take the first.
@@ -18,6 +18,7 @@ WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": F
 REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
 # And what on media or texts of a kind that it was not made for.
 FAULTS = (*REFUSALS, LookupError, ArithmeticError, AttributeError, AssertionError, ImportError, RuntimeError)
+MAX_REASON = 200  # characters of what a library says
 _NOT_TENSORS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
@@ -65,7 +66,7 @@ def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remot
     try:
         return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
     except Exception as error:  # a processor is code of the library, the checkpoint's files its input
-        raise unusable(path, f"its processor cannot be loaded: {first_line(error)}") from error
+        raise unusable(path, f"its processor cannot be loaded: {first_line(error, MAX_REASON)}") from error
 
 
 def unusable(path: Path, reason: str) -> ModelLoadError:
@@ -73,10 +74,6 @@ def unusable(path: Path, reason: str) -> ModelLoadError:
         f"{path} is a vision checkpoint, but images cannot be served: {reason}. "
         "Complete the checkpoint, or serve it with --text-only."
     )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _tensor(value: Any) -> np.ndarray | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.errors import InvalidParameter, TemplateError, Unsupported
+from ..core.errors import InvalidParameter, TemplateError, Unsupported, first_line
 from ..core.messages import (
     ImagePart,
     MediaPart,
@@ -107,10 +107,8 @@ class ChatTemplate:
                 **self._variables(request),
             )
         except TEMPLATE_FAILURES as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise TemplateError(
-                f"The model's chat template cannot take this conversation: {reason}", param="messages"
-            ) from error
+            message = f"The model's chat template cannot take this conversation: {first_line(error)}"
+            raise TemplateError(message, param="messages") from error
 
     def _variables(self, request: Request) -> dict[str, Any]:
         for name in request.template_kwargs:

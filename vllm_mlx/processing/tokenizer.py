@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import tokenizers
 
-from ..core.errors import ModelLoadError, TemplateError
+from ..core.errors import ModelLoadError, TemplateError, first_line
 from .time_limit import OutOfTime, time_limit
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
@@ -55,7 +55,7 @@ class Tokenizer:
         try:
             hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         except Exception as error:  # tokenizers raises bare Exceptions for files it cannot read
-            raise ModelLoadError(f"The tokenizer in {path} cannot be loaded: {_first_line(error)}") from error
+            raise ModelLoadError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}") from error
         if not getattr(hf_tokenizer, "is_fast", False):
             raise ModelLoadError(f"The tokenizer in {path} has no fast form: convert it to a tokenizer.json.")
         eos = [*_eos_ids(path / "generation_config.json"), *_eos_ids(path / "config.json")]
@@ -141,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelLoadError(f"{path} is not valid JSON: {_first_line(error)}") from error
+        raise ModelLoadError(f"{path} is not valid JSON: {first_line(error)}") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -158,10 +158,6 @@ def _decoder_types(backend: tokenizers.Tokenizer) -> frozenset[str]:
         return frozenset()
     decoder = json.loads(backend.decoder.__getstate__())
     return frozenset(part["type"] for part in [decoder, *decoder.get("decoders", [])])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InvalidImage, TemplateError
+from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from .byte_room import ByteRoom
 from .images.picture import Picture, Seen
 from .images.renderer import ImageRenderer
-from .model_processor import REFUSALS, WAYS, ModelProcessor, first_line, load_library_processor, unusable
+from .model_processor import MAX_REASON, REFUSALS, WAYS, ModelProcessor, load_library_processor, unusable
 from .rendition import Rendition
 from .renditions import Renditions
 from .tensors import Piece, Tensors
@@ -144,7 +144,9 @@ class VisionProcessor:
             assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"
             return self._videos.render(medium)
         except REFUSALS as error:
-            raise InvalidImage(f"the model's processor cannot take its {what}: {first_line(error)}") from error
+            raise InvalidImage(
+                f"the model's processor cannot take its {what}: {first_line(error, MAX_REASON)}"
+            ) from error
 
     def probe(self) -> VisionProbe:
         """Raises ModelLoadError where images cannot be shown. Where videos cannot, they are refused from now on."""
@@ -170,7 +172,7 @@ class VisionProcessor:
         try:
             text = trial_text(self._tokenizer, "image", 2)
         except (*TEMPLATE_FAILURES, TemplateError) as error:
-            raise unusable(self._path, f"its chat template fails on one: {first_line(error)}") from error
+            raise unusable(self._path, f"its chat template fails on one: {first_line(error, MAX_REASON)}") from error
         if text.count(self.marker) != 2:
             raise unusable(self._path, f"its chat template shows no {self.marker} for one")
         return text

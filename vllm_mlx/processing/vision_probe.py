@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.errors import TemplateError
+from ..core.errors import TemplateError, first_line
 from ..core.sequence import MediaItem, PromptInputs
 from .images.picture import Picture
 from .images.renderer import ImageRenderer
-from .model_processor import FAULTS, ModelProcessor, first_line
+from .model_processor import FAULTS, MAX_REASON, ModelProcessor
 from .tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .videos.clip import Clip
 from .videos.renderer import NoVideos, VideoRenderer
@@ -49,13 +49,13 @@ def video_trial(tokenizer: Tokenizer, videos: VideoRenderer) -> Trial | NoVideos
     try:
         text = trial_text(tokenizer, "video", 1)
     except (*TEMPLATE_FAILURES, TemplateError) as error:
-        return NoVideos(f"the chat template fails on one: {first_line(error)}")
+        return NoVideos(f"the chat template fails on one: {first_line(error, MAX_REASON)}")
     if text.count(videos.marker) != 1:
         return NoVideos(f"the chat template shows no {videos.marker} for one")
     try:
         return _in_pieces(text, videos)
     except FAULTS as error:
-        return NoVideos(f"the checkpoint's processor fails on one: {first_line(error)}")
+        return NoVideos(f"the checkpoint's processor fails on one: {first_line(error, MAX_REASON)}")
 
 
 def _in_pieces(text: str, videos: VideoRenderer) -> Trial:

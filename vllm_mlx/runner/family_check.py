@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..core.errors import ModelLoadError, Unsupported
+from ..core.errors import ModelLoadError, Unsupported, first_line
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
 from .features import KNOWN_INPUTS, tower_inputs
 from .multimodal import MultimodalModel
@@ -49,7 +49,7 @@ def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[st
     try:
         fault = _difference(model, prompt, inputs)
     except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
-        fault = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        fault = first_line(error, 200)
     model.forget_images()
     return None if fault is None else fault.rstrip(".")
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_text_model
 
-from ..core.errors import ModelLoadError
+from ..core.errors import ModelLoadError, first_line
 from ..demo import demo_path
 from .download import download
 from .model import Model, TextModel
@@ -166,5 +166,4 @@ def weights_bytes(model: Any) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300].rstrip(".")
+    return first_line(error, 300).rstrip(".")

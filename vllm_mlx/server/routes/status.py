@@ -27,13 +27,13 @@ Current = Callable[[], Awaitable[dict[str, Any]]]
 def status_routes(engine: Engine, current: Current, history: History) -> APIRouter:
     """`current`: the status as it is told."""
     router = APIRouter(tags=["Server"])
-    _add_status(router, current, history)
-    _add_control(router, engine)
+    _add_status(router, engine, current, history)
+    _add_cancel(router, engine)
     _add_cache(router, engine)
     return router
 
 
-def _add_status(router: APIRouter, current: Current, history: History) -> None:
+def _add_status(router: APIRouter, engine: Engine, current: Current, history: History) -> None:
     @router.get("/v1/status")
     async def status() -> dict[str, Any]:
         """Requests under way, rates, memory and the prefix cache."""
@@ -49,21 +49,21 @@ def _add_status(router: APIRouter, current: Current, history: History) -> None:
         """Rates and latencies of the last ten minutes, oldest first."""
         return {"object": "list", "every_s": history.every_s, "data": history.samples()}
 
-
-def _add_control(router: APIRouter, engine: Engine) -> None:
-    @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
-    async def cancel(request_id: str, http: Request) -> dict[str, Any]:
-        """End a request that came with the same key and that /v1/status lists. Its client is told."""
-        if not engine.cancel(request_id, salts=own_salts(http.scope)):
-            raise HTTPException(404, f"No request `{shown(request_id)}` is under way.")
-        return {"object": "request.cancelled", "id": request_id}
-
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """For Prometheus, in its text format."""
         # Not in OpenMetrics, which it prefers: there prometheus_client writes vLLM's colons as underscores.
         encode, media_type = choose_encoder("text/plain")
         return Response(encode(_Families(await engine.metrics())), headers={"content-type": media_type})
+
+
+def _add_cancel(router: APIRouter, engine: Engine) -> None:
+    @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
+    async def cancel(request_id: str, http: Request) -> dict[str, Any]:
+        """End a request that came with the same key and that /v1/status lists. Its client is told."""
+        if not engine.cancel(request_id, salts=own_salts(http.scope)):
+            raise HTTPException(404, f"No request `{shown(request_id)}` is under way.")
+        return {"object": "request.cancelled", "id": request_id}
 
 
 def _add_cache(router: APIRouter, engine: Engine) -> None:
