@@ -1,4 +1,4 @@
-"""Any load on a real engine with too little memory: conversations that branch, repeat, go on and break off."""
+"""Any load on a real engine with too little memory: conversations that branch, repeat, go on, break off, and faults."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from vllm_mlx.core.events import FinishReason
 
 from ..checkpoints import ARCHITECTURES
 from ..drawing import examples
+from .faults import SEAMS, Faults, faults
 from .harness import Driver, plain_loop
 
 USUAL = ("qwen3", "gpt_oss", "nemotron_h", "qwen3_5")  # dense, sliding windows, Mamba, gated delta
@@ -31,6 +32,7 @@ class Visit:
     point: bool  # whether the place where it leaves the earlier one is planned for
     steps: int  # before the next visit
     leaves: bool  # after those steps
+    fault: tuple[str, int, bool] | None  # a seam, calls of it that go well first, whether the work is done and lost
 
 
 VISITS = st.lists(
@@ -44,6 +46,7 @@ VISITS = st.lists(
         point=st.booleans(),
         steps=st.one_of(st.integers(0, 5), st.integers(30, 150)),
         leaves=st.booleans(),
+        fault=st.one_of(st.none(), st.tuples(st.sampled_from(sorted(SEAMS)), st.integers(0, 40), st.booleans())),
     ),
     min_size=2,
     max_size=10,
@@ -63,11 +66,14 @@ def conversation(driver: Driver, visit: Visit) -> tuple[int, ...]:
     return (*driver.seqs[seq_id].prompt.token_ids, *driver.replies[seq_id].token_ids)
 
 
-def pay(driver: Driver, visit: Visit) -> None:
+def pay(driver: Driver, visit: Visit, planned: Faults) -> None:
     kept = conversation(driver, visit)[: visit.kept]
     added = tuple((visit.first + 7 * place) % 500 for place in range(visit.added))
     points = (len(kept),) if visit.point and kept else ()
     seq_id = driver.add((*kept, *added), visit.max_tokens, points=points)
+    if visit.fault is not None:
+        seam, after, done_first = visit.fault
+        planned.plan(seam, after=after, done_first=done_first)
     for _ in range(visit.steps):
         driver.step()
     if visit.leaves:
@@ -81,12 +87,13 @@ def check_any_load(path: Path) -> None:
     @given(VISITS, st.integers(2, 5))
     def check(visits: list[Visit], num_rows: int) -> None:
         driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513))
-        for visit in visits:
-            pay(driver, visit)
-        driver.run()
+        with faults() as planned:
+            for visit in visits:
+                pay(driver, visit, planned)
+            driver.run()
         for seq_id, reply in driver.replies.items():
             seq = driver.seqs[seq_id]
-            assert reply.error is None
+            assert reply.error is None or planned.num_struck
             assert reply.token_ids == expected(path, seq.prompt.token_ids)[: len(reply.token_ids)]
             if reply.finish_reason is not None:
                 assert reply.finish_reason is FinishReason.LENGTH and len(reply.token_ids) == seq.max_tokens

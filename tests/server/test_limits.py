@@ -4,6 +4,8 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.server.bodies import MAX_DEPTH, is_deeper
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.connection import ConnectionLimits
+from vllm_mlx.server.limits import BODIES
 from vllm_mlx.server.rates import RateLimit
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished
@@ -161,6 +164,30 @@ def test_a_body_that_does_not_come(impatient: Running) -> None:
         connection.sendall(whole[:-5])
         status, message = refusal(answer(connection))
     assert status == 408 and "too slowly" in message
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_bodies_that_together_are_too_much(path: str) -> None:
+    """They stay with their requests: what replies under way have sent counts until they end."""
+
+    num_played = count()
+
+    def play(request: Request, index: int) -> Script:
+        end = Pause(None) if next(num_played) < BODIES else finished()
+        return (Started(PROMPT_TOKENS, 0), TextDelta("hello"), end)
+
+    body = {"messages": [{"role": "user", "content": "h" * 900}], "max_tokens": 5}
+    with serving(FakeEngine(play), max_body_bytes=1100) as server, ExitStack() as replies, server.http() as client:
+        streams = [client.stream("POST", path, json={**body, "stream": True}) for _ in range(BODIES)]
+        lines = [replies.enter_context(stream).iter_lines() for stream in streams]
+        assert all(next(each) for each in lines)
+        refused = client.post(path, json=body)
+        assert refused.status_code == 429, refused.text
+        assert refused.headers["retry-after"] == "5"
+        assert "as many bytes" in refused.json()["error"]["message"]
+        assert client.post(path, json={**CHAT, "max_tokens": 5}).status_code == 200, "a short one finds room"
+        replies.close()
+        eventually(lambda: client.post(path, json=body).status_code == 200)
 
 
 def test_a_reply_may_take_its_time(impatient: Running) -> None:

@@ -85,6 +85,7 @@ class StepOutput:
     tokens: tuple[TokenOutput, ...] = ()
     prefilled: tuple[tuple[int, int], ...] = ()  # (seq_id, end)
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
+    suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that may be another row's
     snapshots: tuple[Snapshot, ...] = ()
     failed_restores: tuple[Restore, ...] = ()  # the row was not started; its match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()

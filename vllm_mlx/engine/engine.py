@@ -110,6 +110,7 @@ class Engine:
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_preemptions=self._scheduler.num_preemptions,
+            num_restarts=self._scheduler.num_restarts,
             live_bytes=self._runner.live_bytes(),
             device=device_usage(),
             cache=None if cache is None else cache.tree.stats,
@@ -133,17 +134,21 @@ class Engine:
     def step(self, deliver: Deliver) -> None:
         """One step. Tokens are delivered before the prefill that shares the step with them runs.
 
-        Whatever goes wrong in a step as a whole fails the sequences under way, and the next step is well.
+        After whatever goes wrong in a step as a whole the sequences under way begin again, or fail, and the next step
+        is well.
         """
         self.num_steps += 1
         self._is_stalled = False
-        plan = StepPlan()
+        plan, told = StepPlan(), True  # `told`: all tokens that the scheduler has taken
         try:
             while self._aborts:
                 self._scheduler.abort(self._aborts.pop())
             plan = self._scheduler.schedule(time.monotonic())
-            if updates := self._scheduler.update(self._runner.decode(plan)):
+            output = self._runner.decode(plan)
+            told = False
+            if updates := self._scheduler.update(output):
                 deliver(updates)
+            told = True
             self._is_stalled = plan == StepPlan() and not updates and self._scheduler.awaits_inputs
             if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
                 deliver(updates)
@@ -153,4 +158,4 @@ class Engine:
             self._runner.reset()
             for restore in plan.restores:
                 restore.release()
-            deliver([SequenceUpdate(seq_id=seq_id, error=failure) for seq_id in self._scheduler.abort_all()])
+            deliver(self._scheduler.recover(failure, restart=told))

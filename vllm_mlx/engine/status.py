@@ -38,6 +38,7 @@ def status_fields(
         "num_running": report.num_running,
         "num_waiting": report.num_waiting,
         "num_preemptions": report.num_preemptions,
+        "num_restarts": report.num_restarts,
         "total_requests_processed": totals.requests,
         "total_prompt_tokens": totals.prompt_tokens,
         "total_cached_tokens": totals.cached_tokens,

@@ -74,11 +74,11 @@ class Runner:
         self._launch((batch for batch in list(self._batches) if batch not in held), Batch.launch, fence)
         started = [batch for batch in held if self._run(batch, _start, fence)]
         tokens = self._read(unread, fence)
-        self._launch(started, self._draw, fence)
+        self._launch([batch for batch in started if batch in self._batches], self._draw, fence)
         decode_s = None
         if plan.prefill and self._in_flight:
-            tokens += self._read(self._in_flight, fence)
-            self._in_flight = []
+            unread, self._in_flight = self._in_flight, []
+            tokens += self._read(unread, fence)
             decode_s = time.perf_counter() - start
         self._num_steps += 1
         if self._num_steps % _CLEAR_INTERVAL == 0:
@@ -86,6 +86,7 @@ class Runner:
         return StepOutput(
             tokens=tuple(tokens),
             failed=(*fence.failed, *self._masks.take_failed()),
+            suspects=tuple(fence.suspects),
             snapshots=tuple(snapshots),
             failed_restores=tuple(failed_restores),
             decode_s=decode_s,
@@ -132,7 +133,7 @@ class Runner:
         """None, and the batch is gone, where its work failed."""
         done = fence.run(batch.seqs, partial(work, batch))
         if done is None:
-            self._batches.remove(batch)
+            self._lose(batch.seqs, fence)
         return done
 
     def _draw(self, batch: Batch) -> InFlight:
@@ -141,9 +142,25 @@ class Runner:
     def _read(self, in_flight: Iterable[InFlight], fence: "_Fence") -> list[TokenOutput]:
         tokens: list[TokenOutput] = []
         for launched in in_flight:
-            tokens += fence.run(launched.seqs, launched.read) or []
+            read = fence.run(launched.seqs, launched.read)
+            if read is None:
+                self._lose(launched.seqs, fence)
+            else:
+                tokens += read
         self._masks.feed(tokens)
         return tokens
+
+    def _lose(self, seqs: Iterable[Sequence], fence: "_Fence") -> None:
+        """Drop the state that failed work leaves, and that of rows which have shared a batch with it since."""
+        lost = {seq.seq_id for seq in seqs}
+        tainted = [batch for batch in self._batches if not lost.isdisjoint(batch.seq_ids)]
+        for batch in tainted:
+            self._batches.remove(batch)
+            fence.suspect(batch.seqs)
+            lost.update(batch.seq_ids)
+        self._in_flight = [
+            launched for launched in self._in_flight if lost.isdisjoint(seq.seq_id for seq in launched.seqs)
+        ]
 
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
         """Seconds that the chunk took, without the images that were encoded for it."""
@@ -243,19 +260,27 @@ class Runner:
 
 
 class _Fence:
-    """Runs device work for some rows; work that cannot run fails those rows and no other."""
+    """Runs device work for some rows; what cannot run fails its one row, or makes suspects of several."""
 
     def __init__(self) -> None:
         self.failed: list[tuple[int, GenerationError]] = []
+        self.suspects: dict[int, None] = {}  # in order
 
-    def run(self, seqs: Iterable[Sequence], work: Callable[[], T]) -> T | None:
+    def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
         try:
             return work()
         except Exception as error:
             logger.exception("Device work failed")
-            failure = GenerationError(f"The model could not run this request: {type(error).__name__}: {error}")
-            self.failed += [(seq.seq_id, failure) for seq in seqs]
+            if len(seqs) == 1:
+                failure = GenerationError(f"The model could not run this request: {type(error).__name__}: {error}")
+                self.failed.append((seqs[0].seq_id, failure))
+            else:
+                self.suspect(seqs)
             return None
+
+    def suspect(self, seqs: Iterable[Sequence]) -> None:
+        failed = {seq_id for seq_id, _ in self.failed}
+        self.suspects.update((seq.seq_id, None) for seq in seqs if seq.seq_id not in failed)
 
 
 def _without(groups: Rows[Rows[Sequence]], seq_ids: set[int]) -> Rows[Rows[Sequence]]:

@@ -12,8 +12,50 @@ from ..core.memory import ALLOCATION_STEP
 MAX_PADDING_SHARE = 0.25
 MERGE_PADDING_SHARE = 0.125  # two groups become one only well under the limit, so that they do not part again soon
 
+_REGROUP_INTERVAL = 64  # steps between looks at whether groups may merge, where no row came or went
+
 Lengths = dict[int, int]  # row id -> tokens
 Group = tuple[int, ...]
+
+
+class DecodeGroups:
+    """The groups of one step after the other."""
+
+    def __init__(self, *, can_batch: bool):
+        self._shared: list[Group] = []  # all but the rows that decode alone whatever the others do
+        self._can_batch = can_batch
+        self._apart: set[int] = set()
+        self._num_plans = 0
+
+    def plan(self, lengths: Lengths) -> list[Group]:
+        """The groups of this step, over exactly these rows."""
+        self._num_plans += 1
+        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in self._apart}
+        has_changed = shared.keys() != {row for group in self._shared for row in group}
+        if has_changed or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
+            self._shared = regroup(self._shared, shared)
+        return [*self._shared, *((row,) for row in lengths if row not in shared)]
+
+    def padded(self, lengths: Lengths) -> Lengths:
+        """Of the rows that stand in groups: each at the length of the longest of its group."""
+        present = ([row for row in group if row in lengths] for group in self._shared)
+        longest = ((rows, max(lengths[row] for row in rows)) for rows in present if rows)
+        return {row: length for rows, length in longest for row in rows}
+
+    def is_apart(self, row: int) -> bool:
+        return row in self._apart
+
+    def set_apart(self, row: int) -> None:
+        """To decode alone until it is forgotten."""
+        self._apart.add(row)
+
+    def leave(self, row: int) -> None:
+        """It gives up its place for now."""
+        left = (tuple(member for member in group if member != row) for group in self._shared)
+        self._shared = [group for group in left if group]
+
+    def forget(self, row: int) -> None:
+        self._apart.discard(row)
 
 
 def padding(lengths: Sequence[int]) -> int:

@@ -17,12 +17,11 @@ from ..core.events import FinishReason
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, PrefillChunk, Restore, SequenceUpdate, StepOutput, StepPlan, TokenOutput
-from .grouping import Group, regroup
+from .grouping import DecodeGroups
 from .pacing import MIN_CHUNK, PrefillPacer
 from .prefix import PrefixCache
 
 RESERVED_OUTPUT = 2048  # tokens of reply that admission sets memory aside for; preemption stands behind it
-_REGROUP_INTERVAL = 64  # steps between looks at whether groups may merge, where no row came or went
 
 
 class Scheduler:
@@ -40,11 +39,10 @@ class Scheduler:
         self._memory = memory
         self._footprint = footprint
         self._pacer = pacer
-        self._can_batch = can_batch
         self._prefix_cache = prefix_cache
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of admission: the last is the youngest
-        self._groups: list[Group] = []
+        self._groups = DecodeGroups(can_batch=can_batch)
         self._release: list[int] = []
         self._captures: list[Capture] = []  # of rows that leave
         self._restores: list[Restore] = []
@@ -54,8 +52,8 @@ class Scheduler:
         self._uncached: set[int] = set()  # sequences whose match was damaged: they start from nothing
         self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
         self._now = 0.0
-        self._num_steps = 0
         self.num_preemptions = 0
+        self.num_restarts = 0  # of rows, after faults that may have been another row's
 
     @property
     def awaits_inputs(self) -> bool:
@@ -100,20 +98,26 @@ class Scheduler:
         if self._prefix_cache is not None:
             self._trims.append((seq, num_tokens))
 
-    def abort_all(self) -> list[int]:
-        """After a step that failed as a whole: no row is left on the device, so nothing is captured or released."""
+    def recover(self, error: VLLMMLXError, *, restart: bool = True) -> list[SequenceUpdate]:
+        """After a step that failed as a whole: no row is left on the device, so nothing is captured or released.
+
+        Whose fault it was is not known. Several rows begin again, each apart; one that was alone, or did so before,
+        fails. Where no row ran, who waits fails. Without `restart` every row fails.
+        """
         for restore in self._restores:
             restore.release()
-        seqs = [*self._running.values(), *self._waiting]
-        for seq in seqs:
+        running = list(self._running.values())
+        if restart and len(running) > 1:
+            self._set_apart([seq.seq_id for seq in running if not self._groups.is_apart(seq.seq_id)])
+        failing = list(self._running.values() if running else self._waiting)
+        for seq in failing:
             self._finish(seq, FinishReason.ABORT, keep=False)
         self._release, self._captures, self._restores, self._started = [], [], [], []
-        return [seq.seq_id for seq in seqs]
+        return [SequenceUpdate(seq_id=seq.seq_id, error=error) for seq in failing]
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         """`now` in seconds, from any clock that only goes forward: the cache tells old from new by it."""
         self._now = now
-        self._num_steps += 1
         if self._prefix_cache is not None:
             self._prefix_cache.forget_planned(but=self._captures)
         self._preempt_if_short()
@@ -137,6 +141,7 @@ class Scheduler:
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
         self._store(output)
+        self._set_apart(output.suspects)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += self._tell_started()
         updates += self._progress(seq_id for seq_id, _ in output.prefilled)
@@ -213,16 +218,29 @@ class Scheduler:
         self._shrink_cache(needed)
 
     def _preempt(self, seq: Sequence) -> None:
-        del self._running[seq.seq_id]
-        left = (tuple(row for row in group if row != seq.seq_id) for group in self._groups)
-        self._groups = [group for group in left if group]
-        self._leave(seq)
-        seq.status = SequenceStatus.WAITING
-        seq.num_computed_tokens = 0
+        self._return_to_line(seq)
         seq.num_preemptions += 1
         self._is_crowded = True
         self.num_preemptions += 1
+
+    def _return_to_line(self, seq: Sequence, *, keep: bool = True) -> None:
+        """To its front, to go on from what is kept."""
+        del self._running[seq.seq_id]
+        self._groups.leave(seq.seq_id)
+        if seq.seq_id not in self._drained:
+            self._leave(seq, keep=keep)
+        self._drained.discard(seq.seq_id)
+        seq.status = SequenceStatus.WAITING
+        seq.num_computed_tokens = 0
         self._waiting.appendleft(seq)
+
+    def _set_apart(self, seq_ids: Iterable[int]) -> None:
+        """Rows whose state is lost to a fault begin again, none with another: who is at fault will fail alone."""
+        for seq_id in reversed([seq_id for seq_id in self._running if seq_id in set(seq_ids)]):
+            self._groups.set_apart(seq_id)
+            self._running[seq_id].num_preemptions += 1
+            self._return_to_line(self._running[seq_id], keep=False)
+            self.num_restarts += 1
 
     def _leave(self, seq: Sequence, *, keep: bool = True) -> None:
         """A row gives up its place: what the cache lacks of its progress is captured first."""
@@ -256,26 +274,15 @@ class Scheduler:
         """Cached state that could not be used: the row begins from nothing, unnoticed by anyone."""
         self._uncached.add(seq.seq_id)
         if seq.seq_id in self._running:
-            del self._running[seq.seq_id]
-            self._release.append(seq.seq_id)
-            seq.status = SequenceStatus.WAITING
-            seq.num_computed_tokens = seq.num_cached_tokens = 0
-            seq.num_stored_tokens = 0
+            self._return_to_line(seq, keep=False)
+            seq.num_cached_tokens = seq.num_stored_tokens = 0
             seq.cache_hit_kind = "miss"
-            self._waiting.appendleft(seq)
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all running rows once each decoding row has grown by `extra` tokens."""
-        grouped = {row for group in self._groups for row in group}
-        total = 0
-        for group in self._groups:
-            lengths = [self._running[row].num_computed_tokens for row in group if row in self._running]
-            if lengths:
-                total += len(lengths) * self._footprint.bytes_at(max(lengths) + extra)
-        for seq in self._running.values():
-            if seq.seq_id not in grouped and seq.seq_id not in self._drained:
-                total += self._footprint.bytes_at(seq.num_tokens + extra)
-        return total
+        lengths = {row: seq.num_tokens for row, seq in self._running.items() if row not in self._drained}
+        lengths |= self._groups.padded({row: seq.num_computed_tokens for row, seq in self._running.items()})
+        return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
 
     # -- planning
 
@@ -288,15 +295,10 @@ class Scheduler:
                 else:
                     self._drained.add(seq.seq_id)
                     self._leave(seq)
-        if not self._can_batch:
-            self._groups = [(seq_id,) for seq_id in rows]
-        elif rows.keys() != {row for group in self._groups for row in group} or (
-            len(self._groups) > 1 and self._num_steps % _REGROUP_INTERVAL == 0
-        ):
-            self._groups = regroup(self._groups, {row: seq.num_computed_tokens for row, seq in rows.items()})
+        groups = self._groups.plan({row: seq.num_computed_tokens for row, seq in rows.items()})
         for seq in rows.values():
             seq.num_computed_tokens += 1
-        return tuple(tuple(rows[row] for row in group) for group in self._groups)
+        return tuple(tuple(rows[row] for row in group) for group in groups)
 
     def _plan_prefill(self, *, decoding: bool) -> tuple[PrefillChunk, ...]:
         """The oldest prompt gets at least half of the step; prompts that fit in what is left ride along whole."""
@@ -380,6 +382,7 @@ class Scheduler:
         seq.finish_reason = reason
         self._is_crowded = False
         self._uncached.discard(seq.seq_id)
+        self._groups.forget(seq.seq_id)
         if self._running.pop(seq.seq_id, None) is not None:
             if seq.seq_id in self._drained:
                 self._drained.discard(seq.seq_id)

@@ -1,7 +1,8 @@
-"""Refuses request bodies that are too long before they fill the memory, and those that come too slowly."""
+"""Refuses request bodies that are too long or too many before they fill the memory, and those that come too slowly."""
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -10,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import http_error
 
 LEAST_BYTES_PER_S = 1024  # of a body, beyond the time that every body gets
+BODIES = 4  # of the largest size, that requests under way may hold together
+BUSY_S = 5.0  # for a client whose body finds no room
+_BUSY = "The requests under way hold as many bytes as the server takes at once. Try again shortly."
 
 
 class BodyLimit:
@@ -20,7 +24,7 @@ class BodyLimit:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._body_s = body_s
-        self._message = f"The request body is larger than {max_body_bytes} bytes."
+        self._held = _Held(BODIES * max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -28,39 +32,59 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            await http_error(scope["path"], 413, self._message)(scope, receive, send)
+            await http_error(scope["path"], 413, _too_long(self._max_body_bytes))(scope, receive, send)
             return
-        body = _Body(receive, self._max_body_bytes, self._body_s)
-        await self._app(scope, body.receive, send)
+        body = _Body(receive, self._max_body_bytes, self._body_s, self._held)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            self._held.num_bytes -= body.num_bytes
+
+
+@dataclass(slots=True)
+class _Held:
+    """Of all requests under way: a body stays with its request."""
+
+    max_bytes: int
+    num_bytes: int = 0
 
 
 class _Body:
     """One body on its way in."""
 
-    def __init__(self, receive: Receive, max_bytes: int, patience_s: float) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, patience_s: float, held: _Held) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._patience_s = patience_s
+        self._held = held
         self._started_s: float | None = None
-        self._num_bytes = 0
         self._is_whole = False
+        self.num_bytes = 0
 
     async def receive(self) -> Message:
-        """Raises HTTPException where it is too long or too slow."""
+        """Raises HTTPException where it is too long or too slow, or there is no room for it."""
         if self._is_whole:
             return await self._receive()  # waits for the client to go, for as long as it stays
         message = await self._in_time()
-        self._num_bytes += len(message.get("body", b""))
+        num_new = len(message.get("body", b""))
+        self.num_bytes += num_new
+        self._held.num_bytes += num_new
         self._is_whole = not message.get("more_body", False)
-        if self._num_bytes > self._max_bytes:
-            raise HTTPException(413, f"The request body is larger than {self._max_bytes} bytes.")
+        if self.num_bytes > self._max_bytes:
+            raise HTTPException(413, _too_long(self._max_bytes))
+        if self._held.num_bytes > self._held.max_bytes:
+            raise HTTPException(429, _BUSY, {"retry-after": f"{BUSY_S:.0f}", "connection": "close"})
         return message
 
     async def _in_time(self) -> Message:
         now = time.monotonic()
         self._started_s = self._started_s or now
-        deadline = self._started_s + self._patience_s + self._num_bytes / LEAST_BYTES_PER_S
+        deadline = self._started_s + self._patience_s + self.num_bytes / LEAST_BYTES_PER_S
         try:
             return await asyncio.wait_for(self._receive(), max(0.0, deadline - now))
         except TimeoutError:
             raise HTTPException(408, "The request body came too slowly.", {"connection": "close"}) from None
+
+
+def _too_long(max_bytes: int) -> str:
+    return f"The request body is larger than {max_bytes} bytes (--max-body)."

@@ -1,0 +1,166 @@
+"""A fault on the engine thread: who was at fault ends with an error, all others get the reply they would have got."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.runner.batch import Batch
+from vllm_mlx.scheduler.scheduler import Scheduler
+
+from .faults import SHARED, InjectedFault, faults
+from .harness import Driver
+
+PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(20 + 9 * row)] for row in range(4)]
+SETTINGS = (
+    TokenSampling(temperature=0),
+    TokenSampling(temperature=1.2, seed=77),
+    TokenSampling(temperature=0, presence_penalty=1.5, frequency_penalty=0.5),
+    TokenSampling(temperature=0, num_top_logprobs=2),
+)
+LENGTH = 24
+
+
+@pytest.fixture(scope="module", params=["qwen3", "nemotron_h", "gpt_oss"])
+def path(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Path:
+    return checkpoint(request.param)
+
+
+def start(driver: Driver) -> list[int]:
+    return [driver.add(ids, LENGTH, setting) for ids, setting in zip(PROMPTS, SETTINGS, strict=True)]
+
+
+def tokens(driver: Driver, seq_ids: list[int]) -> list[list[int]]:
+    return [driver.replies[seq_id].token_ids for seq_id in seq_ids]
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[list[int]]:
+    driver = Driver(path)
+    return [
+        driver.generate([ids], max_tokens=LENGTH, sampling=setting)[0]
+        for ids, setting in zip(PROMPTS, SETTINGS, strict=True)
+    ]
+
+
+def is_at_rest(driver: Driver) -> bool:
+    driver.engine.cache_tree.check_integrity()
+    return driver.engine.num_rows == 0 and not driver.engine.has_work
+
+
+@pytest.mark.parametrize("seam", SHARED)
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_fault_that_passes_in_a_batch_of_several_is_noticed_by_nobody(
+    path: Path, expected: list[list[int]], seam: str, after: int
+) -> None:
+    driver = Driver(path)
+    with faults() as planned:
+        seq_ids = start(driver)
+        for _ in range(6):
+            driver.step()
+        planned.plan(seam, after=after)
+        driver.run()
+    assert planned.num_struck == 1
+    assert driver.engine.report().num_restarts == len(PROMPTS)
+    assert all(driver.replies[seq_id].error is None for seq_id in seq_ids)
+    assert tokens(driver, seq_ids) == expected
+    assert len(driver.replies[seq_ids[3]].logprobs) == LENGTH
+    assert is_at_rest(driver)
+
+
+@pytest.mark.parametrize("done_first", [False, True])
+@pytest.mark.parametrize("seam", ["arrangement", "step"])
+def test_nor_is_one_of_a_whole_step(path: Path, expected: list[list[int]], seam: str, done_first: bool) -> None:
+    driver = Driver(path)
+    with faults() as planned:
+        seq_ids = start(driver)
+        for _ in range(6):
+            driver.step()
+        planned.plan(seam, after=3, done_first=done_first)
+        driver.run()
+    assert planned.num_struck == 1
+    assert tokens(driver, seq_ids) == expected
+    assert is_at_rest(driver)
+
+
+def test_the_row_that_breaks_its_batch_fails_alone(
+    path: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(path)
+    works, num_broken = Batch._forward, []
+
+    def forward(self: Batch) -> Any:
+        if any(seq.sampling.seed == 77 and seq.num_computed_tokens > len(PROMPTS[1]) + 5 for seq in self.seqs):
+            num_broken.append(len(self.seqs))
+            raise InjectedFault
+        return works(self)
+
+    monkeypatch.setattr(Batch, "_forward", forward)
+    seq_ids = start(driver)
+    driver.run()
+    assert num_broken == [4, 1]
+    bad = driver.replies[seq_ids[1]]
+    assert bad.error is not None and bad.token_ids == expected[1][: len(bad.token_ids)]
+    assert tokens(driver, [seq_ids[row] for row in (0, 2, 3)]) == [expected[row] for row in (0, 2, 3)]
+    assert is_at_rest(driver)
+
+
+def test_a_row_that_joined_before_another_ones_fault_showed_begins_again_as_well(
+    path: Path, expected: list[list[int]]
+) -> None:
+    """What a step has launched is read one step later: by then the batch may have grown."""
+    driver = Driver(path)
+    assert driver.generate([PROMPTS[1]], max_tokens=LENGTH, sampling=SETTINGS[1]) == [expected[1]]
+    with faults() as planned:
+        early = driver.add(PROMPTS[0], LENGTH, SETTINGS[0])
+        for _ in range(8):
+            driver.step()
+        late = driver.add(PROMPTS[1], LENGTH, SETTINGS[1])  # all of it is kept: it decodes at once
+        planned.plan("read")
+        driver.step()
+        assert planned.num_struck == 1
+        assert driver.engine.report().num_restarts == 1
+        driver.run()
+    assert driver.replies[early].error is not None
+    assert driver.replies[early].token_ids == expected[0][: len(driver.replies[early].token_ids)]
+    assert tokens(driver, [late]) == [expected[1]]
+    assert is_at_rest(driver)
+
+
+def test_tokens_that_were_taken_and_not_told_end_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that went on would lack them."""
+    driver = Driver(path)
+    seq_ids = start(driver)
+    for _ in range(6):
+        driver.step()
+    works = Scheduler._take_tokens
+
+    def torn(self: Scheduler, outputs: Any) -> Any:
+        works(self, outputs)
+        raise InjectedFault
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "_take_tokens", torn)
+        driver.step()
+    assert all(driver.replies[seq_id].error is not None for seq_id in seq_ids)
+    again = start(driver)
+    driver.run()
+    assert all(driver.replies[seq_id].error is None for seq_id in again)
+    assert is_at_rest(driver)
+
+
+def test_steps_that_always_fail_end_every_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(path, max_num_seqs=2)
+    seq_ids = start(driver)
+
+    def broken(self: Any, *args: Any) -> Any:
+        raise InjectedFault
+
+    monkeypatch.setattr(Batch, "_forward", broken)
+    for _ in range(40):
+        if driver.engine.has_work:
+            driver.step()
+    assert all(driver.replies[seq_id].error is not None for seq_id in seq_ids)
+    assert is_at_rest(driver)
