@@ -31,7 +31,7 @@ class FakeRunner:
         self._pending: dict[int, int] = {}  # seq_id -> next token, sampled and not fed
         self._unread: list[TokenOutput] = []
         self._s_per_token = s_per_token
-        self.fail_next: set[int] = set()
+        self.breaks = False  # whether the next group of several rows cannot run
 
     def decode(self, plan: StepPlan) -> StepOutput:
         for seq_id in plan.release:
@@ -41,10 +41,17 @@ class FakeRunner:
         for seq_id in [seq_id for seq_id in self._pending if seq_id not in planned]:
             self._drop(seq_id)
         unread, self._unread = self._unread, []
+        suspects: list[int] = []
         for group in plan.decode:
+            if self.breaks and len(group) > 1:
+                self.breaks = False
+                suspects += [seq.seq_id for seq in group]
+                continue
             for seq in group:
                 self._unread.append(self._launch(seq))
-        return StepOutput(tokens=tuple(unread))
+        for seq_id in suspects:
+            self._drop(seq_id)
+        return StepOutput(tokens=tuple(unread), suspects=tuple(suspects))
 
     def prefill(self, chunks: tuple[PrefillChunk, ...]) -> StepOutput:
         for chunk in chunks:

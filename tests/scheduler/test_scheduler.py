@@ -1,5 +1,6 @@
 """The scheduler against a fake device: exact replies under any arrivals, aborts and memory, in order, within limits."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ requests = st.lists(
         st.frozensets(st.integers(0, 49), max_size=2),  # stop ids
         st.integers(0, 4),  # steps before the next arrival
         st.booleans(),  # aborted at once after those steps
+        st.booleans(),  # whether the next batch fails
     ),
     max_size=8,
 )
@@ -78,8 +80,9 @@ requests = st.lists(
 def test_every_reply_is_exact_under_any_load(load, max_num_seqs, rows_bytes, can_batch):
     bench = Bench(max_num_seqs=max_num_seqs, rows_bytes=rows_bytes, can_batch=can_batch)
     aborted = set()
-    for num_prompt, max_tokens, stops, num_steps, abort in load:
+    for num_prompt, max_tokens, stops, num_steps, abort, breaks in load:
         seq = bench.add(num_prompt, max_tokens, stops)
+        bench.runner.breaks |= breaks
         for _ in range(num_steps):
             bench.step()
             assert bench.scheduler.num_running <= max_num_seqs
@@ -185,6 +188,49 @@ def test_a_failed_row_ends_alone():
     bench.run()
     assert bench.tokens(good) == reply(good.prompt.token_ids, 5, frozenset())
     assert bench.tokens(bad) == []
+
+
+def test_rows_that_shared_a_fault_decode_alone_to_their_end_and_others_still_together():
+    bench = Bench()
+    early = [bench.add(5, 12), bench.add(5, 12)]
+    bench.step()
+    bench.runner.breaks = True
+    bench.step()
+    late = [bench.add(5, 12), bench.add(5, 12)]
+    bench.run()
+    assert bench.scheduler.num_restarts == 2 and bench.scheduler.num_preemptions == 0
+    groups = [tuple(seq.seq_id for seq in group) for plan in bench.plans[2:] for group in plan.decode]
+    assert {group for group in groups if len(group) > 1} == {tuple(seq.seq_id for seq in late)}
+    assert {(seq.seq_id,) for seq in early} <= set(groups)
+    for seq in (*early, *late):
+        assert bench.tokens(seq) == reply(seq.prompt.token_ids, 12, frozenset())
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_after_a_step_that_failed_as_a_whole_rows_begin_again_once_and_who_waits_goes_on_waiting(restart):
+    bench = Bench(max_num_seqs=2)
+    rows, waiting = [bench.add(5), bench.add(5)], bench.add(5)
+    error = GenerationError("broken")
+    bench.step()
+    bench.runner = FakeRunner()
+    failed = bench.scheduler.recover(error, restart=restart)
+    assert (
+        [(update.seq_id, update.error) for update in failed] == [] if restart else [(row.seq_id, error) for row in rows]
+    )
+    if restart:
+        bench.step()
+        bench.runner = FakeRunner()
+        assert [update.seq_id for update in bench.scheduler.recover(error)] == [row.seq_id for row in rows]
+    bench.run()
+    assert bench.tokens(waiting) == reply(waiting.prompt.token_ids, 5, frozenset())
+    assert not any(bench.tokens(row) for row in rows)
+
+
+def test_where_no_row_ran_a_step_that_fails_ends_who_waits():
+    bench = Bench()
+    seq = bench.add(5)
+    assert [update.seq_id for update in bench.scheduler.recover(GenerationError("broken"))] == [seq.seq_id]
+    assert not bench.scheduler.has_work
 
 
 def test_abort_forgets_a_sequence_wherever_it_is():
