@@ -214,9 +214,8 @@ def test_after_a_step_that_failed_as_a_whole_rows_begin_again_once_and_who_waits
     bench.step()
     bench.runner = FakeRunner()
     failed = bench.scheduler.recover(error, restart=restart)
-    assert (
-        [(update.seq_id, update.error) for update in failed] == [] if restart else [(row.seq_id, error) for row in rows]
-    )
+    expected = [] if restart else [(row.seq_id, error) for row in rows]
+    assert [(update.seq_id, update.error) for update in failed] == expected
     if restart:
         bench.step()
         bench.runner = FakeRunner()
