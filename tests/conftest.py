@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from .drawing import LONG
 
@@ -18,7 +18,8 @@ from .drawing import LONG
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests measure behaviour, never time: the machine may be busy.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_PHASES = [phase for phase in Phase if phase is not Phase.explain]  # its tracing can make CPython 3.11 spin for ever
+settings.register_profile("untimed", deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(LONG, settings.get_profile("untimed"), max_examples=1000)
 settings.load_profile("untimed")
 

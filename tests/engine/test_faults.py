@@ -46,7 +46,11 @@ def expected(path: Path) -> list[list[int]]:
 
 
 def is_at_rest(driver: Driver) -> bool:
-    driver.engine.cache_tree.check_integrity()
+    tree = driver.engine.cache_tree
+    tree.check_integrity()
+    driver.engine.clear_cache()
+    assert not tree.used_bytes, "nothing is pinned"
+    assert not any(driver.engine._scheduler._groups.is_apart(seq_id) for seq_id in driver.seqs)
     return driver.engine.num_rows == 0 and not driver.engine.has_work
 
 
@@ -67,6 +71,35 @@ def test_a_fault_that_passes_in_a_batch_of_several_is_noticed_by_nobody(
     assert all(driver.replies[seq_id].error is None for seq_id in seq_ids)
     assert tokens(driver, seq_ids) == expected
     assert len(driver.replies[seq_ids[3]].logprobs) == LENGTH
+    assert is_at_rest(driver)
+
+
+def test_at_any_moment_of_their_replies(path: Path, expected: list[list[int]]) -> None:
+    """The last sample of a row is read when it has no batch any more."""
+    driver = Driver(path)
+    for after in (0, 1, 5, LENGTH - 2, LENGTH - 1, LENGTH):
+        with faults() as planned:
+            seq_ids = start(driver)
+            planned.plan("read", after=after)
+            driver.run()
+        assert bool(planned.num_struck) == (after < LENGTH)
+        for row, seq_id in enumerate(seq_ids):
+            reply = driver.replies[seq_id]
+            assert reply.token_ids == expected[row] or (reply.error and reply.token_ids == expected[row][:after])
+    assert is_at_rest(driver)
+
+
+@pytest.mark.parametrize("seam", ["step", "look-up"])
+def test_what_a_failed_step_was_to_restore_is_let_go(path: Path, expected: list[list[int]], seam: str) -> None:
+    driver = Driver(path)
+    for ids in PROMPTS[:2]:
+        driver.generate([ids], max_tokens=2)
+    with faults() as planned:
+        seq_ids = start(driver)
+        planned.plan(seam, after=int(seam == "look-up"))
+        driver.run()
+    assert planned.num_struck == 1
+    assert tokens(driver, seq_ids) == expected
     assert is_at_rest(driver)
 
 

@@ -10,6 +10,7 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.guide import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
 
+from .faults import SHARED, faults
 from .guiding import Guiding, is_person
 from .harness import GREEDY, Driver, plain_loop
 
@@ -92,6 +93,22 @@ def test_a_matcher_that_fails_ends_its_own_row(driver, guiding, path) -> None:
     driver.run()
     assert "guided" in driver.replies[row].error.message
     assert driver.replies[beside].token_ids == plain_loop(path, other, 20)[0]
+
+
+@pytest.mark.parametrize("seam", SHARED)
+def test_a_guided_row_goes_on_in_its_grammar_after_a_fault_in_its_batch(driver, guiding, seam) -> None:
+    start, stop = prompt(9), guiding.tokenizer.eos_token_ids
+    fields = {"constraint": guiding.person(start, thinking="off"), "stop_token_ids": stop}
+    alone = driver.generate([start], max_tokens=150, sampling=HOT, **fields)[0]
+    before = driver.engine.report().num_restarts
+    with faults() as planned:
+        rows = [driver.add(start, 150, HOT, **fields) for _ in range(2)]
+        for _ in range(6):
+            driver.step()
+        planned.plan(seam)
+        driver.run()
+    assert driver.engine.report().num_restarts == before + 2
+    assert [driver.replies[row].token_ids for row in rows] == [alone, alone]
 
 
 def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:

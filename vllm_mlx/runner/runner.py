@@ -157,7 +157,6 @@ class Runner:
         for batch in tainted:
             self._batches.remove(batch)
             fence.suspect(batch.seqs)
-            lost.update(batch.seq_ids)
         self._in_flight = [
             launched for launched in self._in_flight if lost.isdisjoint(seq.seq_id for seq in launched.seqs)
         ]
