@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.core.sequence import Sequence, TokenSampling
 from vllm_mlx.runner.batch import Batch
+from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .faults import SHARED, InjectedFault, faults
@@ -163,25 +165,132 @@ def test_a_row_that_joined_before_another_ones_fault_showed_begins_again_as_well
 
 
 def test_tokens_that_were_taken_and_not_told_end_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply that went on would lack them."""
-    driver = Driver(path)
-    seq_ids = start(driver)
-    for _ in range(6):
-        driver.step()
+    """A reply that went on would lack them; one that has just ended would never be told."""
+    driver = Driver(path, max_num_seqs=5)
+    seq_ids = [*start(driver), driver.add(PROMPTS[0], 3), driver.add(PROMPTS[0], 3)]
     works = Scheduler._take_tokens
 
     def torn(self: Scheduler, outputs: Any) -> Any:
-        works(self, outputs)
-        raise InjectedFault
+        updates = works(self, outputs)
+        if any(update.finish_reason for update in updates):
+            raise InjectedFault
+        return updates
 
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "_take_tokens", torn)
-        driver.step()
-    assert all(driver.replies[seq_id].error is not None for seq_id in seq_ids)
+        while not any(reply.error for reply in driver.replies.values()):
+            driver.step()
+    assert all(driver.replies[seq_id].error for seq_id in seq_ids)
     again = start(driver)
     driver.run()
     assert all(driver.replies[seq_id].error is None for seq_id in again)
     assert is_at_rest(driver)
+
+
+def test_a_fault_that_names_its_row_touches_no_other(path: Path, expected: list[list[int]]) -> None:
+    """However often it comes."""
+    driver = Driver(path)
+    works = Runner._start
+
+    def failing(self: Runner, seq: Sequence) -> Batch:
+        if seq.sampling.seed == 77:
+            raise InjectedFault
+        return works(self, seq)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_start", failing)
+        seq_ids = start(driver)
+        driver.run()
+    assert [bool(driver.replies[seq_id].error) for seq_id in seq_ids] == [False, True, False, False]
+    assert tokens(driver, [seq_ids[row] for row in (0, 2, 3)]) == [expected[row] for row in (0, 2, 3)]
+    assert driver.engine.report().num_restarts == 0
+    assert is_at_rest(driver)
+
+
+def test_a_prompt_that_can_never_be_looked_up_begins_from_nothing(path: Path, expected: list[list[int]]) -> None:
+    driver = Driver(path)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise InjectedFault
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrefixTree, "match", failing)
+        seq_ids = start(driver)
+        driver.run()
+    assert tokens(driver, seq_ids) == expected
+    assert is_at_rest(driver)
+
+
+def test_a_look_up_that_fails_half_way_pins_nothing(path: Path, expected: list[list[int]]) -> None:
+    driver = Driver(path)
+    driver.generate([PROMPTS[0]], max_tokens=2)
+
+    def failing(*args: Any) -> Any:
+        raise InjectedFault
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vllm_mlx.cache.tree.pieces_up_to", failing)
+        assert driver.generate([PROMPTS[0]], max_tokens=LENGTH) == [expected[0]]
+    assert is_at_rest(driver)
+
+
+@pytest.mark.parametrize("name", ["common_length", "make_room"])
+def test_what_cannot_be_kept_is_not(
+    path: Path, expected: list[list[int]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a row ends, or gives way for a while: both plan to keep what it computed."""
+    roomy = Driver(path)
+    driver = Driver(path, rows_bytes=2 * roomy.engine.facts.footprint.bytes_at(300))
+    works = getattr(PrefixTree, name)
+
+    def failing(self: PrefixTree, *args: Any) -> Any:
+        if any(seq.num_output_tokens for seq in driver.seqs.values()):
+            raise InjectedFault
+        return works(self, *args)
+
+    monkeypatch.setattr("vllm_mlx.scheduler.scheduler.RESERVED_OUTPUT", 0)
+    monkeypatch.setattr(PrefixTree, name, failing)
+    longer = [driver.add(ids, 280) for ids in PROMPTS[:3]]
+    driver.run()
+    assert driver.engine.report().num_preemptions
+    assert tokens(driver, longer) == [roomy.generate([ids], max_tokens=280)[0] for ids in PROMPTS[:3]]
+    assert tokens(driver, longer)[0][:LENGTH] == expected[0]
+
+
+def test_of_several_faults_of_whole_steps_each_ends_the_youngest_row_at_most(
+    path: Path, expected: list[list[int]]
+) -> None:
+    driver = Driver(path)
+    with faults() as planned:
+        seq_ids = start(driver)
+        for _ in range(3):
+            for _ in range(5):
+                driver.step()
+            planned.plan("step")
+        driver.run()
+    assert planned.num_struck == 3
+    assert [bool(driver.replies[seq_id].error) for seq_id in seq_ids] == [False, False, True, True]
+    assert tokens(driver, seq_ids[:2]) == expected[:2]
+    assert is_at_rest(driver)
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_a_row_took_from_the_cache_is_told_of_the_start_that_counted(path: Path, cleared: bool) -> None:
+    driver = Driver(path)
+    driver.generate([PROMPTS[1]], max_tokens=4)
+    with faults() as planned:
+        early = driver.add(PROMPTS[0], LENGTH)
+        for _ in range(6):
+            driver.step()
+        late = driver.add(PROMPTS[1], LENGTH)
+        planned.plan("step")
+        driver.step()
+        assert planned.num_struck == 1
+        if cleared:
+            driver.engine.clear_cache()
+        driver.run()
+    assert driver.replies[early].error is None
+    assert driver.seqs[late].num_cached_tokens == (0 if cleared else len(PROMPTS[1]) - 1)
 
 
 def test_steps_that_always_fail_end_every_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

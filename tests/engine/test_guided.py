@@ -9,6 +9,7 @@ import pytest
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.guide import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .faults import SHARED, faults
 from .guiding import Guiding, is_person
@@ -109,6 +110,24 @@ def test_a_guided_row_goes_on_in_its_grammar_after_a_fault_in_its_batch(driver, 
         driver.run()
     assert driver.engine.report().num_restarts == before + 2
     assert [driver.replies[row].token_ids for row in rows] == [alone, alone]
+
+
+@pytest.mark.parametrize("name", ["feed", "fill"])
+def test_a_constraint_that_fails_ends_its_own_row(driver, guiding, path, monkeypatch, name) -> None:
+    def failing(*args) -> None:
+        raise RuntimeError("injected fault")
+
+    start, other = prompt(6), prompt(8)
+    row = driver.add(start, 30, constraint=guiding.constraint(start, Regex("[a-z]{500}"), thinking="off"))
+    beside = driver.add(other, 20)
+    for _ in range(6):
+        driver.step()
+    before = driver.engine.report().num_restarts
+    monkeypatch.setattr(RowConstraint, name, failing)
+    driver.run()
+    assert "injected fault" in driver.replies[row].error.message
+    assert driver.replies[beside].token_ids == plain_loop(path, other, 20)[0]
+    assert driver.engine.report().num_restarts == before
 
 
 def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:

@@ -1,6 +1,5 @@
 """The scheduler against a fake device: exact replies under any arrivals, aborts and memory, in order, within limits."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,23 +205,38 @@ def test_rows_that_shared_a_fault_decode_alone_to_their_end_and_others_still_tog
         assert bench.tokens(seq) == reply(seq.prompt.token_ids, 12, frozenset())
 
 
-@pytest.mark.parametrize("restart", [True, False])
-def test_after_a_step_that_failed_as_a_whole_rows_begin_again_once_and_who_waits_goes_on_waiting(restart):
+def test_after_steps_that_failed_as_a_whole_rows_begin_again_once_each_and_who_waits_goes_on_waiting():
     bench = Bench(max_num_seqs=2)
-    rows, waiting = [bench.add(5), bench.add(5)], bench.add(5)
+    older, younger, waiting = bench.add(5), bench.add(5), bench.add(5)
     error = GenerationError("broken")
-    bench.step()
-    bench.runner = FakeRunner()
-    failed = bench.scheduler.recover(error, restart=restart)
-    expected = [] if restart else [(row.seq_id, error) for row in rows]
-    assert [(update.seq_id, update.error) for update in failed] == expected
-    if restart:
+    for ended in ([], [younger], [older]):
         bench.step()
         bench.runner = FakeRunner()
-        assert [update.seq_id for update in bench.scheduler.recover(error)] == [row.seq_id for row in rows]
+        if ended == [older]:
+            bench.scheduler.abort(waiting.seq_id)
+            waiting = bench.add(5)
+        updates = bench.scheduler.recover(error)
+        assert [(update.seq_id, update.error) for update in updates] == [(seq.seq_id, error) for seq in ended]
     bench.run()
     assert bench.tokens(waiting) == reply(waiting.prompt.token_ids, 5, frozenset())
-    assert not any(bench.tokens(row) for row in rows)
+
+
+def test_rows_that_begin_again_do_not_wait_for_another_to_end(monkeypatch):
+    """A row that was preempted does; but here places came free."""
+    monkeypatch.setattr("vllm_mlx.scheduler.scheduler.RESERVED_OUTPUT", 0)
+    bench = Bench(rows_bytes=3500)
+    long, short = bench.add(1400, 1000), [bench.add(300, 400) for _ in range(3)]
+    while not bench.scheduler.num_preemptions:
+        bench.step()
+    bench.step()
+    bench.runner.breaks = True
+    bench.step()
+    assert bench.scheduler.num_restarts and bench.scheduler.num_running == 1
+    bench.step()
+    assert bench.scheduler.num_running > 1
+    bench.run()
+    for seq in (long, *short):
+        assert bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())
 
 
 def test_where_no_row_ran_a_step_that_fails_ends_who_waits():

@@ -54,7 +54,7 @@ SEAMS = {
     "sampler": Seam(Sampler, "sample", after=2),
     "step as a whole": Seam(Runner, "decode", after=2),
     "grammar": Seam(RowConstraint, "fill", guided=True, after=1),
-    "look-up": Seam(PrefixTree, "match"),
+    "look-up": Seam(PrefixTree, "match", harmless=True),
     "snapshot": Seam(snapshot, "capture", harmless=True),
     "insert": Seam(PrefixTree, "insert", harmless=True),
     "restore": Seam(snapshot, "restore", harmless=True),

@@ -169,22 +169,22 @@ def test_a_body_that_does_not_come(impatient: Running) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 def test_bodies_that_together_are_too_much(path: str) -> None:
     """They stay with their requests: what replies under way have sent counts until they end."""
-
     num_played = count()
 
     def play(request: Request, index: int) -> Script:
         end = Pause(None) if next(num_played) < BODIES else finished()
         return (Started(PROMPT_TOKENS, 0), TextDelta("hello"), end)
 
-    body = {"messages": [{"role": "user", "content": "h" * 900}], "max_tokens": 5}
-    with serving(FakeEngine(play), max_body_bytes=1100) as server, ExitStack() as replies, server.http() as client:
+    body = {"messages": [{"role": "user", "content": "h" * 70_000}], "max_tokens": 5}
+    with serving(FakeEngine(play), max_body_bytes=71_000) as server, ExitStack() as replies, server.http() as client:
         streams = [client.stream("POST", path, json={**body, "stream": True}) for _ in range(BODIES)]
         lines = [replies.enter_context(stream).iter_lines() for stream in streams]
         assert all(next(each) for each in lines)
         refused = client.post(path, json=body)
         assert refused.status_code == 429, refused.text
         assert refused.headers["retry-after"] == "5"
-        assert "as many bytes" in refused.json()["error"]["message"]
+        assert "--max-body" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["type"] == "rate_limit_error"
         assert client.post(path, json={**CHAT, "max_tokens": 5}).status_code == 200, "a short one finds room"
         replies.close()
         eventually(lambda: client.post(path, json=body).status_code == 200)

@@ -59,18 +59,19 @@ class PrefixTree:
         self._counters.count_hit(kind, length)
         self._touch(node)
         node.count_hit(self._now)
-        self._num_pins_made += 1
-        self._pins[self._num_pins_made] = node
-        node.pins += 1
-        return Match(
+        found = Match(
             space=space,
             length=length,
             common=common,
             kind=kind,
             pieces=pieces_up_to(node, length),
             state=node.state,
-            pin_id=self._num_pins_made,
+            pin_id=self._num_pins_made + 1,
         )
+        self._num_pins_made += 1
+        self._pins[found.pin_id] = node
+        node.pins += 1
+        return found
 
     def common_length(self, space: Space, key: bytes) -> int:
         """Tokens of the longest stored prefix, resumable or not. Changes nothing."""

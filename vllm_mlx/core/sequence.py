@@ -117,7 +117,7 @@ class Sequence:
     cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
     num_stored_tokens: int = 0  # prompt tokens that the prefix cache held, resumable or not
     scheduled_s: float | None = None  # when it first had a place, by the scheduler's clock
-    num_preemptions: int = 0  # and restarts after a fault
+    num_preemptions: int = 0  # restarts after a fault included
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended it
 

@@ -139,16 +139,13 @@ class Engine:
         """
         self.num_steps += 1
         self._is_stalled = False
-        plan, told = StepPlan(), True  # `told`: all tokens that the scheduler has taken
+        plan = StepPlan()
         try:
             while self._aborts:
                 self._scheduler.abort(self._aborts.pop())
             plan = self._scheduler.schedule(time.monotonic())
-            output = self._runner.decode(plan)
-            told = False
-            if updates := self._scheduler.update(output):
+            if updates := self._scheduler.update(self._runner.decode(plan)):
                 deliver(updates)
-            told = True
             self._is_stalled = plan == StepPlan() and not updates and self._scheduler.awaits_inputs
             if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
                 deliver(updates)
@@ -158,4 +155,4 @@ class Engine:
             self._runner.reset()
             for restore in plan.restores:
                 restore.release()
-            deliver(self._scheduler.recover(failure, restart=told))
+            deliver(self._scheduler.recover(failure))

@@ -1,5 +1,6 @@
 """Masks of a batch: what its constrained rows may draw next, as bits, and the logits of all else taken out."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
 from .row_constraint import RowConstraint
+
+logger = logging.getLogger(__name__)
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]  # (rows, words) of 32 tokens each
 _ALL = np.uint32(0xFFFFFFFF)
@@ -35,14 +38,19 @@ class Masks:
 
     def clear(self) -> None:
         self._rows.clear()
+        self._failed.clear()
 
     def feed(self, tokens: Iterable[TokenOutput]) -> None:
         if not self._rows:
             return
         for token in tokens:
             row = self._rows.get(token.seq_id)
-            if row is not None:
+            if row is None:
+                continue
+            try:
                 row.feed(token.token_id)
+            except Exception as error:  # whatever it is, it concerns this row alone
+                self._fail(token.seq_id, error)
 
     def take_failed(self) -> list[tuple[int, GenerationError]]:
         """Rows that could not go on since the last call."""
@@ -59,11 +67,17 @@ class Masks:
         for row, held in bound.items():
             try:
                 held.fill(words[row])
-            except GenerationError as error:
-                self._failed.append((seqs[row].seq_id, error))
-                self.drop(seqs[row].seq_id)
+            except Exception as error:  # whatever it is, it concerns this row alone
+                self._fail(seqs[row].seq_id, error)
                 words[row] = _ALL
         return words
+
+    def _fail(self, seq_id: int, error: Exception) -> None:
+        if not isinstance(error, GenerationError):
+            logger.error("A guided reply failed", exc_info=error)
+            error = GenerationError(f"The reply cannot be guided any further: {type(error).__name__}: {error}")
+        self._failed.append((seq_id, error))
+        self.drop(seq_id)
 
 
 def apply_mask(logits: mx.array, words: Words) -> mx.array:

@@ -68,7 +68,7 @@ class Runner:
             self._masks.drop(seq_id)
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
-        self._arrange(_without(plan.decode, self._unstarted))
+        self._arrange(_without(plan.decode, self._unstarted), fence)
         unread, self._in_flight = self._in_flight, []
         held = [batch for batch in self._batches if self._masks.has_any(batch.seqs)]
         self._launch((batch for batch in list(self._batches) if batch not in held), Batch.launch, fence)
@@ -208,7 +208,7 @@ class Runner:
                 return batch.caches, batch.seq_ids.index(seq_id)
         return None, 0
 
-    def _arrange(self, groups: Rows[Rows[Sequence]]) -> None:
+    def _arrange(self, groups: Rows[Rows[Sequence]], fence: "_Fence") -> None:
         """Make the batches hold exactly these groups, moving as few rows as possible."""
         wanted = [{seq.seq_id for seq in group} for group in groups]
         if [set(batch.seq_ids) for batch in self._batches] == wanted:
@@ -222,9 +222,10 @@ class Runner:
             for index, seq_id in enumerate(batch.seq_ids)
             if seq_id in moving and seq_id not in staying.get(id(batch), ())
         }
-        self._batches = [
-            self._form(group, ids, base, singles) for group, ids, base in zip(groups, wanted, bases, strict=True)
-        ]
+        formed = (
+            self._form(group, ids, base, singles, fence) for group, ids, base in zip(groups, wanted, bases, strict=True)
+        )
+        self._batches = [batch for batch in formed if batch is not None]
 
     def _claim_bases(self, wanted: list[set[int]]) -> list[Batch | None]:
         """For each group the batch that already holds most of it; no batch twice."""
@@ -239,14 +240,24 @@ class Runner:
                 free.remove(best)
         return bases
 
-    def _form(self, group: Rows[Sequence], seq_ids: set[int], base: Batch | None, singles: dict[int, Batch]) -> Batch:
+    def _form(
+        self,
+        group: Rows[Sequence],
+        seq_ids: set[int],
+        base: Batch | None,
+        singles: dict[int, Batch],
+        fence: "_Fence",
+    ) -> Batch | None:
+        """None where the group has no row that could be started."""
         if base is not None:
             base.keep([index for index, seq_id in enumerate(base.seq_ids) if seq_id in seq_ids])
         present = set(base.seq_ids) if base is not None else set()
-        joining = [singles.get(seq.seq_id) or self._start(seq) for seq in group if seq.seq_id not in present]
-        if base is None:
+        arriving = [seq for seq in group if seq.seq_id not in present]
+        found = (singles.get(seq.seq_id) or fence.run([seq], partial(self._start, seq)) for seq in arriving)
+        joining = [batch for batch in found if batch is not None]
+        if base is None and joining:
             base = joining.pop(0)
-        if joining:
+        if base is not None and joining:
             base.join(joining)
         return base
 

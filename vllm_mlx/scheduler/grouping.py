@@ -50,11 +50,12 @@ class DecodeGroups:
         self._apart.add(row)
 
     def leave(self, row: int) -> None:
-        """It gives up its place for now."""
+        """It gives up its place in a group; it stays apart if it was."""
         left = (tuple(member for member in group if member != row) for group in self._shared)
         self._shared = [group for group in left if group]
 
     def forget(self, row: int) -> None:
+        """It has ended."""
         self._apart.discard(row)
 
 

@@ -5,6 +5,7 @@ One model's view of the shared tree. Pure: state goes through here without being
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
@@ -13,7 +14,7 @@ from ..cache.segment import ResumeRule
 from ..cache.tree import NEAR_PARTING, PrefixTree
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence
-from ..core.step import Capture, Snapshot
+from ..core.step import Capture, Restore, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class PrefixCache:
         self._lattice: dict[int, set[int]] = {}  # seq_id -> those points that serve an abort only
         self._planned: dict[int, int] = {}  # id of a capture under way -> bytes it will take
         self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured, wherever it ends
+        self._unusable: set[int] = set()  # seq_ids whose match was damaged: they begin from nothing
         self.num_skipped_captures = 0  # for want of memory
         tree.add_model(fingerprint, rule)
 
@@ -56,17 +58,39 @@ class PrefixCache:
         self._points.pop(seq.seq_id, None)
         self._lattice.pop(seq.seq_id, None)
         self._capture_soon.discard(seq.seq_id)
+        self._unusable.discard(seq.seq_id)
 
-    def match(self, seq: Sequence, now: float) -> Match:
-        """The deepest stored point of prompt and reply. The caller, or who carries out the restore, releases it."""
-        return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
+    def resume(self, seq: Sequence, now: float) -> Restore | None:
+        """Begin at the deepest stored point of prompt and reply, and plan what else is worth keeping on the way.
+
+        None where it begins from nothing.
+        """
+        match = None if seq.seq_id in self._unusable else self._match(seq, now)
+        if match is None:
+            self.plan_points(seq)
+            return None
+        seq.num_computed_tokens = match.length
+        if not seq.num_preemptions:
+            seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
+            seq.num_stored_tokens = min(match.common, seq.num_prompt_tokens)
+            seq.cache_hit_kind = match.kind
+        self.plan_points(seq, match.common)
+        return Restore(seq, match, partial(self.tree.release, match)) if match.length else None
+
+    def _match(self, seq: Sequence, now: float) -> Match | None:
+        try:
+            return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
+        except Exception:  # whatever it is, the row can begin from nothing
+            logger.exception("A prompt could not be looked up")
+            return None
 
     def trim(self, seq: Sequence, num_tokens: int) -> None:
         """Forget what is stored of prompt and reply beyond `num_tokens`, unless others share it."""
         self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
 
     def drop(self, match: Match, seq: Sequence) -> None:
-        """Forget a path that turned out damaged."""
+        """Forget a path that turned out damaged; the sequence does without the cache."""
+        self._unusable.add(seq.seq_id)
         self.tree.drop(match.space, self._key(seq, match.length))
 
     def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
@@ -105,6 +129,14 @@ class PrefixCache:
 
         None where nothing is lacking, or there is no memory. Room is made before memory is taken.
         """
+        try:
+            return self._plan_capture(seq, row_length)
+        except Exception:  # whatever it is, it concerns the copy alone
+            logger.exception("A snapshot could not be planned")
+            self.num_skipped_captures += 1
+            return None
+
+    def _plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
         if row_length <= 0:
             return None
         key, space = self._key(seq, row_length), self._space(seq)
@@ -170,7 +202,7 @@ class PrefixCache:
         A state-keeping model can only resume where its leader has yet to stop; one that resumes anywhere also uses
         what the leader has passed already, once that is captured.
         """
-        if seq.cache_salt != leader.cache_salt:
+        if seq.cache_salt != leader.cache_salt or seq.seq_id in self._unusable:
             return False
         mine, theirs = self._keys[seq.seq_id], self._keys[leader.seq_id]
         shared = min(common_tokens(mine, theirs), seq.prefill_end, leader.prefill_end)
@@ -188,7 +220,7 @@ class PrefixCache:
 
     def awaits(self, seq: Sequence, capture: Capture) -> bool:
         """Whether a copy that this step takes holds more of the prompt than the cache does."""
-        if seq.cache_salt != capture.seq.cache_salt:
+        if seq.cache_salt != capture.seq.cache_salt or seq.seq_id in self._unusable:
             return False
         mine = self._key(seq, seq.num_tokens)
         shared = common_tokens(mine, capture.key)

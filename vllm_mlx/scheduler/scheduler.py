@@ -7,9 +7,8 @@ gives the same continuation. Cached state yields to live rows: it is evicted bef
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from functools import partial
 
 from ..core.config import EngineConfig
 from ..core.errors import VLLMMLXError
@@ -49,7 +48,7 @@ class Scheduler:
         self._trims: list[tuple[Sequence, int]] = []
         self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
         self._started: list[Sequence] = []  # of this step, not told to anyone
-        self._uncached: set[int] = set()  # sequences whose match was damaged: they start from nothing
+        self._untold: list[Sequence] | None = None  # that ended in an update under way
         self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
         self._now = 0.0
         self.num_preemptions = 0
@@ -98,22 +97,25 @@ class Scheduler:
         if self._prefix_cache is not None:
             self._trims.append((seq, num_tokens))
 
-    def recover(self, error: VLLMMLXError, *, restart: bool = True) -> list[SequenceUpdate]:
+    def recover(self, error: VLLMMLXError) -> list[SequenceUpdate]:
         """After a step that failed as a whole: no row is left on the device, so nothing is captured or released.
 
-        Whose fault it was is not known. Several rows begin again, each apart; one that was alone, or did so before,
-        fails. Where no row ran, who waits fails. Without `restart` every row fails.
+        Whose fault it was is not known. Rows begin again, each apart; where all did so before, or there is one, the
+        youngest fails. Where none ran, or what an update took may not have been told, all fails.
         """
         for restore in self._restores:
             restore.release()
-        running = list(self._running.values())
-        if restart and len(running) > 1:
-            self._set_apart([seq.seq_id for seq in running if not self._groups.is_apart(seq.seq_id)])
-        failing = list(self._running.values() if running else self._waiting)
+        rows = list(self._running.values())
+        failing = rows[-1:] if all(self._groups.is_apart(seq.seq_id) for seq in rows) or len(rows) == 1 else []
+        ended, self._untold = self._untold, None
+        if ended is not None or not rows:
+            failing = [*rows, *self._waiting]
         for seq in failing:
             self._finish(seq, FinishReason.ABORT, keep=False)
+        self._set_apart([*self._running])
         self._release, self._captures, self._restores, self._started = [], [], [], []
-        return [SequenceUpdate(seq_id=seq.seq_id, error=error) for seq in failing]
+        seq_ids = dict.fromkeys(seq.seq_id for seq in (*failing, *(ended or ())))
+        return [SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids]
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         """`now` in seconds, from any clock that only goes forward: the cache tells old from new by it."""
@@ -140,12 +142,14 @@ class Scheduler:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
+        self._untold = []
         self._store(output)
         self._set_apart(output.suspects)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += self._tell_started()
         updates += self._progress(seq_id for seq_id, _ in output.prefilled)
         updates += self._take_tokens(output.tokens)
+        self._untold = None
         return [update for update in updates if update is not None]
 
     # -- admission and memory
@@ -170,27 +174,13 @@ class Scheduler:
         if seq.scheduled_s is None:
             seq.scheduled_s = self._now
         if self._prefix_cache is not None:
-            self._resume(seq, self._prefix_cache)
+            restore = self._prefix_cache.resume(seq, self._now)
+            if restore is not None:
+                self._restores.append(restore)
         if not seq.num_preemptions:
             self._started.append(seq)
         ready = seq.num_computed_tokens >= seq.prefill_end
         seq.status = SequenceStatus.DECODING if ready else SequenceStatus.PREFILLING
-
-    def _resume(self, seq: Sequence, cache: PrefixCache) -> None:
-        num_common = 0
-        if seq.seq_id not in self._uncached:
-            match = cache.match(seq, self._now)
-            num_common = match.common
-            if match.length:
-                seq.num_computed_tokens = match.length
-                self._restores.append(Restore(seq, match, partial(cache.tree.release, match)))
-            else:
-                cache.tree.release(match)
-            if not seq.num_preemptions:
-                seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
-                seq.num_stored_tokens = min(match.common, seq.num_prompt_tokens)
-                seq.cache_hit_kind = match.kind
-        cache.plan_points(seq, num_common)
 
     def _follows_another(self, seq: Sequence) -> bool:
         """Whether a prefill under way, or a row that just left, will soon hold more of this prompt than the cache does.
@@ -199,7 +189,7 @@ class Scheduler:
         before, the first that waited leads.
         """
         cache = self._prefix_cache
-        if cache is None or seq.seq_id in self._uncached:
+        if cache is None:
             return False
         if any(cache.awaits(seq, capture) for capture in self._captures):
             return True
@@ -226,20 +216,23 @@ class Scheduler:
     def _return_to_line(self, seq: Sequence, *, keep: bool = True) -> None:
         """To its front, to go on from what is kept."""
         del self._running[seq.seq_id]
+        self._waiting.appendleft(seq)
         self._groups.leave(seq.seq_id)
         if seq.seq_id not in self._drained:
             self._leave(seq, keep=keep)
         self._drained.discard(seq.seq_id)
         seq.status = SequenceStatus.WAITING
         seq.num_computed_tokens = 0
-        self._waiting.appendleft(seq)
 
-    def _set_apart(self, seq_ids: Iterable[int]) -> None:
+    def _set_apart(self, seq_ids: Collection[int]) -> None:
         """Rows whose state is lost to a fault begin again, none with another: who is at fault will fail alone."""
-        for seq_id in reversed([seq_id for seq_id in self._running if seq_id in set(seq_ids)]):
+        for seq_id in seq_ids:
             self._groups.set_apart(seq_id)
-            self._running[seq_id].num_preemptions += 1
-            self._return_to_line(self._running[seq_id], keep=False)
+        for seq in reversed([seq for seq in self._running.values() if seq.seq_id in seq_ids]):
+            if seq not in self._started:  # else it is counted and told as if it had not been here yet
+                seq.num_preemptions += 1
+            self._return_to_line(seq, keep=False)
+            self._is_crowded = False
             self.num_restarts += 1
 
     def _leave(self, seq: Sequence, *, keep: bool = True) -> None:
@@ -272,7 +265,6 @@ class Scheduler:
 
     def _start_over(self, seq: Sequence) -> None:
         """Cached state that could not be used: the row begins from nothing, unnoticed by anyone."""
-        self._uncached.add(seq.seq_id)
         if seq.seq_id in self._running:
             self._return_to_line(seq, keep=False)
             seq.num_cached_tokens = seq.num_stored_tokens = 0
@@ -280,7 +272,8 @@ class Scheduler:
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all running rows once each decoding row has grown by `extra` tokens."""
-        lengths = {row: seq.num_tokens for row, seq in self._running.items() if row not in self._drained}
+        rows = {row: seq for row, seq in self._running.items() if row not in self._drained}
+        lengths = {row: max(seq.num_tokens, seq.num_computed_tokens) for row, seq in rows.items()}
         lengths |= self._groups.padded({row: seq.num_computed_tokens for row, seq in self._running.items()})
         return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
 
@@ -380,8 +373,9 @@ class Scheduler:
         """`keep` what it computed, for a later turn."""
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
+        if self._untold is not None:
+            self._untold.append(seq)
         self._is_crowded = False
-        self._uncached.discard(seq.seq_id)
         self._groups.forget(seq.seq_id)
         if self._running.pop(seq.seq_id, None) is not None:
             if seq.seq_id in self._drained:

@@ -12,8 +12,9 @@ from .errors import http_error
 
 LEAST_BYTES_PER_S = 1024  # of a body, beyond the time that every body gets
 BODIES = 4  # of the largest size, that requests under way may hold together
+SMALL_BYTES = 64 * 1024  # such a body always finds room
 BUSY_S = 5.0  # for a client whose body finds no room
-_BUSY = "The requests under way hold as many bytes as the server takes at once. Try again shortly."
+_BUSY = f"The requests under way hold {BODIES} times --max-body together, which is all. Try again when some have ended."
 
 
 class BodyLimit:
@@ -38,7 +39,7 @@ class BodyLimit:
         try:
             await self._app(scope, body.receive, send)
         finally:
-            self._held.num_bytes -= body.num_bytes
+            self._held.give_back(body.num_bytes)
 
 
 @dataclass(slots=True)
@@ -47,6 +48,14 @@ class _Held:
 
     max_bytes: int
     num_bytes: int = 0
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether that was still within bounds."""
+        self.num_bytes += num_bytes
+        return self.num_bytes <= self.max_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
 
 
 class _Body:
@@ -68,11 +77,11 @@ class _Body:
         message = await self._in_time()
         num_new = len(message.get("body", b""))
         self.num_bytes += num_new
-        self._held.num_bytes += num_new
+        has_room = self._held.take(num_new)
         self._is_whole = not message.get("more_body", False)
         if self.num_bytes > self._max_bytes:
             raise HTTPException(413, _too_long(self._max_bytes))
-        if self._held.num_bytes > self._held.max_bytes:
+        if not has_room and self.num_bytes > SMALL_BYTES:
             raise HTTPException(429, _BUSY, {"retry-after": f"{BUSY_S:.0f}", "connection": "close"})
         return message
 

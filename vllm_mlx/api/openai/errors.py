@@ -68,7 +68,9 @@ def error_detail(error: VLLMMLXError) -> ErrorDetail:
 
 
 def encode_status(status: int, message: str) -> ErrorReply:
-    """For errors that HTTP itself found: unknown route, wrong method, no key, too large, our own bug."""
+    """For errors that HTTP itself found: unknown route, wrong method, no key, too large, too much, our own bug."""
+    if status == 429:
+        return ErrorReply(error=_detail(message, "rate_limit_error", code="rate_limit_exceeded"))
     codes = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
     if status >= 500:
         return ErrorReply(error=_detail(message, SERVER_ERROR, code="internal_error"))
