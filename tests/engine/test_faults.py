@@ -164,6 +164,21 @@ def test_a_row_that_joined_before_another_ones_fault_showed_begins_again_as_well
     assert is_at_rest(driver)
 
 
+def test_a_row_that_has_gone_is_not_set_apart(path: Path, expected: list[list[int]]) -> None:
+    driver = Driver(path)
+    with faults() as planned:
+        seq_ids = start(driver)
+        for _ in range(6):
+            driver.step()
+        driver.engine.abort(seq_ids[0])
+        planned.plan("read")  # of what was launched while it was here
+        driver.run()
+    assert planned.num_struck == 1
+    assert driver.engine.report().num_restarts == len(PROMPTS) - 1
+    assert tokens(driver, seq_ids[1:]) == expected[1:]
+    assert is_at_rest(driver)
+
+
 def test_tokens_that_were_taken_and_not_told_end_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that went on would lack them; one that has just ended would never be told."""
     driver = Driver(path, max_num_seqs=5)

@@ -226,8 +226,9 @@ class Scheduler:
 
     def _set_apart(self, seq_ids: Collection[int]) -> None:
         """Rows whose state is lost to a fault begin again, none with another: who is at fault will fail alone."""
-        for seq_id in seq_ids:
-            self._groups.set_apart(seq_id)
+        for seq in [*self._waiting, *self._running.values()]:
+            if seq.seq_id in seq_ids:
+                self._groups.set_apart(seq.seq_id)
         for seq in reversed([seq for seq in self._running.values() if seq.seq_id in seq_ids]):
             if seq not in self._started:  # else it is counted and told as if it had not been here yet
                 seq.num_preemptions += 1
