@@ -118,7 +118,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
         snapshot_every=config.snapshot_every,
     )
     scheduler = make_scheduler(config, model, memory, pacer, cache if config.prefix_cache else None)
-    return Engine(scheduler, Runner(model), engine.facts)
+    return Engine(scheduler, Runner(model, engine._watch), engine._watch, engine.facts)
 
 
 def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[list[int], list[mx.array]]:

@@ -73,7 +73,7 @@ def test_an_idle_server_has_every_field(server):
     assert has_types(status["cache"], CACHE_FIELDS)
     assert status["status"] == "idle"
     assert status["requests"] == []
-    assert set(status["metal"]) == {"active_memory_gb", "peak_memory_gb", "cache_memory_gb"}
+    assert set(status["metal"]) == {"active_memory_gb", "peak_memory_gb", "cache_memory_gb", "limit_memory_gb"}
 
 
 def test_totals_agree_with_what_clients_were_told(server):

@@ -78,5 +78,16 @@ class MemoryBudget:
         return self.pictures_bytes + self.decoded_bytes + self.known_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrun:
+    """Bytes that the device took beyond its limit in one step: measured, where a budget is reckoned."""
+
+    peak_bytes: int = 0  # at the highest moment
+    kept_bytes: int = 0  # still, when the step was over
+
+
+NO_OVERRUN = Overrun()
+
+
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"

@@ -6,6 +6,7 @@ from typing import Any
 
 from .errors import VLLMMLXError
 from .events import FinishReason, TokenLogprob
+from .memory import NO_OVERRUN, Overrun
 from .sequence import Sequence
 
 
@@ -90,6 +91,7 @@ class StepOutput:
     failed_restores: tuple[Restore, ...] = ()  # the row was not started; its match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
     decode_s: float | None = None  # one decode forward of all groups, where it was waited for
+    overrun: Overrun = NO_OVERRUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
 from ..processing.vision_probe import VisionProbe
-from ..runner.device import device_usage
+from ..runner.device import DeviceWatch, device_memory
 from ..runner.loader import Checkpoint
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
@@ -32,10 +32,11 @@ Deliver = Callable[[list[SequenceUpdate]], None]
 
 
 class Engine:
-    def __init__(self, scheduler: Scheduler, runner: Runner, facts: EngineFacts):
+    def __init__(self, scheduler: Scheduler, runner: Runner, watch: DeviceWatch, facts: EngineFacts):
         self.facts = facts
         self._scheduler = scheduler
         self._runner = runner
+        self._watch = watch
         self._aborts: list[int] = []  # for the next step, inside its fence: an abort keeps what was computed
         self._is_stalled = False
         self.num_steps = 0
@@ -55,7 +56,8 @@ class Engine:
         pacer = make_pacer(config, measured.calibration)
         cache = make_prefix_cache(config, checkpoint, measured, facts.memory)
         scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
-        return cls(scheduler, Runner(measured.model), facts)
+        watch = DeviceWatch(device_memory().limit_bytes(facts.memory.total_bytes))
+        return cls(scheduler, Runner(measured.model, watch), watch, facts)
 
     @property
     def has_work(self) -> bool:
@@ -112,7 +114,8 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_restarts=self._scheduler.num_restarts,
             live_bytes=self._runner.live_bytes(),
-            device=device_usage(),
+            num_shortened=self._scheduler.pool.num_shortened,
+            device=self._watch.usage(),
             cache=None if cache is None else cache.tree.stats,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
             media=self._media_report(),

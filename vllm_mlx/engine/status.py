@@ -57,6 +57,7 @@ def status_fields(
             "active_memory_gb": round(report.device.active_bytes / _GB, 4),
             "peak_memory_gb": round(report.device.peak_bytes / _GB, 4),
             "cache_memory_gb": round(report.device.cache_bytes / _GB, 4),
+            "limit_memory_gb": round(report.device.limit_bytes / _GB, 4),
         },
         "memory": memory_fields(memory, report),
         "giving_way": giving_way_fields(report, num_refused),
@@ -101,6 +102,7 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
 def giving_way_fields(report: EngineReport, num_refused: int) -> dict[str, int]:
     """What gave way when memory or places were short, in the order in which it does."""
     return {
+        "shorter_chunks": report.num_shortened,
         "cache_evictions": 0 if report.cache is None else report.cache.evictions,
         "image_evictions": 0 if report.media is None else report.media.num_evictions,
         "waiting": report.num_waiting,

@@ -1,13 +1,16 @@
-"""The machine's memory and MLX's limits. One look at the hardware; holds no model."""
+"""The machine's memory, MLX's limits, and what MLX takes. Holds no model."""
 
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..core.machine import physical_memory
+from ..core.memory import NO_OVERRUN, Overrun
 
 _SHARE_OF_RAM = 0.7  # where the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # of Metal's recommended working set
+_LIMIT_OF_RAM = 0.85
+_LIMIT_OF_RECOMMENDED = 0.95  # beyond all of it, macOS pages, and may give up the process or itself
 _CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse
 
 
@@ -22,6 +25,12 @@ class DeviceMemory:
             return int(self.recommended_bytes * _SHARE_OF_RECOMMENDED)
         return int(self.total_bytes * _SHARE_OF_RAM)
 
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """Short of the danger zone, but no less than the budget that was asked for."""
+        if self.recommended_bytes is not None:
+            return max(budget_bytes, int(self.recommended_bytes * _LIMIT_OF_RECOMMENDED))
+        return max(budget_bytes, int(self.total_bytes * _LIMIT_OF_RAM))
+
 
 def device_memory() -> DeviceMemory:
     recommended = mx.device_info().get("max_recommended_working_set_size")
@@ -29,11 +38,12 @@ def device_memory() -> DeviceMemory:
 
 
 def apply_limits(budget_bytes: int) -> None:
-    """Bound MLX's own cache of freed buffers and, on Metal, keep the working set wired."""
+    """Bound what MLX takes before it waits for work under way, what it keeps of freed buffers, and what stays wired."""
+    device = device_memory()
+    mx.set_memory_limit(device.limit_bytes(budget_bytes))
     mx.set_cache_limit(min(_CACHE_LIMIT, budget_bytes // 4))
-    recommended = device_memory().recommended_bytes
-    if recommended is not None:
-        mx.set_wired_limit(min(recommended, budget_bytes))
+    if device.recommended_bytes is not None:
+        mx.set_wired_limit(min(device.recommended_bytes, budget_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,26 @@ class DeviceUsage:
     active_bytes: int
     peak_bytes: int
     cache_bytes: int  # freed buffers that MLX keeps
+    limit_bytes: int  # beyond which rows and caches give way
 
 
-def device_usage() -> DeviceUsage:
-    return DeviceUsage(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
+class DeviceWatch:
+    """Measures what MLX takes, step by step."""
+
+    def __init__(self, limit_bytes: int):
+        self._limit_bytes = limit_bytes
+        self._peak_bytes = mx.get_peak_memory()  # loading took that
+        mx.reset_peak_memory()
+
+    def overrun(self) -> Overrun:
+        """Since the last call."""
+        active, peak = mx.get_active_memory(), mx.get_peak_memory()
+        mx.reset_peak_memory()
+        self._peak_bytes = max(self._peak_bytes, peak)
+        if peak <= self._limit_bytes:
+            return NO_OVERRUN
+        return Overrun(peak_bytes=peak - self._limit_bytes, kept_bytes=max(0, active - self._limit_bytes))
+
+    def usage(self) -> DeviceUsage:
+        peak = max(self._peak_bytes, mx.get_peak_memory())
+        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self._limit_bytes)

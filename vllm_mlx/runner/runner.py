@@ -20,6 +20,7 @@ from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
+from .device import DeviceWatch
 from .features import Features
 from .masks import Masks
 from .model import Model
@@ -31,8 +32,9 @@ _CLEAR_INTERVAL = 32  # decode steps between returns of freed buffers to the sys
 
 
 class Runner:
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, watch: DeviceWatch):
         self._model = model
+        self._watch = watch
         self._prefilled: dict[int, LayerCaches] = {}  # rows that do not decode yet
         self._batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
@@ -90,6 +92,7 @@ class Runner:
             snapshots=tuple(snapshots),
             failed_restores=tuple(failed_restores),
             decode_s=decode_s,
+            overrun=self._watch.overrun(),
         )
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
@@ -113,6 +116,7 @@ class Runner:
             failed=tuple(fence.failed),
             snapshots=tuple(snapshots),
             chunk_timings=tuple(timings),
+            overrun=self._watch.overrun(),
         )
 
     def reset(self) -> None:

@@ -71,9 +71,12 @@ class MLLMScheduler(Scheduler):
             self._shrink_cache(self._row_bytes(extra=1))
         return self._encoding[0] == key
 
+    def _used_bytes(self) -> int:
+        return super()._used_bytes() + self._media.used_bytes
+
     def _shrink_cache(self, rows_bytes: int) -> None:
         """Features first, then the prefix cache, give way to live rows; and to the image that is being encoded."""
-        room = max(0, self._memory.rows_bytes - rows_bytes)
+        room = max(0, self.pool.num_bytes - rows_bytes)
         coming = 0 if self._encoding is None else self._encoding[1] * self._media_bytes_per_token
         self._media.max_bytes = min(self._max_media_bytes, room)
         self._media.shrink_to(max(0, self._media.max_bytes - coming))

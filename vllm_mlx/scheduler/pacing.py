@@ -8,6 +8,8 @@ MIN_CHUNK = 16  # tokens: even a slow machine makes progress
 _IDLE_STALLS = 5  # while nothing decodes, one step may take this many stall budgets: long chunks, prompt aborts
 _MAX_GROWTH = 2  # a chunk beside running replies is at most this much longer than any measured before
 _MIN_FITTED = 64
+_SHORTEST = 64  # tokens of a chunk where memory is short
+_GROWTH = 16  # chunks that ran well make the next one longer by one part in so many, where memory was short
 _FIRST_PROBE = 256  # tokens of the chunk that calibration measured
 _FORGET = 0.9  # weight of what was measured before, at each new chunk
 
@@ -21,6 +23,7 @@ class PrefillPacer:
     def __init__(self, *, max_stall_s: float, max_chunk: int, tokens_per_s: float, overhead_s: float):
         self._max_stall_s = max_stall_s
         self._max_chunk = max_chunk
+        self._longest_now = max_chunk  # less where memory is short
         self._overhead_s = overhead_s
         self._decode_s = 0.0
         self._longest = _FIRST_PROBE  # tokens of any chunk measured
@@ -30,7 +33,16 @@ class PrefillPacer:
         self._sums = [0.0] * 5
         self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
 
+    def shorten(self, num_tokens: int) -> bool:
+        """A chunk of so many tokens took more memory than there is: shorter ones for now. False: they are short."""
+        if num_tokens <= _SHORTEST:
+            return False
+        self._longest_now = max(_SHORTEST, num_tokens // 2)
+        return True
+
     def observe_chunk(self, timing: ChunkTiming) -> None:
+        if timing.num_tokens >= self._longest_now:
+            self._longest_now = min(self._max_chunk, timing.num_tokens + 1 + timing.num_tokens // _GROWTH)
         if timing.num_tokens < MIN_CHUNK:
             self._overhead_s = min(self._overhead_s, timing.seconds)
             return
@@ -58,7 +70,7 @@ class PrefillPacer:
         else:
             tokens = (math.sqrt(linear * linear + 4 * square * room_s) - linear) / (2 * square)
         is_careful = budget_s <= self._max_stall_s
-        longest = min(self._max_chunk, _MAX_GROWTH * self._longest) if is_careful else self._max_chunk
+        longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
         return min(longest, max(MIN_CHUNK, int(tokens)))
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:

@@ -18,6 +18,7 @@ from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, PrefillChunk, Restore, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .grouping import DecodeGroups
 from .pacing import MIN_CHUNK, PrefillPacer
+from .pool import Pool
 from .prefix import PrefixCache
 
 RESERVED_OUTPUT = 2048  # tokens of reply that admission sets memory aside for; preemption stands behind it
@@ -35,7 +36,7 @@ class Scheduler:
         prefix_cache: PrefixCache | None = None,
     ):
         self._max_num_seqs = config.max_num_seqs
-        self._memory = memory
+        self.pool = Pool(memory, pacer)
         self._footprint = footprint
         self._pacer = pacer
         self._prefix_cache = prefix_cache
@@ -142,6 +143,7 @@ class Scheduler:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
+        self.pool.observe(output, self._used_bytes)
         self._untold = []
         self._store(output)
         self._set_apart(output.suspects)
@@ -163,7 +165,7 @@ class Scheduler:
                 continue
             expected = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
             rows_bytes = self._row_bytes(extra=0)
-            if self._running and rows_bytes + self._footprint.bytes_at(expected) > self._memory.rows_bytes:
+            if self._running and rows_bytes + self._footprint.bytes_at(expected) > self.pool.num_bytes:
                 return
             self._waiting.remove(seq)
             self._running[seq.seq_id] = seq
@@ -199,7 +201,7 @@ class Scheduler:
     def _preempt_if_short(self) -> None:
         """Memory for the next step: cached state goes first, then the youngest row's place."""
         needed = self._row_bytes(extra=1)
-        while needed > self._memory.rows_bytes:
+        while needed > self.pool.num_bytes:
             rows = [seq for seq in self._running.values() if seq.seq_id not in self._drained]
             if len(rows) < 2:
                 break
@@ -248,7 +250,7 @@ class Scheduler:
     def _shrink_cache(self, rows_bytes: int) -> None:
         """Keep cached state within what live rows leave of the pool."""
         if self._prefix_cache is not None:
-            self._prefix_cache.shrink_to(max(0, self._memory.rows_bytes - rows_bytes))
+            self._prefix_cache.shrink_to(max(0, self.pool.num_bytes - rows_bytes))
 
     def _store(self, output: StepOutput) -> None:
         cache = self._prefix_cache
@@ -270,6 +272,10 @@ class Scheduler:
             self._return_to_line(seq, keep=False)
             seq.num_cached_tokens = seq.num_stored_tokens = 0
             seq.cache_hit_kind = "miss"
+
+    def _used_bytes(self) -> int:
+        """Of the pool."""
+        return self._row_bytes(extra=0) + (0 if self._prefix_cache is None else self._prefix_cache.tree.used_bytes)
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all running rows once each decoding row has grown by `extra` tokens."""

@@ -1,0 +1,46 @@
+"""A device with less memory than the budget says: what is measured there is heeded, and nobody's reply changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from vllm_mlx.runner.device import DeviceMemory
+
+from .harness import Driver
+
+PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(900)] for row in range(4)]
+GB = 1 << 30
+
+
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
+def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], name: str) -> None:
+    path = checkpoint(name)
+    free = Driver(path)
+    expected = [free.generate([ids], max_tokens=40)[0] for ids in PROMPTS]
+    tight = Driver(path)
+    row_bytes = tight.engine.facts.footprint.bytes_at(940)
+    assert tight.generate([PROMPTS[0]], max_tokens=40) == [expected[0]]
+    tight.engine._watch._limit_bytes = mx.get_active_memory() + 2 * row_bytes
+    seq_ids = [tight.add(ids, 40) for ids in PROMPTS]
+    tight.run()
+    assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == expected
+    report = tight.engine.report()
+    assert report.num_shortened
+    assert report.cache is not None and report.cache.evictions
+    assert report.device.active_bytes <= report.device.limit_bytes
+    assert report.device.peak_bytes > report.device.limit_bytes, "it was measured, not foreseen"
+
+
+@pytest.mark.parametrize(
+    ("device", "budget_gb", "limit_gb"),
+    [
+        (DeviceMemory(64 * GB, 48 * GB), 40, 45.6),
+        (DeviceMemory(64 * GB, 48 * GB), 47, 47),  # more was asked for
+        (DeviceMemory(64 * GB, None), 40, 54.4),
+    ],
+)
+def test_the_limit_lies_short_of_the_danger_zone(device: DeviceMemory, budget_gb: int, limit_gb: float) -> None:
+    assert device.limit_bytes(budget_gb * GB) == pytest.approx(limit_gb * GB)
+    assert device.default_budget_bytes < device.limit_bytes(device.default_budget_bytes)
