@@ -4,10 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from vllm_mlx.core.memory import Overrun
+from vllm_mlx.core.memory import MemoryBudget, Overrun
 from vllm_mlx.core.sequence import Sequence
-from vllm_mlx.core.step import StepOutput, StepPlan
+from vllm_mlx.core.step import ChunkTiming, StepOutput, StepPlan
 from vllm_mlx.scheduler.pacing import PrefillPacer
+from vllm_mlx.scheduler.pool import Pool
 
 from .fake_runner import FakeRunner, reply
 from .test_scheduler import Bench
@@ -37,6 +38,14 @@ class TightDevice(FakeRunner):
         return StepOutput(**{name: getattr(output, name) for name in output.__slots__} | {"overrun": beyond})
 
 
+def reckoned(num_bytes: int) -> MemoryBudget:
+    return MemoryBudget(total_bytes=num_bytes + 2, weights_bytes=1, transient_bytes=1)
+
+
+def pacer(max_chunk: int = 2048) -> PrefillPacer:
+    return PrefillPacer(max_stall_s=10, max_chunk=max_chunk, tokens_per_s=1e6, overhead_s=0.001)
+
+
 def check_replies(bench: Bench, seqs: list[Sequence]) -> None:
     for seq in seqs:
         assert bench.tokens(seq) == reply(seq.prompt.token_ids, seq.max_tokens, frozenset())
@@ -57,18 +66,17 @@ def test_chunks_become_shorter_first():
 def test_chunks_grow_again_slowly():
     bench = Bench()
     bench.runner = TightDevice(limit=1 << 40)
-    pacer = bench.scheduler._pacer
-    pacer.shorten(400)
+    bench.scheduler._pacer.shorten(400)
     seqs = [bench.add(9000, 1)]
     bench.run()
     check_replies(bench, seqs)
     chunks = bench.runner.chunks
-    assert chunks[0] == 200 and max(chunks) > 400
+    assert chunks[0] == 200 and 300 < max(chunks) < 400
     assert all(later <= 1.1 * earlier for earlier, later in pairwise(chunks))
 
 
 def test_rows_give_way_to_what_is_measured():
-    bench = Bench()
+    bench = Bench(rows_bytes=4000)
     bench.runner = TightDevice(limit=2000)
     seqs = [bench.add(400, 300) for _ in range(5)]
     bench.run()
@@ -87,7 +95,66 @@ def test_where_nothing_fits_one_row_runs_at_a_time():
 
 @pytest.mark.parametrize(("num_tokens", "longest"), [(2048, 1024), (100, 64), (65, 64)])
 def test_a_chunk_that_was_too_much_is_halved(num_tokens: int, longest: int):
-    pacer = PrefillPacer(max_stall_s=10, max_chunk=2048, tokens_per_s=1000, overhead_s=0.001)
-    assert pacer.shorten(num_tokens)
-    assert pacer.chunk_tokens(1000.0) == longest
-    assert not pacer.shorten(64)
+    one = pacer()
+    assert one.shorten(num_tokens)
+    assert one.chunk_tokens(1000.0) == longest
+
+
+def test_rows_side_by_side_again_once_the_pool_has_grown_back():
+    bench = Bench(rows_bytes=1 << 20)
+    old, young = bench.add(100, 5000), bench.add(100, 50)
+    while not bench.seqs[1].output_token_ids:
+        bench.step()
+    bench.scheduler.pool.observe(StepOutput(overrun=Overrun(peak_bytes=1 << 19)))
+    late = bench.add(10, 5)
+    bench.step()
+    assert bench.scheduler.num_preemptions == 1 and bench.scheduler.num_running == 1
+    for _ in range(1200):
+        bench.step()
+    assert bench.tokens(late) and not old.finish_reason
+    bench.run()
+    check_replies(bench, [old, young, late])
+
+
+def test_a_chunk_that_must_be_long_takes_it_from_the_pool():
+    """An image's tokens are not parted in some families."""
+    pool = Pool(reckoned(10_000), pacer())
+    for _ in range(3):
+        pool.use(9000)
+        pool.observe(StepOutput(overrun=Overrun(peak_bytes=500), chunk_timings=(ChunkTiming(0, 256, 0.1),)))
+    assert pool.num_bytes == 8500 and pool.num_shortened == 1
+
+
+@pytest.mark.parametrize("max_chunk", [512, 2048])
+def test_no_chunk_becomes_longer_by_being_too_long(max_chunk: int):
+    one = pacer(max_chunk)
+    one.observe_chunk(ChunkTiming(0, 4096, 0.001))
+    one.shorten(4096)
+    assert one.chunk_tokens(1000.0) <= max_chunk
+    one.shorten(128)
+    assert not one.shorten(1000)
+    assert one.chunk_tokens(1000.0) == 64
+
+
+def test_as_short_as_they_may_be_chunks_stay_so_while_memory_is_short():
+    one = pacer()
+    pool = Pool(reckoned(10_000), one)
+    one.shorten(128)
+    for _ in range(8):
+        chunk = ChunkTiming(0, one.chunk_tokens(1000.0), 0.001)
+        assert chunk.num_tokens == 64
+        pool.use(9000)
+        pool.observe(StepOutput(overrun=Overrun(peak_bytes=500), chunk_timings=(chunk,)))
+    assert pool.num_shortened == 0 and pool.num_bytes == 8500
+
+
+def test_a_length_that_was_too_long_is_tried_again_rarely():
+    one = pacer()
+    one.shorten(1000)
+    lengths = []
+    for _ in range(200):
+        lengths.append(one.chunk_tokens(1000.0))
+        one.lengthen(lengths[-1])
+    assert lengths[0] == 500 and 900 < lengths[30] < 1000
+    assert sum(earlier < 1000 <= later for earlier, later in pairwise(lengths)) == 1
+    assert lengths.index(next(each for each in lengths if each >= 1000)) > 64

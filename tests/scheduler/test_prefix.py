@@ -9,6 +9,7 @@ from vllm_mlx.cache.segment import ResumeRule
 from vllm_mlx.cache.tree import NEAR_PARTING, PrefixTree
 from vllm_mlx.cache.victims import unevictable_bytes
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
@@ -183,3 +184,29 @@ def test_a_short_stretch_is_not_worth_a_copy():
         seq = bench.add([*ids(200), *ids(30, seed)])
         bench.run()
     assert seq.num_cached_tokens == 0
+
+
+def test_a_row_whose_leaving_broke_half_way_begins_from_nothing_where_it_is_not_found(monkeypatch):
+    bench = Bench(SLICEABLE)
+    old, young = bench.add(ids(100, 1), max_tokens=40), bench.add(ids(100, 2), max_tokens=40)
+    while not young.num_output_tokens:
+        bench.step()
+
+    def broken(*args, **kwargs):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.scheduler, "_shrink_cache", broken)
+        bench.scheduler.pool.num_bytes = 0
+        with pytest.raises(MemoryError):
+            bench.scheduler.schedule(0.0)
+    bench.scheduler.pool.num_bytes = 1 << 40
+    bench.runner.held.clear()
+    bench.runner._pending.clear()
+    bench.runner._unread.clear()
+    assert [update.seq_id for update in bench.scheduler.recover(GenerationError("broken"))] == [old.seq_id]
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.tree, "match", broken)
+        bench.step()
+    bench.run()
+    assert young.output_token_ids == reply(young.prompt.token_ids, 40, frozenset())

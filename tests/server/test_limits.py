@@ -190,6 +190,24 @@ def test_bodies_that_together_are_too_much(path: str) -> None:
         eventually(lambda: client.post(path, json=body).status_code == 200)
 
 
+def test_a_long_body_that_stalls_has_no_more_time_than_a_short_one() -> None:
+    with serving(FakeEngine(), body_s=0.5, max_body_bytes=4_000_000) as server, server.connect() as connection:
+        started_s = time.monotonic()
+        connection.sendall(post_bytes("/v1/chat/completions", json.dumps({**CHAT, "user": "u" * 3_000_000}))[:-5])
+        status, message = refusal(answer(connection))
+        assert status == 408 and "too slowly" in message
+        assert time.monotonic() - started_s < 60  # 3 MB at the least rate would take most of an hour
+
+
+def test_a_long_body_that_keeps_coming_is_taken() -> None:
+    body = post_bytes("/v1/chat/completions", json.dumps({**CHAT, "user": "u" * 8_000}))
+    with serving(FakeEngine(), body_s=1.0) as server, server.connect() as connection:
+        for start in range(0, len(body), 1000):
+            connection.sendall(body[start : start + 1000])
+            time.sleep(0.25)  # all of it takes twice the time of a body that stalls
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
 def test_a_reply_may_take_its_time(impatient: Running) -> None:
     with impatient.http() as client:
         for _ in range(3):

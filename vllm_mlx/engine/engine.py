@@ -114,6 +114,7 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_restarts=self._scheduler.num_restarts,
             live_bytes=self._runner.live_bytes(),
+            pool_bytes=self._scheduler.pool.num_bytes,
             num_shortened=self._scheduler.pool.num_shortened,
             device=self._watch.usage(),
             cache=None if cache is None else cache.tree.stats,

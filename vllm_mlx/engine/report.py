@@ -26,6 +26,7 @@ class EngineReport:
     num_running: int
     num_waiting: int
     num_preemptions: int
+    pool_bytes: int  # that rows and caches may take: less than reckoned where the device turned out to have less
     num_shortened: int  # times that prefill chunks became shorter for want of memory
     num_restarts: int  # of rows that lost their state to a fault which may have been another row's
     live_bytes: int  # of all rows, their padding included

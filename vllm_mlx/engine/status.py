@@ -83,10 +83,15 @@ def latency_fields(totals: Totals, now: float) -> dict[str, Any]:
 
 
 def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
-    """What the budget is spent on, in bytes; `free_bytes` is what rows and caches may still take."""
+    """What the budget is spent on, in bytes; `free_bytes` is what rows and caches may still take.
+
+    `lacking_bytes` is what they may not, since the device turned out not to have it.
+    """
     live_bytes = report.live_bytes
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
     media_bytes = 0 if report.media is None else report.media.used_bytes
+    free_bytes = max(0, memory.rows_bytes - live_bytes - cache_bytes - media_bytes)
+    lacking_bytes = memory.rows_bytes - report.pool_bytes
     return {
         "total_bytes": memory.total_bytes,
         "weights_bytes": memory.weights_bytes,
@@ -95,7 +100,8 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
         "cache_bytes": cache_bytes,
         "media_bytes": media_bytes,
         "pictures_bytes": memory.all_pictures_bytes,
-        "free_bytes": max(0, memory.rows_bytes - live_bytes - cache_bytes - media_bytes),
+        "lacking_bytes": free_bytes - max(0, free_bytes - lacking_bytes),
+        "free_bytes": max(0, free_bytes - lacking_bytes),
     }
 
 

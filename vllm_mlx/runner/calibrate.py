@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.sequence import PromptInputs
+from .device import measuring_peak
 from .features import encode
 from .model import Model
 from .multimodal import MultimodalModel
@@ -25,10 +26,11 @@ def calibrate(model: Model) -> Calibration:
     """Three forward passes; the first also compiles kernels."""
     _run(model, _PROBE_TOKENS)
     mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    probe_s = _run(model, _PROBE_TOKENS)
-    peak = mx.get_peak_memory() - before
+    with measuring_peak:
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        probe_s = _run(model, _PROBE_TOKENS)
+        peak = mx.get_peak_memory() - before
     token_s = min(_run(model, 1) for _ in range(2))
     mx.clear_cache()
     return Calibration(
@@ -62,10 +64,11 @@ class _Encoded:
 
 def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
     mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    features = encode(model.module, list(prompt.token_ids), prompt.media[0])
-    encoded = _Encoded(features.nbytes, max(0, mx.get_peak_memory() - before))
+    with measuring_peak:
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        features = encode(model.module, list(prompt.token_ids), prompt.media[0])
+        encoded = _Encoded(features.nbytes, max(0, mx.get_peak_memory() - before))
     mx.clear_cache()
     return encoded
 

@@ -1,5 +1,6 @@
 """The machine's memory, MLX's limits, and what MLX takes. Holds no model."""
 
+import threading
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,6 +13,9 @@ _SHARE_OF_RECOMMENDED = 0.9  # of Metal's recommended working set
 _LIMIT_OF_RAM = 0.85
 _LIMIT_OF_RECOMMENDED = 0.95  # beyond all of it, macOS pages, and may give up the process or itself
 _CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse
+
+
+measuring_peak = threading.Lock()  # MLX has one for the process: who loads a model measures with it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ def device_memory() -> DeviceMemory:
 def apply_limits(budget_bytes: int) -> None:
     """Bound what MLX takes before it waits for work under way, what it keeps of freed buffers, and what stays wired."""
     device = device_memory()
-    mx.set_memory_limit(device.limit_bytes(budget_bytes))
+    mx.set_memory_limit(max(device.limit_bytes(budget_bytes), mx.get_active_memory() + budget_bytes))
     mx.set_cache_limit(min(_CACHE_LIMIT, budget_bytes // 4))
     if device.recommended_bytes is not None:
         mx.set_wired_limit(min(device.recommended_bytes, budget_bytes))
@@ -59,13 +63,16 @@ class DeviceWatch:
 
     def __init__(self, limit_bytes: int):
         self._limit_bytes = limit_bytes
-        self._peak_bytes = mx.get_peak_memory()  # loading took that
+        self._peak_bytes = 0
         mx.reset_peak_memory()
 
     def overrun(self) -> Overrun:
         """Since the last call."""
+        if not measuring_peak.acquire(blocking=False):
+            return NO_OVERRUN
         active, peak = mx.get_active_memory(), mx.get_peak_memory()
         mx.reset_peak_memory()
+        measuring_peak.release()
         self._peak_bytes = max(self._peak_bytes, peak)
         if peak <= self._limit_bytes:
             return NO_OVERRUN

@@ -71,8 +71,8 @@ class MLLMScheduler(Scheduler):
             self._shrink_cache(self._row_bytes(extra=1))
         return self._encoding[0] == key
 
-    def _used_bytes(self) -> int:
-        return super()._used_bytes() + self._media.used_bytes
+    def _kept_bytes(self) -> int:
+        return super()._kept_bytes() + self._media.used_bytes
 
     def _shrink_cache(self, rows_bytes: int) -> None:
         """Features first, then the prefix cache, give way to live rows; and to the image that is being encoded."""

@@ -9,7 +9,8 @@ _IDLE_STALLS = 5  # while nothing decodes, one step may take this many stall bud
 _MAX_GROWTH = 2  # a chunk beside running replies is at most this much longer than any measured before
 _MIN_FITTED = 64
 _SHORTEST = 64  # tokens of a chunk where memory is short
-_GROWTH = 16  # chunks that ran well make the next one longer by one part in so many, where memory was short
+_GROWTH = 16  # where memory was short, a chunk that ran well makes the next one longer by one part in so many
+_TRIALS = 64  # chunks that must run well before one is as long as that which did not
 _FIRST_PROBE = 256  # tokens of the chunk that calibration measured
 _FORGET = 0.9  # weight of what was measured before, at each new chunk
 
@@ -24,6 +25,8 @@ class PrefillPacer:
         self._max_stall_s = max_stall_s
         self._max_chunk = max_chunk
         self._longest_now = max_chunk  # less where memory is short
+        self._too_long = max_chunk + 1  # took more memory than there is
+        self._num_well = 0  # chunks as long as may be, since the last change
         self._overhead_s = overhead_s
         self._decode_s = 0.0
         self._longest = _FIRST_PROBE  # tokens of any chunk measured
@@ -34,15 +37,24 @@ class PrefillPacer:
         self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
 
     def shorten(self, num_tokens: int) -> bool:
-        """A chunk of so many tokens took more memory than there is: shorter ones for now. False: they are short."""
-        if num_tokens <= _SHORTEST:
+        """A chunk of so many tokens took more memory than there is: shorter ones for now. False: that is no help."""
+        self._num_well = 0
+        shorter = min(self._longest_now, max(_SHORTEST, num_tokens // 2))
+        if shorter == self._longest_now:
             return False
-        self._longest_now = max(_SHORTEST, num_tokens // 2)
+        self._longest_now, self._too_long = shorter, num_tokens
         return True
 
+    def lengthen(self, num_tokens: int) -> None:
+        """A chunk of so many tokens ran within memory."""
+        if self._longest_now == self._max_chunk or num_tokens < self._longest_now:
+            return
+        self._num_well += 1
+        longer = self._longest_now + 1 + self._longest_now // _GROWTH
+        if longer < self._too_long or self._num_well >= _TRIALS:
+            self._longest_now, self._num_well = min(self._max_chunk, longer), 0
+
     def observe_chunk(self, timing: ChunkTiming) -> None:
-        if timing.num_tokens >= self._longest_now:
-            self._longest_now = min(self._max_chunk, timing.num_tokens + 1 + timing.num_tokens // _GROWTH)
         if timing.num_tokens < MIN_CHUNK:
             self._overhead_s = min(self._overhead_s, timing.seconds)
             return

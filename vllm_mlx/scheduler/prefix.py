@@ -65,6 +65,7 @@ class PrefixCache:
 
         None where it begins from nothing.
         """
+        seq.num_computed_tokens = 0
         match = None if seq.seq_id in self._unusable else self._match(seq, now)
         if match is None:
             self.plan_points(seq)

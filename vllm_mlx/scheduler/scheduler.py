@@ -50,7 +50,6 @@ class Scheduler:
         self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
         self._started: list[Sequence] = []  # of this step, not told to anyone
         self._untold: list[Sequence] | None = None  # that ended in an update under way
-        self._is_crowded = False  # a row was preempted; until one ends, another one would be at once
         self._now = 0.0
         self.num_preemptions = 0
         self.num_restarts = 0  # of rows, after faults that may have been another row's
@@ -124,7 +123,7 @@ class Scheduler:
         if self._prefix_cache is not None:
             self._prefix_cache.forget_planned(but=self._captures)
         self._preempt_if_short()
-        if not (self._is_crowded and self._running):
+        if not (self.pool.is_crowded and self._running):
             self._admit()
         groups = self._plan_decode()
         prefill = self._plan_prefill(decoding=bool(groups))
@@ -143,7 +142,7 @@ class Scheduler:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
-        self.pool.observe(output, self._used_bytes)
+        self.pool.observe(output)
         self._untold = []
         self._store(output)
         self._set_apart(output.suspects)
@@ -201,6 +200,7 @@ class Scheduler:
     def _preempt_if_short(self) -> None:
         """Memory for the next step: cached state goes first, then the youngest row's place."""
         needed = self._row_bytes(extra=1)
+        self.pool.use(needed + self._kept_bytes())
         while needed > self.pool.num_bytes:
             rows = [seq for seq in self._running.values() if seq.seq_id not in self._drained]
             if len(rows) < 2:
@@ -212,7 +212,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self._return_to_line(seq)
         seq.num_preemptions += 1
-        self._is_crowded = True
+        self.pool.crowd()
         self.num_preemptions += 1
 
     def _return_to_line(self, seq: Sequence, *, keep: bool = True) -> None:
@@ -235,7 +235,7 @@ class Scheduler:
             if seq not in self._started:  # else it is counted and told as if it had not been here yet
                 seq.num_preemptions += 1
             self._return_to_line(seq, keep=False)
-            self._is_crowded = False
+            self.pool.relieve()
             self.num_restarts += 1
 
     def _leave(self, seq: Sequence, *, keep: bool = True) -> None:
@@ -273,9 +273,9 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_stored_tokens = 0
             seq.cache_hit_kind = "miss"
 
-    def _used_bytes(self) -> int:
-        """Of the pool."""
-        return self._row_bytes(extra=0) + (0 if self._prefix_cache is None else self._prefix_cache.tree.used_bytes)
+    def _kept_bytes(self) -> int:
+        """Of the pool, beside live rows."""
+        return 0 if self._prefix_cache is None else self._prefix_cache.tree.used_bytes
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all running rows once each decoding row has grown by `extra` tokens."""
@@ -382,7 +382,7 @@ class Scheduler:
         seq.finish_reason = reason
         if self._untold is not None:
             self._untold.append(seq)
-        self._is_crowded = False
+        self.pool.relieve()
         self._groups.forget(seq.seq_id)
         if self._running.pop(seq.seq_id, None) is not None:
             if seq.seq_id in self._drained:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import http_error
 
-LEAST_BYTES_PER_S = 1024  # of a body, beyond the time that every body gets
+LEAST_BYTES_PER_S = 1024  # of a body that takes longer than every body may
 BODIES = 4  # of the largest size, that requests under way may hold together
 SMALL_BYTES = 64 * 1024  # such a body always finds room
 BUSY_S = 5.0  # for a client whose body finds no room
@@ -21,7 +21,7 @@ class BodyLimit:
     """Trusts the declared length to refuse early, and counts what really comes."""
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_s: float = 30.0) -> None:
-        """`body_s`: time for any body to come; long ones get more, at `LEAST_BYTES_PER_S`."""
+        """`body_s`: time for a body to come; it gets that time anew with each `LEAST_BYTES_PER_S * body_s` bytes."""
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._body_s = body_s
@@ -66,7 +66,8 @@ class _Body:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._held = held
-        self._started_s: float | None = None
+        self._deadline_s: float | None = None
+        self._num_recent = 0  # bytes since the deadline was set
         self._is_whole = False
         self.num_bytes = 0
 
@@ -77,6 +78,7 @@ class _Body:
         message = await self._in_time()
         num_new = len(message.get("body", b""))
         self.num_bytes += num_new
+        self._num_recent += num_new
         has_room = self._held.take(num_new)
         self._is_whole = not message.get("more_body", False)
         if self.num_bytes > self._max_bytes:
@@ -87,10 +89,10 @@ class _Body:
 
     async def _in_time(self) -> Message:
         now = time.monotonic()
-        self._started_s = self._started_s or now
-        deadline = self._started_s + self._patience_s + self.num_bytes / LEAST_BYTES_PER_S
+        if self._deadline_s is None or self._num_recent >= LEAST_BYTES_PER_S * self._patience_s:
+            self._deadline_s, self._num_recent = now + self._patience_s, 0
         try:
-            return await asyncio.wait_for(self._receive(), max(0.0, deadline - now))
+            return await asyncio.wait_for(self._receive(), max(0.0, self._deadline_s - now))
         except TimeoutError:
             raise HTTPException(408, "The request body came too slowly.", {"connection": "close"}) from None
 

@@ -8,7 +8,7 @@ import { events, json } from "./server.js";
 
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
-const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Room for one step"], ["media", "Encoded images"], ["pictures", "Pictures"], ["free", "Free"]];
+const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Room for one step"], ["media", "Encoded images"], ["pictures", "Pictures"], ["free", "Free"], ["lacking", "Not there after all"]];
 
 const throughput = new Plot(byId("throughput"), ["replies", "prompts"], { unit: "tokens per second" });
 const latency = new Plot(byId("latency"), ["between tokens p50", "between tokens p99", "to first token p50"], { unit: "seconds", scale: decades, write: seconds });
