@@ -144,6 +144,7 @@ def test_sampling_does_not_matter_to_the_cache(model, driver):
     assert check(driver, model[1], ids) == 49
 
 
+@pytest.mark.full  # of four architectures any load does
 def test_small_caches_evict_and_stay_exact(model):
     path = model[1]
     free = Driver(path)

@@ -129,7 +129,9 @@ def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     assert driver.generate([good_prompt], max_tokens=10)[0] == expected
 
 
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("nemotron_h", "gpt_oss"))]
+)
 def test_preempted_rows_continue_exactly(checkpoint, name):
     path = checkpoint(name)
     prompts = [prompt(200 + 20 * row) for row in range(4)]
