@@ -91,7 +91,7 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
     media_bytes = 0 if report.media is None else report.media.used_bytes
     free_bytes = max(0, memory.rows_bytes - live_bytes - cache_bytes - media_bytes)
-    lacking_bytes = memory.rows_bytes - report.pool_bytes
+    lacking_bytes = min(free_bytes, memory.rows_bytes - report.pool_bytes)
     return {
         "total_bytes": memory.total_bytes,
         "weights_bytes": memory.weights_bytes,
@@ -100,8 +100,8 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
         "cache_bytes": cache_bytes,
         "media_bytes": media_bytes,
         "pictures_bytes": memory.all_pictures_bytes,
-        "lacking_bytes": free_bytes - max(0, free_bytes - lacking_bytes),
-        "free_bytes": max(0, free_bytes - lacking_bytes),
+        "lacking_bytes": lacking_bytes,
+        "free_bytes": free_bytes - lacking_bytes,
     }
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.sequence import PromptInputs
-from .device import measuring_peak
+from .device import peak_of
 from .features import encode
 from .model import Model
 from .multimodal import MultimodalModel
@@ -26,17 +26,13 @@ def calibrate(model: Model) -> Calibration:
     """Three forward passes; the first also compiles kernels."""
     _run(model, _PROBE_TOKENS)
     mx.clear_cache()
-    with measuring_peak:
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        probe_s = _run(model, _PROBE_TOKENS)
-        peak = mx.get_peak_memory() - before
+    probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
     token_s = min(_run(model, 1) for _ in range(2))
     mx.clear_cache()
     return Calibration(
         tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - token_s),
         overhead_s=token_s,
-        chunk_bytes_per_token=max(0, peak) / _PROBE_TOKENS,
+        chunk_bytes_per_token=peak / _PROBE_TOKENS,
     )
 
 
@@ -64,11 +60,8 @@ class _Encoded:
 
 def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
     mx.clear_cache()
-    with measuring_peak:
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        features = encode(model.module, list(prompt.token_ids), prompt.media[0])
-        encoded = _Encoded(features.nbytes, max(0, mx.get_peak_memory() - before))
+    features, peak = peak_of(lambda: encode(model.module, list(prompt.token_ids), prompt.media[0]))
+    encoded = _Encoded(features.nbytes, peak)
     mx.clear_cache()
     return encoded
 

@@ -1,7 +1,9 @@
 """The machine's memory, MLX's limits, and what MLX takes. Holds no model."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -15,7 +17,17 @@ _LIMIT_OF_RECOMMENDED = 0.95  # beyond all of it, macOS pages, and may give up t
 _CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse
 
 
-measuring_peak = threading.Lock()  # MLX has one for the process: who loads a model measures with it too
+_measuring_peak = threading.Lock()  # MLX has one peak for the process
+T = TypeVar("T")
+
+
+def peak_of(work: Callable[[], T]) -> tuple[T, int]:
+    """What the work returns, and the bytes that it took at its highest moment beside what was there."""
+    with _measuring_peak:
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        done = work()
+        return done, max(0, mx.get_peak_memory() - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +80,11 @@ class DeviceWatch:
 
     def overrun(self) -> Overrun:
         """Since the last call."""
-        if not measuring_peak.acquire(blocking=False):
+        if not _measuring_peak.acquire(blocking=False):
             return NO_OVERRUN
         active, peak = mx.get_active_memory(), mx.get_peak_memory()
         mx.reset_peak_memory()
-        measuring_peak.release()
+        _measuring_peak.release()
         self._peak_bytes = max(self._peak_bytes, peak)
         if peak <= self._limit_bytes:
             return NO_OVERRUN

@@ -4,8 +4,9 @@ One model's view of the shared tree. Pure: state goes through here without being
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
@@ -17,6 +18,7 @@ from ..core.sequence import Sequence
 from ..core.step import Capture, Restore, Snapshot
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _MIN_GAIN = 256  # tokens that a copy of state must save where prompts part
 _STATES_OF_A_CONVERSATION = 4  # newest state copies of one path: this turn's and the last one's points
@@ -130,12 +132,7 @@ class PrefixCache:
 
         None where nothing is lacking, or there is no memory. Room is made before memory is taken.
         """
-        try:
-            return self._plan_capture(seq, row_length)
-        except Exception:  # whatever it is, it concerns the copy alone
-            logger.exception("A snapshot could not be planned")
-            self.num_skipped_captures += 1
-            return None
+        return self._or_skip(partial(self._plan_capture, seq, row_length), None, "A snapshot could not be planned")
 
     def _plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
         if row_length <= 0:
@@ -172,12 +169,15 @@ class PrefixCache:
     def insert(self, snapshot: Snapshot, now: float) -> bool:
         """False where it is not stored: the row goes on all the same."""
         self._planned.pop(id(snapshot.capture), None)
+        return self._or_skip(partial(self._insert, snapshot, now), False, "A snapshot could not be stored")
+
+    def _or_skip(self, work: Callable[[], T], skipped: T, message: str) -> T:
         try:
-            return self._insert(snapshot, now)
+            return work()
         except Exception:  # whatever it is, it concerns the copy alone
-            logger.exception("A snapshot could not be stored")
+            logger.exception(message)
             self.num_skipped_captures += 1
-            return False
+            return skipped
 
     def _insert(self, snapshot: Snapshot, now: float) -> bool:
         capture, space = snapshot.capture, self._space(snapshot.capture.seq)
