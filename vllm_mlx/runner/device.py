@@ -54,12 +54,14 @@ def device_memory() -> DeviceMemory:
 
 
 def apply_limits(budget_bytes: int) -> None:
-    """Bound what MLX takes before it waits for work under way, what it keeps of freed buffers, and what stays wired."""
+    """Limit the bytes that MLX takes before it waits for running work, and the freed buffers that it keeps.
+
+    No wired limit is set. A residency set that grows and shrinks with caches is the reported trigger of kernel panics
+    that restart the Mac.
+    """
     device = device_memory()
     mx.set_memory_limit(max(device.limit_bytes(budget_bytes), mx.get_active_memory() + budget_bytes))
     mx.set_cache_limit(min(_CACHE_LIMIT, budget_bytes // 4))
-    if device.recommended_bytes is not None:
-        mx.set_wired_limit(min(device.recommended_bytes, budget_bytes))
 
 
 @dataclass(frozen=True, slots=True)
