@@ -120,4 +120,5 @@ class Request:
     echo: bool = False  # text completion: the prompt's text comes first in the reply
     cache_reasoning: CacheReasoning | None = None  # None: the engine's setting
     cache_salt: str = ""  # requests with different salts never share cached state
+    tenant: str = ""  # the API key that sent the request, as a digest; empty where no key is asked for
     arrived_s: float | None = None  # of the monotonic clock; None: when it is submitted

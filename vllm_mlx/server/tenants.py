@@ -24,7 +24,9 @@ def own_salts(scope: Scope) -> str:
 
 def kept_apart(request: Request, scope: Scope) -> Request:
     tenant = tenant_of(scope)
-    return replace(request, cache_salt=_salts_of(tenant) + request.cache_salt) if tenant else request
+    if not tenant:
+        return request
+    return replace(request, tenant=tenant, cache_salt=_salts_of(tenant) + request.cache_salt)
 
 
 def _salts_of(tenant: str) -> str:
