@@ -30,7 +30,8 @@ class APIKeyAuth:
         digest = _digest(_given_key(scope))
         if self._is_allowed(digest):
             state = scope.setdefault("state", {})
-            state["tenant"], state["is_only_tenant"] = digest.hex(), len(self._digests) == 1
+            state["tenant"] = digest.hex()
+            state["is_only_tenant"] = state["is_admin"] = len(self._digests) == 1
             await self._app(scope, receive, send)
             return
         response = http_error(scope["path"], 401, NO_KEY)
