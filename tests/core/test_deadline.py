@@ -1,3 +1,5 @@
+"""A deadline that every thread of a request can ask."""
+
 import pytest
 
 from vllm_mlx.core.deadline import Deadline
