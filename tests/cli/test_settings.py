@@ -166,8 +166,9 @@ def test_another_name_for_keeping_reasoning_cached() -> None:
 
 def test_the_server_gets_what_is_its_own() -> None:
     given = {"separate_reasoning": False, "keep_alive_s": 3, "max_body": "1MiB", "served_model_name": ["m"]}
-    config = server_config(load_settings(given))
+    config = server_config(load_settings({**given, "messages_thinking": "always"}))
     assert (config.separate_reasoning, config.keep_alive_s, config.max_body_bytes) == (False, 3, 1 << 20)
+    assert config.messages_thinking == "always"
     assert server_config(load_settings({"served_model_name": ["m"]})) == ServerConfig(served_model_names=("m",))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -11,6 +12,7 @@ import pytest
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
+    Finished,
     FinishReason,
     PromptProgress,
     ReasoningDelta,
@@ -23,12 +25,15 @@ from vllm_mlx.core.events import (
 from vllm_mlx.core.messages import ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
 
-from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says
+from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says, usage
 from .running import Running, eventually, post_bytes, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
 ASK: Any = {"model": "tiny", "max_tokens": 50, "messages": HI}
+ADAPTIVE: Any = {"type": "adaptive"}
+BUDGET: Any = {"type": "enabled", "budget_tokens": 1024}
+OFF: Any = {"type": "disabled"}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def thinks_and_calls(request: Request, index: int) -> Script:
         ToolCallDelta(0, '{"path":'),
         ToolCallDelta(0, ' "/"}'),
         ToolCallEnd(0),
-        finished(FinishReason.TOOL_CALLS),
+        Finished(FinishReason.TOOL_CALLS, replace(usage(9), reasoning_tokens=3)),
     )
 
 
@@ -102,10 +107,10 @@ def test_a_round_trip_with_a_tool(client: anthropic.Anthropic, engine: FakeEngin
     """What the package sends back is what the model said, to the last blank."""
     engine.play = thinks_and_calls
     if stream:
-        with client.messages.stream(**ASK, tools=TOOLS) as events:
+        with client.messages.stream(**ASK, tools=TOOLS, thinking=ADAPTIVE) as events:
             message = events.get_final_message()
     else:
-        message = client.messages.create(**ASK, tools=TOOLS)
+        message = client.messages.create(**ASK, tools=TOOLS, thinking=ADAPTIVE)
     assert message.stop_reason == "tool_use"
     call = message.content[-1]
     assert call.type == "tool_use" and call.id == "toolu_1" and call.input == {"path": "/"}
@@ -120,6 +125,67 @@ def test_a_round_trip_with_a_tool(client: anthropic.Anthropic, engine: FakeEngin
         ToolCallPart("call_1", "ls", {"path": "/"}),
     )
     assert messages[2].parts == (ToolResultPart("call_1", (TextPart("a"),), "ls"),)
+
+
+@pytest.mark.parametrize("fields", [{}, {"thinking": OFF}])
+def test_thinking_that_was_not_asked_for_is_counted_and_not_sent(
+    client: anthropic.Anthropic, engine: FakeEngine, fields: Any
+) -> None:
+    engine.play = thinks_and_calls
+    whole = client.messages.create(**ASK, **fields, tools=TOOLS)
+    with client.messages.stream(**ASK, **fields, tools=TOOLS) as stream:
+        starts = [event for event in stream if event.type == "content_block_start"]
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        text, call = message.content
+        assert text.type == "text" and text.text == "Looking."
+        assert call.type == "tool_use" and call.id == "toolu_1"
+        assert message.usage.output_tokens_details is not None
+        assert message.usage.output_tokens_details.thinking_tokens == 3
+    assert [(start.index, start.content_block.type) for start in starts] == [(0, "text"), (1, "tool_use")]
+
+
+@pytest.mark.parametrize("thinking", [BUDGET, ADAPTIVE])
+def test_thinking_that_was_asked_for_is_sent(client: anthropic.Anthropic, engine: FakeEngine, thinking: Any) -> None:
+    engine.play = thinks_and_calls
+    ask = {**ASK, "max_tokens": 2000, "thinking": thinking, "tools": TOOLS}
+    with client.messages.stream(**ask) as stream:
+        streamed = stream.get_final_message()
+    for message in (client.messages.create(**ask), streamed):
+        thought, *_ = message.content
+        assert thought.type == "thinking" and thought.thinking == "Need files.\n"
+
+
+def test_a_server_may_send_thinking_always() -> None:
+    with (
+        serving(FakeEngine(play=thinks_and_calls), messages_thinking="always") as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+    ):
+        assert client.messages.create(**ASK, tools=TOOLS).content[0].type == "thinking"
+
+
+def test_a_reply_that_only_thought_has_an_empty_text(client: anthropic.Anthropic, engine: FakeEngine) -> None:
+    """Programs that read `content[0].text` go on reading."""
+    engine.play = lambda request, index: (
+        Started(PROMPT_TOKENS, 2),
+        ReasoningDelta("Hm."),
+        finished(FinishReason.LENGTH),
+    )
+    with client.messages.stream(**ASK) as stream:
+        streamed = stream.get_final_message()
+    for message in (client.messages.create(**ASK), streamed):
+        [block] = message.content
+        assert block.type == "text" and block.text == "" and message.stop_reason == "max_tokens"
+
+
+def test_pings_bridge_thinking_that_is_not_sent() -> None:
+    thought = [each for number in range(20) for each in (ReasoningDelta(f"{number} "), Pause(0.02))]
+    engine = FakeEngine(play=lambda request, index: (Started(7, 2), *thought, TextDelta("a"), finished()))
+    with serving(engine, keep_alive_s=0.05) as server, server.http() as client:
+        wire = client.post("/v1/messages", json={**ASK, "stream": True}).text
+    names = [line.removeprefix("event: ") for line in wire.splitlines() if line.startswith("event: ")]
+    before = names[: names.index("content_block_start")]
+    assert before[0] == "message_start" and set(before[1:]) == {"ping"}
 
 
 def test_the_tool_runner(client: anthropic.Anthropic, engine: FakeEngine) -> None:

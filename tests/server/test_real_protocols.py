@@ -9,6 +9,8 @@ import anthropic
 import openai
 import pytest
 
+from tests.acceptance.rote import rote_checkpoint
+from tests.processing.habits import HABITS
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 
@@ -95,6 +97,40 @@ def test_a_response_that_does_not_fit_is_refused(gpt: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         gpt.responses.create(model="tiny", input="word " * 2000, stream=True)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, stream: bool) -> None:
+    """The model's template keeps the reasoning of a turn that called a tool, and so does the prefix cache."""
+    config = EngineConfig(
+        model=str(rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)),
+        chat_template=HABITS["after the last question"],
+        reasoning_parser="qwen3",
+        tool_call_parser="hermes",
+        memory_budget_bytes=4 << 30,
+    )
+    ask: Any = {
+        "model": "tiny",
+        "max_tokens": 100,
+        "extra_body": {"temperature": 0},
+        "tools": [{"name": "edit", "input_schema": {"type": "object"}}],
+    }
+    with (
+        serving(AsyncEngine.start(config)) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude,
+    ):
+        if stream:
+            with claude.messages.stream(**ask, messages=HI) as events:
+                first = events.get_final_message()
+        else:
+            first = claude.messages.create(**ask, messages=HI)
+        [call] = first.content
+        assert call.type == "tool_use" and first.usage.output_tokens_details is not None
+        assert first.usage.output_tokens_details.thinking_tokens >= 40
+        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
+        messages = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+        usage = claude.messages.create(**ask, messages=messages).usage
+    assert usage.cache_read_input_tokens == first.usage.input_tokens + first.usage.output_tokens
 
 
 def test_a_reply_that_the_client_began_is_gone_on_with(claude: anthropic.Anthropic) -> None:

@@ -53,10 +53,12 @@ BlockEvent = BlockStart | BlockDelta | BlockEnd
 class BlockSplitter:
     """Blocks never overlap: what belongs to another block ends the open one, a call without its end too.
 
-    A reply that said nothing has one empty text block. `Finished` ends the last block.
+    A reply that said nothing has one empty text block. `Finished` ends the last block. With `hides_reasoning` there
+    are no reasoning blocks, and the text around reasoning is one block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hides_reasoning: bool = False) -> None:
+        self._hides_reasoning = hides_reasoning
         self._num_blocks = 0
         self._open: BlockStart | None = None
         self._texts: list[str] = []
@@ -66,7 +68,7 @@ class BlockSplitter:
             case TextDelta(text):
                 return self._delta("text", text) if text else ()
             case ReasoningDelta(text):
-                return self._delta("reasoning", text) if text else ()
+                return self._delta("reasoning", text) if text and not self._hides_reasoning else ()
             case ToolCallStart():
                 return self._start("call", event)
             case ToolCallDelta(arguments=text) if text and self._is_open("call"):

@@ -72,6 +72,7 @@ def server_config(settings: Settings) -> "ServerConfig":
         host_names=settings.host_names,
         cors_origins=settings.cors_origin,
         separate_reasoning=settings.separate_reasoning,
+        messages_thinking=settings.messages_thinking,
         keep_alive_s=settings.keep_alive_s,
         limits=settings.request_limits(),
         connections=ConnectionLimits(

@@ -170,6 +170,11 @@ class Settings(BaseSettings):
         True,
         "Send reasoning apart from the content. Without it, chat completions that do not say carry it inline, tagged.",
     )
+    messages_thinking: Literal["asked", "always"] = setting(
+        Panel.SERVER,
+        "asked",
+        "Which replies of `/v1/messages` have thinking blocks: those to requests that ask for thinking, or all.",
+    )
     keep_alive_s: float = setting(
         Panel.SERVER, 10.0, "Seconds of silence after which a stream sends an event that keeps clients waiting.", gt=0
     )

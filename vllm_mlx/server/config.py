@@ -1,6 +1,7 @@
 """Settings of the HTTP side, resolved and immutable."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..core.errors import ConfigError
 from ..core.limits import RequestLimits
@@ -23,6 +24,7 @@ class ServerConfig:
     max_requests_per_minute: int | None = None  # of one client; None: any number
     keep_alive_s: float = 10.0  # silence of a stream after which a keep-alive event is sent
     separate_reasoning: bool = True  # false: reasoning comes inside the content, between tags, unless asked otherwise
+    messages_thinking: Literal["asked", "always"] = "asked"  # which replies of Messages have thinking blocks
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

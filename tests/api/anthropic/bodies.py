@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_mlx.api.anthropic.decode import MessageSpec, decode_count_request, decode_messages_request
+from vllm_mlx.api.anthropic.decode import MessageSpec, ThinkingPolicy, decode_count_request, decode_messages_request
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.anthropic.errors import AnthropicErrors, encode_error
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
@@ -27,9 +27,9 @@ def decode(**fields: Any) -> Request:
     return decode_messages_request(wire, reply_id="msg_1", model="tiny").request
 
 
-def spec_of(**fields: Any) -> MessageSpec:
+def spec_of(*, messages_thinking: ThinkingPolicy = "asked", **fields: Any) -> MessageSpec:
     wire = MessagesBody.model_validate(body(fields))
-    return decode_messages_request(wire, reply_id="msg_1", model="tiny").reply
+    return decode_messages_request(wire, reply_id="msg_1", model="tiny", messages_thinking=messages_thinking).reply
 
 
 def counted(**fields: Any) -> Request:

@@ -99,13 +99,30 @@ def test_a_string_is_one_text() -> None:
 )
 def test_thinking(thinking: Any, expected: str) -> None:
     assert decode(thinking=thinking, max_tokens=2000).thinking == expected
-    assert spec_of(thinking=thinking, max_tokens=2000).shows_thinking
+
+
+@pytest.mark.parametrize(
+    ("thinking", "asked", "always"),
+    [
+        (None, "hidden", "shown"),
+        ({"type": "disabled"}, "hidden", "shown"),
+        ({"type": "disabled", "display": "omitted"}, "hidden", "sealed"),
+        ({"type": "adaptive"}, "shown", "shown"),
+        ({"type": "adaptive", "display": "updates"}, "shown", "shown"),
+        ({"type": "adaptive", "display": "omitted"}, "sealed", "sealed"),
+        ({"type": "between_tools"}, "shown", "shown"),
+        ({"type": "enabled", "budget_tokens": 1024}, "shown", "shown"),
+    ],
+)
+def test_who_gets_thinking_blocks(thinking: Any, asked: str, always: str) -> None:
+    fields: Any = {"thinking": thinking, "max_tokens": 2000}
+    assert spec_of(**fields).thinking == asked
+    assert spec_of(messages_thinking="always", **fields).thinking == always
 
 
 def test_omitted_thinking_comes_back_inside_the_signature() -> None:
     from vllm_mlx.api.sealed import seal
 
-    assert not spec_of(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
     hidden = {"type": "thinking", "thinking": "", "signature": seal("why\n")}
     empty = {"type": "thinking", "thinking": "", "signature": "another"}
     [message] = conversation({"role": "assistant", "content": [hidden, empty]})

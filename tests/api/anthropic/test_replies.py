@@ -77,11 +77,12 @@ def text_of(message: Any) -> Any:
 
 
 @settings(deadline=None)  # the package builds its types at first
-@given(st.data(), replies())
-def test_a_streamed_message_is_the_folded_one(data: Any, events: list[GenerationEvent]) -> None:
+@given(st.data(), replies(), st.sampled_from(["shown", "sealed", "hidden"]))
+def test_a_streamed_message_is_the_folded_one(data: Any, events: list[GenerationEvent], thinking: str) -> None:
     """But for arguments that are no JSON: there the package reads what it can."""
-    whole = folded(events)
-    wire = accumulated(streamed(data.draw(cut_anywhere(events))))
+    whole = folded(events, thinking=thinking)
+    wire = accumulated(streamed(data.draw(cut_anywhere(events)), thinking=thinking))
+    assert thinking != "hidden" or all(block["type"] != "thinking" for block in whole["content"])
     for message in (whole, wire):
         for block in message["content"]:
             if "_raw" in block.get("input", {}) or block["type"] == "tool_use":
@@ -149,10 +150,10 @@ def test_an_error_comes_after_the_end_of_the_open_block() -> None:
 
 def test_omitted_thinking_travels_in_the_signature() -> None:
     events: list[GenerationEvent] = [Started(20, 12), ReasoningDelta("why "), ReasoningDelta("so"), finished()]
-    wire = streamed(events, shows_thinking=False)
+    wire = streamed(events, thinking="sealed")
     assert "why" not in wire
     [block] = accumulated(wire)["content"]
-    assert block == folded(events, shows_thinking=False)["content"][0]
+    assert block == folded(events, thinking="sealed")["content"][0]
     assert block["thinking"] == "" and unseal(block["signature"]) == "why so"
 
 

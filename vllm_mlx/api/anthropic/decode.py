@@ -24,15 +24,22 @@ from .tools import Toolbox, decode_tool_choice
 
 MIN_BUDGET_TOKENS = 1024
 
+ThinkingBlocks = Literal["shown", "sealed", "hidden"]
+ThinkingPolicy = Literal["asked", "always"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
-    """How one reply is written."""
+    """How one reply is written.
+
+    `thinking`: whether the reply has thinking blocks. Those of `sealed` are empty, and their signature holds the
+    reasoning.
+    """
 
     reply_id: str
     model: str
     stream: bool = False
-    shows_thinking: bool = True  # false: thinking blocks are empty, and their signature holds the thoughts
+    thinking: ThinkingBlocks = "shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,10 @@ class DecodedMessage:
     reply: MessageSpec
 
 
-def decode_messages_request(body: MessagesBody, *, reply_id: str, model: str) -> DecodedMessage:
+def decode_messages_request(
+    body: MessagesBody, *, reply_id: str, model: str, messages_thinking: ThinkingPolicy = "asked"
+) -> DecodedMessage:
+    """`messages_thinking`: which requests get thinking blocks, those that ask for them or all."""
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
@@ -57,7 +67,7 @@ def decode_messages_request(body: MessagesBody, *, reply_id: str, model: str) ->
         reply_id=reply_id,
         model=model,
         stream=bool(body.stream),
-        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+        thinking=_thinking_blocks(body, messages_thinking),
     )
     request = _request(body, reply_id, sampling)
     if body.cache_reasoning_tokens:
@@ -166,6 +176,12 @@ def _thinking(body: CountTokensBody) -> Literal["auto", "on", "off"]:
             return "auto"
         case other:
             return "off" if other.type == "disabled" else "auto"
+
+
+def _thinking_blocks(body: MessagesBody, policy: ThinkingPolicy) -> ThinkingBlocks:
+    if policy == "asked" and (body.thinking is None or body.thinking.type == "disabled"):
+        return "hidden"
+    return "sealed" if body.thinking is not None and body.thinking.display == "omitted" else "shown"
 
 
 def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class MessageStream:
     def __init__(self, spec: MessageSpec, *, prompt_tokens: int) -> None:
         self._spec = spec
         self._prompt_tokens = prompt_tokens
-        self._blocks = BlockSplitter()
+        self._blocks = BlockSplitter(hides_reasoning=spec.thinking == "hidden")
         self._is_started = False
 
     def open(self) -> bytes:
@@ -81,7 +81,7 @@ class MessageStream:
     def _block(self, event: BlockEvent) -> bytes:
         match event:
             case BlockDelta(index, kind, text):
-                if kind == "reasoning" and not self._spec.shows_thinking:
+                if kind == "reasoning" and self._spec.thinking == "sealed":
                     return b""
                 return f"{_DELTA_HEAD}{index},{_DELTAS[kind]}{escape(text)}}}}}\n\n".encode()
             case BlockStart():
@@ -111,4 +111,4 @@ class MessageStream:
 
 def signature(spec: MessageSpec, thinking: str) -> str:
     """Of a thinking block; where the client sees no thoughts, it carries them back to us."""
-    return SIGNATURE if spec.shows_thinking else seal(thinking)
+    return seal(thinking) if spec.thinking == "sealed" else SIGNATURE

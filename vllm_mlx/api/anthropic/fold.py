@@ -14,7 +14,7 @@ class MessageFold:
 
     def __init__(self, spec: MessageSpec) -> None:
         self._spec = spec
-        self._blocks = BlockSplitter()
+        self._blocks = BlockSplitter(hides_reasoning=spec.thinking == "hidden")
         self._content: list[TextReply | ThinkingReply | ToolUseReply] = []
         self._end: Finished | None = None
 
@@ -43,6 +43,6 @@ class MessageFold:
             call_id = encode_call_id(block.call.call_id)
             return ToolUseReply(id=call_id, name=block.call.name, input=decode_arguments(block.text))
         if block.kind == "reasoning":
-            shown = block.text if self._spec.shows_thinking else ""
+            shown = "" if self._spec.thinking == "sealed" else block.text
             return ThinkingReply(thinking=shown, signature=signature(self._spec, block.text))
         return TextReply(text=block.text)

@@ -27,7 +27,12 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
     async def messages(body: MessagesBody, http: Request) -> Response:
         """Messages with tools and thinking, streamed or whole."""
         reply_id = f"msg_{uuid.uuid4().hex}"
-        decoded = decode_messages_request(body, reply_id=reply_id, model=models.resolve(body.model))
+        decoded = decode_messages_request(
+            body,
+            reply_id=reply_id,
+            model=models.resolve(body.model),
+            messages_thinking=config.messages_thinking,
+        )
         spec = decoded.reply
         generation = await submit(engine, [decoded.request], http, reply_id=reply_id, model=spec.model)
         if spec.stream:
