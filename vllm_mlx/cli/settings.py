@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     )
     revision: str | None = engine_setting(Panel.MODEL, "revision", "Branch, tag or commit on Hugging Face.")
     trust_remote_code: bool = engine_setting(
-        Panel.MODEL, "trust_remote_code", "Run Python code that comes with the checkpoint's tokenizer."
+        Panel.MODEL, "trust_remote_code", "Run Python code that comes with the checkpoint, where a part needs it."
     )
     text_only: bool = engine_setting(
         Panel.MODEL, "text_only", "Load a vision checkpoint without its vision tower: less memory, no images."

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ModelLoadError, first_line
+from .remote_code import RemoteCodeRefused, remote_code
 from .tokenizer import Tokenizer
 
 # How it may be asked for ids: most take the first.
@@ -64,7 +65,10 @@ def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remot
 
     get_model_and_args(dict(config))  # registers the family's own processor
     try:
-        return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
+        with remote_code(path, "processor", trusted=trust_remote_code):
+            return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
+    except RemoteCodeRefused:
+        raise
     except Exception as error:  # a processor is code of the library, the checkpoint's files its input
         raise unusable(path, f"its processor cannot be loaded: {first_line(error, MAX_REASON)}") from error
 

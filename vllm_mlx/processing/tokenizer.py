@@ -10,6 +10,7 @@ import jinja2
 import tokenizers
 
 from ..core.errors import ModelLoadError, TemplateError, first_line
+from .remote_code import RemoteCodeRefused, remote_code
 from .time_limit import OutOfTime, time_limit
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
@@ -53,7 +54,10 @@ class Tokenizer:
         if not any((path / name).is_file() for name in _TOKENIZER_FILES):
             raise ModelLoadError(f"{path} has no tokenizer: put the checkpoint's tokenizer.json beside its weights.")
         try:
-            hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            with remote_code(path, "tokenizer", trusted=trust_remote_code):
+                hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except RemoteCodeRefused:
+            raise
         except Exception as error:  # tokenizers raises bare Exceptions for files it cannot read
             raise ModelLoadError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}") from error
         if not getattr(hf_tokenizer, "is_fast", False):

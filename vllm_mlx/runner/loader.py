@@ -15,6 +15,7 @@ from mlx_lm.utils import load_model as load_text_model
 
 from ..core.errors import ModelLoadError, first_line
 from ..demo import demo_path
+from ..processing.remote_code import remote_code
 from .download import download
 from .model import Model, TextModel
 from .multimodal import MultimodalModel
@@ -152,13 +153,15 @@ def _load(checkpoint: Checkpoint, library: str, load: Callable[[], Any]) -> Any:
 
 
 def _load_text(path: Path, trust_remote_code: bool) -> Any:
-    return load_text_model(path, trust_remote_code=trust_remote_code)[0]
+    with remote_code(path, "model", trusted=trust_remote_code):
+        return load_text_model(path, trust_remote_code=trust_remote_code)[0]
 
 
 def _load_vision(path: Path, trust_remote_code: bool) -> Any:
     from mlx_vlm.utils import load_model as load_vision_model
 
-    return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    with remote_code(path, "model", trusted=trust_remote_code):
+        return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
 
 
 def weights_bytes(model: Any) -> int:

@@ -1,0 +1,113 @@
+"""Stops Python code that comes with a checkpoint from running while the checkpoint is loaded. Knows no part of it.
+
+transformers runs such code where a file of the checkpoint has an `auto_map` and its caller passes
+`trust_remote_code=True`, and some processors of mlx-vlm always pass that.
+"""
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..core.errors import ModelLoadError, first_line
+
+logger = logging.getLogger(__name__)
+
+# What transformers finds and runs a checkpoint's code with, by these names and in this module alone.
+_LOADERS = ("get_cached_module_file", "get_class_in_module")
+# What it waits for an answer at the terminal, where its caller passes no `trust_remote_code`.
+_QUESTION_S = "TIME_OUT_REMOTE_CODE"
+_ASKS_FOR_TRUST = re.compile(r"trust[-_]remote[-_]code", re.IGNORECASE)
+_MAPPED_FILES = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
+                 "video_preprocessor_config.json", "config.json")  # fmt: skip
+_MAX_REASON = 200  # characters of what a library says
+_lock = threading.RLock()  # transformers' module is one for all threads
+
+
+class RemoteCodeRefused(ModelLoadError):
+    """A part of the checkpoint needs code that is not trusted."""
+
+
+@contextmanager
+def remote_code(path: Path, part: str, *, trusted: bool) -> Iterator[None]:
+    """Load one part of the checkpoint inside. Without trust its code does not run, which the part may do without.
+
+    One thread loads at a time. Raises RemoteCodeRefused in place of a library's error where the code was needed.
+    """
+    refused: list[str] = []
+    with _lock:
+        if trusted:
+            yield
+            return
+        try:
+            with _refusing(refused):
+                yield
+        except Exception as error:  # a fence: it is raised again, some of it in our words
+            if refused or _ASKS_FOR_TRUST.search(str(error)):
+                raise RemoteCodeRefused(_refusal(path, part, refused, error)) from error
+            raise
+        if refused:
+            logger.warning(
+                "The %s of %s is loaded without its own Python code (%s), which only --trust-remote-code lets run",
+                part, path, _listed(refused),
+            )  # fmt: skip
+
+
+@contextmanager
+def _refusing(refused: list[str]) -> Iterator[None]:
+    """Notes in `refused` each file that transformers would have run."""
+    from transformers import dynamic_module_utils as module
+
+    def refuse(_: Any, file: str, *__: Any, **___: Any) -> NoReturn:
+        refused.append(Path(file).name)
+        # A ValueError is what callers expect for code without trust: some go on without it.
+        raise ValueError(f"{file} is not run without trust_remote_code")
+
+    replaced: dict[str, Any] = dict.fromkeys(_LOADERS, refuse) | {_QUESTION_S: 0}
+    kept = {name: getattr(module, name) for name in replaced}
+    try:
+        for name, value in replaced.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(module, name, value)
+
+
+def _listed(files: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(files))
+
+
+def _refusal(path: Path, part: str, refused: list[str], error: Exception) -> str:
+    files = _listed(refused or _mapped(path))
+    named = f" ({files})" if files else ""
+    reason = "" if _ASKS_FOR_TRUST.search(str(error)) else f" ({first_line(error, _MAX_REASON)})"
+    return (
+        f"{path} brings its own Python code{named}, and its {part} cannot be loaded without it{reason}. "
+        "Read the code, and if you trust it, start with --trust-remote-code."
+    )
+
+
+def _mapped(path: Path) -> list[str]:
+    """The files of Python code that the checkpoint's `auto_map` entries name."""
+    values = [_auto_map(path / name) for name in _MAPPED_FILES]
+    files: list[str] = []
+    while values:
+        value = values.pop(0)
+        if isinstance(value, dict | list):
+            values.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, str):  # such as "owner/name--module.Class"
+            files.append(value.rpartition("--")[2].partition(".")[0] + ".py")
+    return files
+
+
+def _auto_map(file: Path) -> Any:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values.get("auto_map") if isinstance(values, dict) else None
