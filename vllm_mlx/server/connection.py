@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..core.errors import ConfigError, TooManyRequests
 from .errors import envelope_of, http_error, respond
@@ -18,6 +18,9 @@ HARD_FACTOR = 2  # connections beyond so many times the limit are closed unanswe
 BUSY_S = 5.0  # for a client that finds all connections taken
 OPEN_FILES = 8192  # connections are files, and macOS begins with 256
 OPEN_PATHS = frozenset({"/health"})
+MAX_HEADERS = 256  # of one request, trailers included
+MAX_AHEAD = 8  # requests that a client may send while it waits for the reply to an earlier one
+MAX_AHEAD_BYTES = 256 * 1024  # of their headers and bodies together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +41,31 @@ class ConnectionLimits:
         return partial(GuardedProtocol, limits=self)
 
 
+class StopParser(Exception):
+    """Raised inside a callback of the parser: it reads no further."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's own protocol, with a clock and a count on requests that are not whole yet, and a clock on replies."""
+    """uvicorn's protocol with bounds on what a client may send, and clocks on requests and replies.
+
+    Requests that come while an earlier one is running wait in `pipeline`. Reading goes on meanwhile, since a paused
+    connection would not show that its client has left.
+    """
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._clock: asyncio.TimerHandle | None = None
         self._take_clock: asyncio.TimerHandle | None = None
-        self._reads_head = True
-        self._num_header_bytes = 0
+        self._num_marks = 0  # heads, pieces of bodies and requests that the parser has completed
+        self._num_open_bytes = 0  # received in reads since the last of them, so inside one head or its like
+        self._unfinished: list[RequestResponseCycle] = []  # without a complete reply, oldest first
+        self._takes_requests = True
+        self._stopped_by: StopParser | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,7 +77,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._stop_take_clock()
+        self.pipeline.clear()
         super().connection_lost(exc)
+        for cycle in self._unfinished:  # uvicorn marks only the newest one
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -70,25 +92,82 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if not self._takes_requests:
+            return
         if self._clock is None and (self.cycle is None or self.cycle.response_complete):
             self._start_clock()  # blank lines before a request begin none
+        num_marks = self._num_marks
         super().data_received(data)
-        if self._reads_head and not self.transport.is_closing():
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > self._limits.max_header_bytes:
-                self._refuse(431, self._too_long())
+        self._num_open_bytes = self._num_open_bytes + len(data) if num_marks == self._num_marks else 0
+        if self._num_open_bytes > self._limits.max_header_bytes:
+            self._stop_taking(431, too_long(self._limits.max_header_bytes))
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._reads_head, self._num_header_bytes = True, 0
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._stop_parser(431, f"The request has more than {MAX_HEADERS} headers.")
 
     def on_headers_complete(self) -> None:
         self._stop_clock()
-        self._reads_head = False
-        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        self._num_marks += 1
+        if len(self.pipeline) >= MAX_AHEAD:
+            self._stop_parser(429, f"More than {MAX_AHEAD} requests were sent ahead of a reply.")
         self.scope["state"]["num_connections"] = len(self.connections)
-        self.scope["state"]["header_bytes"] = num_bytes
+        self.scope["state"]["header_bytes"] = self._num_header_bytes()
         super().on_headers_complete()
+        self._unfinished = [cycle for cycle in self._unfinished if not cycle.response_complete] + [self.cycle]
+        self._read_on()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_marks += 1
+        super().on_body(body)
+        self._read_on()
+
+    def on_message_complete(self) -> None:
+        self._num_marks += 1
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls it where the parser has stopped."""
+        stopped_by = self._stopped_by
+        self._stop_taking(*((400, msg) if stopped_by is None else (stopped_by.status, str(stopped_by))))
+
+    def _num_header_bytes(self) -> int:
+        """As long as the head was on the wire, were each header written as `name: value`."""
+        line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
+        return line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+
+    def _read_on(self) -> None:
+        """Undo uvicorn's pause for requests that wait, within a bound of their own."""
+        if not self.pipeline:
+            return
+        self.flow.resume_reading()
+        waiting = [cycle for cycle, _ in self.pipeline]
+        if sum(cycle.scope["state"]["header_bytes"] + len(cycle.body) for cycle in waiting) > MAX_AHEAD_BYTES:
+            self._stop_parser(413, f"More than {MAX_AHEAD_BYTES} bytes were sent ahead of a reply.")
+
+    def _stop_parser(self, status: int, message: str) -> None:
+        self._stopped_by = StopParser(status, message)
+        raise self._stopped_by
+
+    def _stop_taking(self, status: int, message: str) -> None:
+        """Answer the requests that came whole, then close. The refusal is written where no reply would hold it."""
+        if self.transport.is_closing():
+            return
+        self._takes_requests = False
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()
+            self._unfinished.remove(self.cycle)
+            self.cycle = self._unfinished[-1]
+        if self.cycle is None or self.cycle.response_complete:
+            self._refuse(status, message)
+        elif not self.cycle.more_body:
+            logger.info("%s The connection closes after the requests before it.", message)
+            self.cycle.keep_alive = False
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self._refuse(status, message)
 
     def _start_clock(self) -> None:
         self._clock = self.loop.call_later(self._limits.head_s, self._head_is_late)
@@ -115,13 +194,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Before there is a path, and so a protocol with an envelope of its own."""
+        self._takes_requests = False
         response = http_error("/", status, message)
         head = [f"HTTP/1.1 {status} -".encode(), *(b": ".join(header) for header in response.raw_headers)]
         self.transport.write(b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)]))
         self.transport.close()
-
-    def _too_long(self) -> str:
-        return too_long(self._limits.max_header_bytes)
 
 
 def too_long(max_header_bytes: int) -> str:

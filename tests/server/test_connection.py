@@ -1,0 +1,245 @@
+"""One connection: requests sent ahead of a reply, heads in pieces, clients that leave. In memory and on sockets."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from vllm_mlx.core.events import Started, TextDelta
+from vllm_mlx.server.connection import (
+    MAX_AHEAD,
+    MAX_AHEAD_BYTES,
+    MAX_HEADERS,
+    ConnectionGate,
+    ConnectionLimits,
+    GuardedProtocol,
+)
+
+from .fakes import FakeEngine, Pause, Script
+from .running import Running, eventually, post_bytes, serving
+
+CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
+MAX_HEAD = 300
+
+
+class Wire(asyncio.Transport):
+    """A transport in memory: it holds what is fed while reading is paused, as a socket does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol: asyncio.Protocol | None = None
+        self.written = bytearray()
+        self._held: list[bytes] = []
+        self._is_paused = self._is_closed = False
+
+    def feed(self, data: bytes) -> None:
+        self._held.append(data)
+        while self._held and not self._is_paused and not self._is_closed:
+            assert self.protocol is not None
+            self.protocol.data_received(self._held.pop(0))
+
+    def write(self, data: Any) -> None:
+        assert not self._is_closed
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        asyncio.get_running_loop().call_soon(self.feed, b"")
+
+    def is_closing(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        if not self._is_closed and self.protocol is not None:
+            self._is_closed = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+
+async def tell(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with what it was asked for."""
+    body = await Request(scope, receive).body()
+    await PlainTextResponse(f"<{scope['path']} {len(body)}>")(scope, receive, send)
+
+
+def answers(*reads: bytes) -> bytes:
+    """What a server writes for these reads."""
+    return asyncio.run(_answers(reads))
+
+
+async def _answers(reads: Sequence[bytes]) -> bytes:
+    limits = ConnectionLimits(max_header_bytes=MAX_HEAD)
+    config = uvicorn.Config(
+        ConnectionGate(tell, limits=limits), http=limits.protocol(), lifespan="off", log_config=None, access_log=False
+    )
+    config.load()
+    wire = Wire()
+    wire.protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
+    wire.protocol.connection_made(wire)
+    for read in reads:
+        wire.feed(read)
+        await asyncio.sleep(0)
+    for _ in range(60):
+        await asyncio.sleep(0)
+    wire.close()
+    await asyncio.sleep(0)
+    return bytes(wire.written)
+
+
+def bodies(raw: bytes) -> list[str]:
+    return [each.partition(b">")[0].decode() for each in raw.split(b"<")[1:]]
+
+
+def request(path: str, num_bytes: int, body: bytes = b"", *lines: str) -> bytes:
+    """With a head of exactly so many bytes."""
+    method = "POST" if body or lines else "GET"
+    head = "\r\n".join([f"{method} /{path} HTTP/1.1", "Host: localhost", *lines, "X: "])
+    return (head + "y" * (num_bytes - len(head) - 4) + "\r\n\r\n").encode() + body
+
+
+CHUNKED = b"5\r\nhello\r\n4\r\n\r\n\r\n\r\n0\r\nX-Trailer: a\r\n\r\n"
+ALLOWED = [
+    request("a", MAX_HEAD),
+    request("b", MAX_HEAD, b"\r\n\r\nGET /", "Content-Length: 9"),
+    request("c", MAX_HEAD, CHUNKED, "Transfer-Encoding: chunked"),
+    request("d", 100),
+]
+LONG = request("e", MAX_HEAD + 1)
+
+
+def every_cut(stream: bytes) -> Iterator[tuple[bytes, ...]]:
+    for at in range(1, len(stream)):
+        yield stream[:at], stream[at:]
+    for size in (1, 2, 3, 7, 64, 299, 300, 301):
+        yield tuple(stream[at : at + size] for at in range(0, len(stream), size))
+
+
+def test_allowed_heads_are_answered_whatever_the_cut_of_reads() -> None:
+    stream = b"".join(ALLOWED)
+    for reads in every_cut(stream):
+        assert bodies(answers(*reads)) == ["/a 0", "/b 9", "/c 9", "/d 0"], [len(read) for read in reads]
+
+
+def test_a_long_head_is_refused_whatever_the_cut_of_reads() -> None:
+    for reads in every_cut(LONG + ALLOWED[3]):
+        raw = answers(*reads)
+        assert raw.startswith(b"HTTP/1.1 431 ") and bodies(raw) == [], [len(read) for read in reads]
+
+
+def test_a_long_head_behind_a_request_is_not_answered_with_it() -> None:
+    for reads in every_cut(ALLOWED[1] + LONG + ALLOWED[3]):
+        assert bodies(answers(*reads)) == ["/b 9"], [len(read) for read in reads]
+
+
+@pytest.mark.parametrize("num_headers", [MAX_HEADERS, MAX_HEADERS + 1])
+def test_the_number_of_headers_is_bounded(num_headers: int) -> None:
+    stream = b"GET / HTTP/1.1\r\n" + b":\r\n".join([b"a"] * num_headers) + b":\r\n\r\n"
+    raw = answers(stream)
+    assert (b"431" in raw and b"256 headers" in raw) is (num_headers > MAX_HEADERS)
+
+
+def test_trailers_are_bounded_as_headers_are() -> None:
+    head = request("c", 100, b"1\r\na\r\n0\r\nX: ", "Transfer-Encoding: chunked")
+    raw = answers(head, *[b"y" * 100] * 4)
+    assert b"HTTP/1.1 431" in raw and bodies(raw) == []
+
+
+def silent(request: object, index: int) -> Script:
+    return (Pause(),)
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    with serving(FakeEngine(play=silent)) as running:
+        yield running
+
+
+POST = post_bytes("/v1/chat/completions", json.dumps(CHAT))
+STREAMED = post_bytes("/v1/chat/completions", json.dumps({**CHAT, "stream": True}))
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def protocols(server: Running) -> list[GuardedProtocol]:
+    return list(server.server.server_state.connections)  # type: ignore[arg-type]
+
+
+def test_requests_sent_ahead_are_bounded(server: Running) -> None:
+    with server.connect() as connection:
+        connection.sendall(POST + GET * 4000)
+        eventually(lambda: bool(server.engine.running))
+        connection.sendall(GET * 4000)
+        with server.http() as client:
+            assert client.get("/health").status_code == 200
+        [held] = [protocol for protocol in protocols(server) if protocol.pipeline]
+        assert len(held.pipeline) == MAX_AHEAD
+
+
+def test_as_many_as_allowed_are_answered_in_order_and_then_the_connection_closes(server: Running) -> None:
+    server.engine.play = lambda request, index: FakeEngine().play(request, index)
+    with server.connect() as connection:
+        connection.sendall(POST + GET * 4000)
+        raw = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert raw.count(b"HTTP/1.1 200 OK") == 1 + MAX_AHEAD
+    assert raw.count(b"connection: close") == 1 and raw.endswith(b'{"status":"ok"}')
+
+
+def test_one_or_two_sent_ahead_leave_the_connection_open(server: Running) -> None:
+    server.engine.play = lambda request, index: FakeEngine().play(request, index)
+    with server.connect() as connection:
+        for _ in range(3):
+            connection.sendall(POST + GET + GET)
+            raw = b""
+            while raw.count(b'{"status":"ok"}') < 2:
+                raw += connection.recv(65536)
+            assert raw.count(b"HTTP/1.1 200 OK") == 3 and b"connection: close" not in raw
+
+
+def test_bytes_sent_ahead_are_bounded(server: Running) -> None:
+    body = json.dumps({**CHAT, "user": "u" * MAX_AHEAD_BYTES})
+    with server.connect() as connection:
+        connection.sendall(POST + post_bytes("/v1/chat/completions", body) * 3)
+        eventually(lambda: any(not protocol._takes_requests for protocol in protocols(server)))
+        [held] = [protocol for protocol in protocols(server) if not protocol._takes_requests]
+        assert not held.pipeline
+        assert len(server.engine.running) == 1
+
+
+def test_garbage_behind_a_request_does_not_spoil_its_reply(server: Running) -> None:
+    server.engine.play = lambda request, index: (TextDelta("a"), Pause(0.05), *FakeEngine().play(request, index))
+    with server.connect() as connection:
+        connection.sendall(STREAMED + b"\0garbage\r\n\r\n")
+        raw = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert raw.count(b"HTTP/1.1 ") == 1 and raw.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("first", [POST, STREAMED], ids=["folded", "streamed"])
+@pytest.mark.parametrize("ahead", [GET, GET * 3, POST, POST + b"GET / HTTP", post_bytes("/v1/x", "x" * 100_000)[:-1]])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_client_that_sent_requests_ahead_and_leaves_frees_what_it_held(
+    server: Running, caplog: pytest.LogCaptureFixture, first: bytes, ahead: bytes, at_once: bool
+) -> None:
+    server.engine.play = lambda request, index: (
+        Started(7, 0),
+        *(step for _ in range(5000) for step in (TextDelta("word "), Pause(0.002))),
+    )
+    with caplog.at_level(logging.WARNING):
+        connection = server.connect()
+        connection.sendall(first + (ahead if at_once else b""))
+        eventually(lambda: bool(server.engine.running))
+        if not at_once:
+            connection.sendall(ahead)
+        connection.close()
+        eventually(lambda: not server.engine.running and not server.server.server_state.connections)
+    eventually(lambda: not server.server.server_state.tasks)
+    assert len(server.engine.aborted) == 1 and not server.engine.finished
+    assert [record.getMessage() for record in caplog.records] == []
