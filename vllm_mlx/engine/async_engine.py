@@ -130,7 +130,7 @@ class AsyncEngine:
         return self._watchdog.error() if self._thread.error is None else self._thread.error.message
 
     async def submit(self, request: Request) -> Generation:
-        """Render, check and queue a request.
+        """Render, check and queue a request. The caller owns the generation: enter it at once, as leaving it ends it.
 
         Raises RequestError before anything is generated, EngineDead if nothing can be, Overloaded while closing
         and where the line is full.
@@ -152,10 +152,9 @@ class AsyncEngine:
             abort=self._thread.abort,
             closed=self._forget,
         )
-        for seq in seqs:
-            self._generations[seq.seq_id] = generation
-        self._thread.add(seqs)
         self._line.watch(generation)
+        self._generations |= dict.fromkeys(generation.seq_ids, generation)
+        self._thread.add(seqs)  # from here on it is the caller's: nothing may fail behind this
         return generation
 
     async def count_tokens(self, request: Request) -> int:

@@ -55,7 +55,10 @@ class Engine(Protocol):
     def error(self) -> str | None: ...
 
     async def submit(self, request: Request) -> Generation:
-        """Raises RequestError before anything is generated, EngineDead if nothing can be."""
+        """Raises RequestError before anything is generated, EngineDead if nothing can be.
+
+        The caller enters the generation at once: one that nobody leaves is never ended. Cancelling ends the request.
+        """
         ...
 
     async def count_tokens(self, request: Request) -> int:

@@ -1,5 +1,6 @@
 """Reply writers that hand the whole response on when it has ended. A client that goes away leaves nothing."""
 
+import logging
 from collections.abc import Callable
 
 from ..api.responses.encode import ResponseStream
@@ -8,6 +9,7 @@ from ..api.responses.replies import ResponseReply
 from ..core.errors import VLLMMLXError
 from ..core.events import GenerationEvent
 
+logger = logging.getLogger(__name__)
 Keep = Callable[[ResponseReply], None]
 
 
@@ -23,7 +25,10 @@ class RecordingStream:
 
     def fail(self, error: VLLMMLXError) -> bytes:
         wire = self._stream.fail(error)
-        self._keep(self._stream.reply)
+        try:
+            self._keep(self._stream.reply)
+        except Exception:  # the client must read how its stream ended, whether or not that can be stored
+            logger.exception("A response that failed could not be stored")
         return wire
 
     def close(self) -> bytes:

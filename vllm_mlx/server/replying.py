@@ -1,6 +1,10 @@
-"""What all routes that generate do alike: submit, note in the record, answer streamed or whole."""
+"""What all routes that generate do alike: submit, note in the record, answer streamed or whole.
 
-from collections.abc import Sequence
+A submission is entered where its answer is made, so that no generation is without an owner that ends it.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,23 +21,29 @@ from .streaming import EventStream, fold_reply
 from .tenants import kept_apart
 
 Documented = dict[int | str, dict[str, Any]]
+Submission = AbstractAsyncContextManager[Generation]
 
 
+@asynccontextmanager
 async def submit(
     engine: Engine, requests: Sequence[Request], http: HTTPRequest, *, reply_id: str, model: str
-) -> Generation:
-    """Raises RequestError before anything of the answer is sent."""
+) -> AsyncIterator[Generation]:
+    """Run the requests inside the block, and abort on leaving it what still runs.
+
+    Raises RequestError before anything of the answer is sent.
+    """
     http.app.state.limits.check_choices(sum(request.sampling.n for request in requests))
     generation = await submit_all(engine, [admitted(request, http) for request in requests])
-    record_of(http.scope).begin_reply(
-        reply_id=reply_id,
-        model=model,
-        prompt_tokens=generation.num_prompt_tokens,
-        num_prompts=len(requests),
-        choices_per_prompt=requests[0].sampling.n,
-        prompt_change=generation.prompt_change,
-    )
-    return generation
+    async with generation:
+        record_of(http.scope).begin_reply(
+            reply_id=reply_id,
+            model=model,
+            prompt_tokens=generation.num_prompt_tokens,
+            num_prompts=len(requests),
+            choices_per_prompt=requests[0].sampling.n,
+            prompt_change=generation.prompt_change,
+        )
+        yield generation
 
 
 def admitted(request: Request, http: HTTPRequest) -> Request:
@@ -42,12 +52,18 @@ def admitted(request: Request, http: HTTPRequest) -> Request:
     return kept_apart(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
 
 
-def streamed(http: HTTPRequest, generation: Generation, encoder: StreamEncoder, *, keep_alive_s: float) -> Response:
-    return EventStream(generation, encoder, record_of(http.scope), keep_alive_s=keep_alive_s)
+def streamed(
+    http: HTTPRequest,
+    submission: Submission,
+    encoder_of: Callable[[Generation], StreamEncoder],
+    *,
+    keep_alive_s: float,
+) -> Response:
+    return EventStream(submission, encoder_of, record_of(http.scope), keep_alive_s=keep_alive_s)
 
 
-async def whole(http: HTTPRequest, generation: Generation, fold: ReplyFold) -> Response:
-    body = await fold_reply(generation, fold, record_of(http.scope), http.receive)
+async def whole(http: HTTPRequest, submission: Submission, fold: ReplyFold) -> Response:
+    body = await fold_reply(submission, fold, record_of(http.scope), http.receive)
     headers = record_of(http.scope).receipts.headers()
     return Response(body, headers=headers, media_type="application/json")
 

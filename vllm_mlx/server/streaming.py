@@ -6,6 +6,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -24,52 +25,72 @@ T = TypeVar("T")
 
 
 class EventStream(Response):
-    """Server-sent events of one generation, which is submitted already."""
+    """Server-sent events of one generation, which is submitted when the response is sent.
+
+    What fails before the head of the response is raised, so that it is answered with a status of its own.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, encoder: StreamEncoder, record: RequestRecord, *, keep_alive_s: float
+        self,
+        submission: AbstractAsyncContextManager[Generation],
+        encoder_of: Callable[[Generation], StreamEncoder],
+        record: RequestRecord,
+        *,
+        keep_alive_s: float,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._generation = generation
-        self._encoder = encoder
+        self._submission = submission
+        self._encoder_of = encoder_of
+        self._encoder: StreamEncoder | None = None  # known once the generation is
         self._record = record
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _EventWriter(send)
         try:
-            await while_connected(receive, self._stream(writer, send), self._keep_alive(writer))
+            await while_connected(receive, self._answer(writer), self._keep_alive(writer))
         except ClientGone:
             self._record.status = CLIENT_GONE
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _stream(self, writer: "_EventWriter", send: Send) -> None:
-        encoder, record = self._encoder, self._record
+    async def _answer(self, writer: "_EventWriter") -> None:
+        """Writes the events. The generation has ended before the last bytes are written."""
+        record = self._record
         try:
-            async with self._generation, _Peeked(self._generation) as events:
+            async with self._submission as generation, _Peeked(generation) as events:
+                encoder = self._encoder = self._encoder_of(generation)
                 await events.wait(record.receipts.take, min(HEAD_WAIT_S, self._keep_alive_s / 2))
                 self.headers.update(record.receipts.headers())
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await writer.begin(self.status_code, self.raw_headers)
                 await writer.write(encoder.open())
                 async for index, event in events:
                     raise_if_failed(event)
                     record.observe(index, event)
                     await writer.write(encoder.feed(index, event))
             await writer.write(encoder.close())
-        except VLLMMLXError as error:
+        except Exception as error:
+            if not writer.has_begun:
+                raise
+            await writer.write(encoder.fail(self._noted(error)))
+
+    def _noted(self, error: Exception) -> VLLMMLXError:
+        """The error that the client reads."""
+        record = self._record
+        if isinstance(error, VLLMMLXError):
             record.error_code, record.error_message = error_code(error), error.message
-            await writer.write(encoder.fail(error))
-        except Exception:
-            logger.exception("Request %s failed by an error of the server", record.request_id)
-            record.error_code = "internal_error"
-            await writer.write(encoder.fail(GenerationError("The server failed on this request.")))
+            return error
+        logger.error("Request %s failed by an error of the server", record.request_id, exc_info=error)
+        record.error_code = "internal_error"
+        return GenerationError("The server failed on this request.")
 
     async def _keep_alive(self, writer: "_EventWriter") -> None:
+        await writer.begun.wait()
+        assert self._encoder is not None, "the head is written after it was made"
         while True:
             await writer.wait_for_silence(self._keep_alive_s)
             await writer.write(self._encoder.keep_alive())
@@ -126,6 +147,17 @@ class _EventWriter:
         self._now = asyncio.get_running_loop().time
         self._last_s = self._now()
         self._is_writing = False
+        self.begun = asyncio.Event()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the head of the response was sent, so that an error can only be an event of the stream."""
+        return self.begun.is_set()
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.begun.set()
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self._last_s = self._now()
 
     async def write(self, data: bytes) -> None:
         if not data:
@@ -144,18 +176,25 @@ class _EventWriter:
             await asyncio.sleep(rest)
 
 
-async def fold_reply(generation: Generation, fold: ReplyFold, record: RequestRecord, receive: Receive) -> bytes:
+async def fold_reply(
+    submission: AbstractAsyncContextManager[Generation], fold: ReplyFold, record: RequestRecord, receive: Receive
+) -> bytes:
     """The body of the whole reply. Raises what the generation failed with, and ClientGone."""
 
     async def work() -> bytes:
-        async with generation:
-            async for index, event in generation:
-                raise_if_failed(event)
-                record.observe(index, event)
-                fold.feed(index, event)
+        async with submission as generation:
+            await feed_all(generation, fold, record)
         return fold.finish()
 
     return await while_connected(receive, work())
+
+
+async def feed_all(generation: Generation, fold: ReplyFold, record: RequestRecord) -> None:
+    """Raises what the generation failed with."""
+    async for index, event in generation:
+        raise_if_failed(event)
+        record.observe(index, event)
+        fold.feed(index, event)
 
 
 def raise_if_failed(event: GenerationEvent) -> None:

@@ -14,8 +14,9 @@ from ..bodies import JSONRoute
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
-from ..ports import Engine
+from ..ports import Engine, Generation
 from ..replying import admitted, documented, streamed, submit, whole
+from ..streaming import while_connected
 
 EVENTS = "Anthropic's events, message_start to message_stop"
 
@@ -34,18 +35,22 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
             messages_thinking=config.messages_thinking,
         )
         spec = decoded.reply
-        generation = await submit(engine, [decoded.request], http, reply_id=reply_id, model=spec.model)
+        submission = submit(engine, [decoded.request], http, reply_id=reply_id, model=spec.model)
         if spec.stream:
-            encoder = MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
-            return streamed(http, generation, encoder, keep_alive_s=config.keep_alive_s)
-        return await whole(http, generation, MessageFold(spec))
+
+            def encoder_of(generation: Generation) -> MessageStream:
+                return MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
+
+            return streamed(http, submission, encoder_of, keep_alive_s=config.keep_alive_s)
+        return await whole(http, submission, MessageFold(spec))
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": ErrorReply}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
         """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
         models.resolve(body.model)
         request = decode_count_request(body, request_id=record_of(http.scope).request_id)
-        count = TokenCount(input_tokens=await engine.count_tokens(admitted(request, http)))
+        num_tokens = await while_connected(http.receive, engine.count_tokens(admitted(request, http)))
+        count = TokenCount(input_tokens=num_tokens)
         return Response(count.to_json(), media_type="application/json")
 
     return router

@@ -14,8 +14,8 @@ from ...api.openai.schema import ChatCompletionBody, CompletionBody
 from ..bodies import JSONRoute
 from ..config import ServerConfig
 from ..models import ServedModels
-from ..ports import Engine, Generation
-from ..replying import documented, streamed, submit, whole
+from ..ports import Engine
+from ..replying import Submission, documented, streamed, submit, whole
 
 EVENTS = "chunks, then [DONE]"
 
@@ -35,11 +35,10 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
             created=int(time.time()),
             separate_reasoning=config.separate_reasoning,
         )
-        generation = await _submit(engine, decoded, http)
-        spec = decoded.reply
+        submission, spec = _submit(engine, decoded, http), decoded.reply
         if spec.stream:
-            return streamed(http, generation, ChatStream(spec, names), keep_alive_s=keep_alive_s)
-        return await whole(http, generation, ChatFold(spec, names))
+            return streamed(http, submission, lambda _: ChatStream(spec, names), keep_alive_s=keep_alive_s)
+        return await whole(http, submission, ChatFold(spec, names))
 
     @router.post("/v1/completions", responses=documented(Completion, ErrorReply, EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
@@ -50,15 +49,14 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
             model=models.resolve(body.model),
             created=int(time.time()),
         )
-        generation = await _submit(engine, decoded, http)
-        spec = decoded.reply
+        submission, spec = _submit(engine, decoded, http), decoded.reply
         if spec.stream:
-            return streamed(http, generation, CompletionStream(spec, names), keep_alive_s=keep_alive_s)
-        return await whole(http, generation, CompletionFold(spec, names))
+            return streamed(http, submission, lambda _: CompletionStream(spec, names), keep_alive_s=keep_alive_s)
+        return await whole(http, submission, CompletionFold(spec, names))
 
     return router
 
 
-async def _submit(engine: Engine, decoded: Decoded, http: Request) -> Generation:
+def _submit(engine: Engine, decoded: Decoded, http: Request) -> Submission:
     spec = decoded.reply
-    return await submit(engine, decoded.requests, http, reply_id=spec.reply_id, model=spec.model)
+    return submit(engine, decoded.requests, http, reply_id=spec.reply_id, model=spec.model)

@@ -24,8 +24,9 @@ from ..log import record_of
 from ..models import ServedModels
 from ..ports import Engine, Generation
 from ..recording import RecordingFold, RecordingStream
-from ..replying import documented, streamed, submit, whole
+from ..replying import Submission, documented, streamed, submit, whole
 from ..response_store import ResponseStore, TenantStores
+from ..streaming import while_connected
 from ..tenants import tenant_of
 
 EVENTS = "OpenAI's events, response.created to response.completed"
@@ -67,14 +68,17 @@ class _Responses:
             created_at=int(time.time()),
         )
         spec = decoded.reply
-        generation = await submit(self._engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
+        submission = submit(self._engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
         keep = _Keeper(store, decoded, body.previous_response_id)
         if spec.background:
-            return self._in_background(http, generation, decoded, keep)
+            return await self._in_background(http, submission, decoded, keep)
         if spec.stream:
-            encoder = RecordingStream(ResponseStream(spec), keep)
-            return streamed(http, generation, encoder, keep_alive_s=self._keep_alive_s)
-        return await whole(http, generation, RecordingFold(ResponseFold(spec), keep))
+
+            def encoder_of(_: Generation) -> RecordingStream:
+                return RecordingStream(ResponseStream(spec), keep)
+
+            return streamed(http, submission, encoder_of, keep_alive_s=self._keep_alive_s)
+        return await whole(http, submission, RecordingFold(ResponseFold(spec), keep))
 
     async def read(self, response_id: str, http: Request, stream: bool = False) -> Response:
         """A stored response, as it stands."""
@@ -116,21 +120,27 @@ class _Responses:
     def _store(self, http: Request) -> ResponseStore:
         return self._stores.of(tenant_of(http.scope))
 
-    def _in_background(
-        self, http: Request, generation: Generation, decoded: DecodedResponse, keep: "_Keeper"
+    async def _in_background(
+        self, http: Request, submission: Submission, decoded: DecodedResponse, keep: "_Keeper"
     ) -> Response:
+        """It is stored before it is submitted: one that cannot be stored is refused before anything runs."""
         spec = decoded.reply
-        fold = ResponseFold(spec)
+        fold, answer = ResponseFold(spec), _json(response(spec, "queued"))
         keep(fold.reply)
-        self._background.start(
+        starting = self._background.start(
             spec.reply_id,
-            generation,
+            submission,
             fold,
             record_of(http.scope),
             done=lambda: keep(fold.reply),
             failed=lambda error: keep(failed(spec, error)),
         )
-        return _json(response(spec, "queued"))
+        try:
+            await while_connected(http.receive, starting)
+        except BaseException:
+            keep.forget()
+            raise
+        return answer
 
 
 class _Keeper:
@@ -144,6 +154,9 @@ class _Keeper:
     def __call__(self, reply: ResponseReply) -> None:
         if self._decoded.reply.store:
             self._store.put(stored(self._decoded, reply, self._previous_id))
+
+    def forget(self) -> None:
+        self._store.remove(self._decoded.reply.reply_id)
 
 
 def _earlier(body: ResponsesBody, store: ResponseStore) -> list[WireItem]:

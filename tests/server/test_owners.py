@@ -1,0 +1,158 @@
+"""Every generation has an owner from its submission on: whatever fails, and whoever leaves, nothing stays behind."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vllm_mlx.api.anthropic.encode import MessageStream
+from vllm_mlx.api.openai.encode import ChatStream
+from vllm_mlx.api.openai.fold import ChatFold
+from vllm_mlx.api.responses.fold import ResponseFold
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.request import Request
+from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.line import Line
+from vllm_mlx.server import streaming
+from vllm_mlx.server.log import RequestRecord
+from vllm_mlx.server.receipts import Receipts
+from vllm_mlx.server.response_store import ResponseStore
+
+from .fakes import FakeEngine, FakeGeneration
+from .running import Running, eventually, post_bytes, serving
+
+MAX_OPEN = 4  # requests that the server under test holds at once
+HI: Any = [{"role": "user", "content": "Hello"}]
+CHAT: Any = {"messages": HI, "max_tokens": 3}
+COMPLETION: Any = {"prompt": ["a", "b"], "max_tokens": 3}
+RESPONSE: Any = {"input": "Hello", "max_output_tokens": 3}
+REQUESTS: Any = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "streamed chat": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "completion": ("/v1/completions", COMPLETION),
+    "streamed completion": ("/v1/completions", {**COMPLETION, "stream": True}),
+    "message": ("/v1/messages", CHAT),
+    "streamed message": ("/v1/messages", {**CHAT, "stream": True}),
+    "response": ("/v1/responses", RESPONSE),
+    "streamed response": ("/v1/responses", {**RESPONSE, "stream": True}),
+    "background response": ("/v1/responses", {**RESPONSE, "background": True}),
+}
+SEAMS: Any = {
+    "the line": (Line, "watch", list(REQUESTS)),
+    "the record": (RequestRecord, "begin_reply", list(REQUESTS)),
+    "an observed event": (RequestRecord, "observe", list(REQUESTS)),
+    "headers": (Receipts, "headers", ["chat", "streamed chat", "streamed message", "streamed response"]),
+    "peeking": (streaming._Peeked, "wait", ["streamed chat", "streamed completion"]),
+    "an encoder": (ChatStream, "__init__", ["streamed chat"]),
+    "an encoder of messages": (MessageStream, "__init__", ["streamed message"]),
+    "the head": (ChatStream, "open", ["streamed chat"]),
+    "the end": (ChatStream, "close", ["streamed chat"]),
+    "a fold": (ChatFold, "feed", ["chat"]),
+    "the whole reply": (ChatFold, "finish", ["chat"]),
+    "a fold of a response": (ResponseFold, "feed", ["response", "background response"]),
+    "the response's store": (
+        ResponseStore,
+        "put",
+        ["response", "streamed response", "background response"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Any) -> Iterator[Running]:
+    config = EngineConfig(
+        model=str(checkpoint("qwen3")),
+        max_model_len=512,
+        memory_budget_bytes=2 << 30,
+        max_num_seqs=1,
+        max_queue=MAX_OPEN - 1,
+    )
+    with serving(AsyncEngine.start(config)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", SEAMS)
+def test_a_fault_behind_the_submission_leaves_nothing(
+    server: Running, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("injected fault")
+
+    owner, method, kinds = SEAMS[name]
+    with server.http() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, broken)
+            for kind in kinds:
+                path, body = REQUESTS[kind]
+                for _ in range(MAX_OPEN):
+                    answer = client.post(path, json=body)
+                    assert answer.status_code != 429
+        eventually(lambda: client.get("/v1/status").json()["requests"] == [])
+        assert server.engine._line._num_preparing == 0 and not server.engine._line._timers
+        for path, body in REQUESTS.values():
+            assert client.post(path, json=body).status_code == 200
+
+
+def test_a_background_response_that_cannot_be_stored_never_runs(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("injected fault")
+
+    async def submitted(request: Request) -> None:
+        raise AssertionError("it was submitted")
+
+    monkeypatch.setattr(ResponseStore, "put", broken)
+    monkeypatch.setattr(server.engine, "submit", submitted)
+    with server.http() as client:
+        answer = client.post("/v1/responses", json={**RESPONSE, "background": True})
+    assert answer.status_code == 500 and answer.json()["error"]["message"]
+
+
+def test_a_background_response_that_is_refused_is_not_stored(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[str] = []
+    put = ResponseStore.put
+
+    def noting(self: ResponseStore, response: Any) -> None:
+        stored.append(response.response_id)
+        put(self, response)
+
+    monkeypatch.setattr(ResponseStore, "put", noting)
+    with server.http() as client:
+        answer = client.post("/v1/responses", json={**RESPONSE, "input": "word " * 1000, "background": True})
+        assert answer.status_code == 400 and "context length" in answer.json()["error"]["message"]
+        assert client.get(f"/v1/responses/{stored[0]}").status_code == 404
+
+
+class Preparing(FakeEngine):
+    """Prepares each request for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_preparing = 0
+
+    async def submit(self, request: Request) -> FakeGeneration:
+        self.num_preparing += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_preparing -= 1
+        raise AssertionError("it waits for ever")
+
+    async def count_tokens(self, request: Request) -> int:
+        await self.submit(request)
+        return 0
+
+
+@pytest.mark.parametrize("kind", [*REQUESTS, "count"])
+def test_a_client_that_leaves_while_its_request_is_prepared_ends_it(kind: str) -> None:
+    path, body = REQUESTS.get(kind, ("/v1/messages/count_tokens", {"messages": HI}))
+    with serving(Preparing()) as running:
+        connection = running.connect()
+        connection.sendall(post_bytes(path, json.dumps({"model": "tiny", **body})))
+        eventually(lambda: running.engine.num_preparing == 1)
+        connection.close()
+        eventually(lambda: running.engine.num_preparing == 0)
+        eventually(lambda: not running.server.server_state.tasks)
