@@ -15,6 +15,7 @@ from .failures import CommandFailed
 from .launch.command import launch
 from .models.command import models_app
 from .options import takes_settings
+from .output import write_last
 from .settings import Settings
 from .status import status
 
@@ -65,7 +66,7 @@ def main() -> None:
     try:
         app()
     except VLLMMLXError as error:
-        print(f"vllm-mlx: {error.message}", file=sys.stderr)
+        write_last(sys.stderr.fileno(), f"vllm-mlx: {error.message}\n")
         sys.exit(error.exit_code if isinstance(error, CommandFailed) else 1)
     except KeyboardInterrupt:
         sys.exit(130)  # as shells count Ctrl-C

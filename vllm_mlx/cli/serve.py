@@ -9,6 +9,7 @@ from rich.console import Console
 
 from .banner import Banner, local_url
 from .keys import refuse_open_door
+from .output import Output, OutputHandler
 from .settings import Settings
 from .sources import unknown_variables
 
@@ -55,7 +56,7 @@ def run_server(settings: Settings) -> None:
         engine,
         sock,
         drain_s=settings.drain_s,
-        started=lambda: banner.print_to(console),
+        started=lambda: show(banner, console),
         connections=config.connections,
     )
 
@@ -84,7 +85,16 @@ def server_config(settings: Settings) -> "ServerConfig":
     )
 
 
+def show(banner: Banner, console: Console) -> None:
+    """The event loop calls it, so it must not wait for a terminal that has been stopped."""
+    with console.capture() as captured:
+        banner.print_to(console)
+    Output(sys.stdout.fileno()).write(captured.get())
+
+
 def configure_logging(level: str) -> None:
     """Our own log at `level`; what libraries say only where it is a warning."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    handler = OutputHandler(sys.stderr.fileno())
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.captureWarnings(True)
     logging.getLogger("vllm_mlx").setLevel(level.upper())

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 5.0
 QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
+MAX_FIELD = 200  # characters of one field of a line; paths and models' names are the client's
 WATCHED_PATHS = frozenset(  # so are these, by who watches
     {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
 )
@@ -176,8 +177,12 @@ class RequestRecord:
 
 
 def _quoted(value: object) -> str:
-    text = str(value)
+    text = cut(str(value))
     return text if re.fullmatch(r"[!#-<>-~]+", text) else ascii(text)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_FIELD else f"{text[:MAX_FIELD]}... ({len(text) - MAX_FIELD} characters more)"
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -196,7 +201,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope), scope["method"], scope["path"], time.monotonic())
+        record = RequestRecord(_request_id(scope), scope["method"], cut(scope["path"]), time.monotonic())
         scope.setdefault("state", {})["record"] = record
 
         async def send_start(message: Message) -> None:

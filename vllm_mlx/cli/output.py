@@ -1,0 +1,122 @@
+"""Writes to a terminal, pipe or file from a thread: a reader who stops holds up nobody. Knows no command."""
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+MAX_BYTES = 4 << 20  # that wait to be written; further lines are dropped and counted
+MAX_LINE = 16 * 1024  # characters of one line, stack traces included
+FLUSH_S = 1.0  # at the end of the process, for a reader who may have stopped
+
+
+def _no_notice(num_dropped: int) -> str:
+    return ""
+
+
+class Output:
+    """One file descriptor and the thread that writes to it. The thread is a daemon: the process can end beside it.
+
+    `notice` makes the line that says how many were dropped. It is written once the reader has caught up.
+    """
+
+    def __init__(self, fd: int, *, notice: Callable[[int], str] = _no_notice) -> None:
+        self._fd = fd
+        self._notice = notice
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._num_bytes = 0  # of what waits, and of what is being written
+        self._num_dropped = 0
+        self._writer: threading.Thread | None = None
+
+    def write(self, text: str) -> None:
+        """Returns at once."""
+        data = text.encode("utf-8", "backslashreplace")
+        with self._changed:
+            if self._num_bytes + len(data) > MAX_BYTES:
+                self._num_dropped += 1
+                return
+            self._put(data)
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name=f"output-{self._fd}", daemon=True)
+                self._writer.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is written. False: the reader did not take it in time."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._num_bytes:
+                if not self._changed.wait(max(0.0, deadline_s - time.monotonic())) and time.monotonic() >= deadline_s:
+                    return False
+        return True
+
+    def _put(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._num_bytes += len(data)
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                data = self._waiting.popleft()
+            with contextlib.suppress(OSError):  # nobody reads any more, or the terminal is gone
+                _write(self._fd, data)
+            with self._changed:
+                self._num_bytes -= len(data)
+                if self._num_dropped and not self._waiting:
+                    self._put(self._notice(self._num_dropped).encode())
+                    self._num_dropped = 0
+                self._changed.notify_all()
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # another program made the terminal non-blocking
+            select.select([], [fd], [])
+
+
+class OutputHandler(logging.Handler):
+    """A log that is written by a thread of its own."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._output = Output(fd, notice=self._notice)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # what logging itself asks of a handler
+            self.handleError(record)
+            return
+        self._output.write(_cut(line) + "\n")
+
+    def flush(self) -> None:
+        """Called at the end of the process."""
+        self._output.flush(FLUSH_S)
+
+    def _notice(self, num_dropped: int) -> str:
+        text = f"{num_dropped} lines of the log were dropped, since nobody read them in time"
+        return (
+            self.format(logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": text})) + "\n"
+        )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… ({len(line) - MAX_LINE} characters more)"
+
+
+def write_last(fd: int, text: str) -> None:
+    """For the last words of a process: after the log, and given up if nobody reads them."""
+    logging.shutdown()
+    last = Output(fd)
+    last.write(text)
+    last.flush(FLUSH_S)
