@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart
+from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec
+from vllm_mlx.processing.declared import declared_arguments
 from vllm_mlx.processing.echo import is_echo, is_same
 
 
@@ -18,6 +19,13 @@ def call(arguments: dict[str, Any], *, name: str = "f", call_id: str = "c1") -> 
 
 REPLY = message(ReasoningPart("hm\n"), TextPart(" ok "), call({"b": 1.0, "a": {"x": [1, {"y": None}]}}))
 ARGUMENTS = {"b": 1.0, "a": {"x": [1, {"y": None}]}}
+SCHEMA = {
+    "properties": {
+        "all": {"type": "boolean", "default": False},
+        "a": {"properties": {"w": {"default": 0}, "x": {"items": {"properties": {"z": {"default": "default"}}}}}},
+    }
+}
+TOOLS = declared_arguments([ToolSpec("f", None, SCHEMA)])
 
 
 @pytest.mark.parametrize(
@@ -33,7 +41,7 @@ ARGUMENTS = {"b": 1.0, "a": {"x": [1, {"y": None}]}}
     ],
 )
 def test_a_reply_is_known_however_it_was_written_again(parts: tuple[Part, ...]) -> None:
-    assert is_echo(message(*parts), REPLY)
+    assert is_echo(message(*parts), REPLY, TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +60,22 @@ def test_a_reply_is_known_however_it_was_written_again(parts: tuple[Part, ...]) 
         (TextPart("ok"), call({**ARGUMENTS, "a": {"x": [{"y": None}, 1]}})),
         (TextPart("ok"), call({**ARGUMENTS, "a": {"x": [1, {"y": None}, 2]}})),
         (TextPart("ok"), call({**ARGUMENTS, "all": False}, call_id="another")),
+        (TextPart("ok"), call({**ARGUMENTS, "all": True})),
+        (TextPart("ok"), call({**ARGUMENTS, "all": 0})),
+        (TextPart("ok"), call({**ARGUMENTS, "dry_run": False})),
+        (TextPart("ok"), call({"b": 1.0, "all": False})),
+        (TextPart("ok"), call({"b": 1, "a": {"x": [1, {"y": None, "z": "other"}]}})),
+        (TextPart("ok"), call({"b": 1, "a": {"x": [1, {"y": None}], "w": 0, "v": 0}})),
         (*REPLY.parts, ImagePart("data:,")),
     ],
 )
 def test_a_changed_reply_is_none(parts: tuple[Part, ...]) -> None:
-    assert not is_echo(message(*parts), REPLY)
+    assert not is_echo(message(*parts), REPLY, TOOLS)
+
+
+def test_what_no_tool_declares_is_an_edit() -> None:
+    sent = message(TextPart("ok"), call({"all": False, **ARGUMENTS}))
+    assert is_echo(sent, REPLY, TOOLS) and not is_echo(sent, REPLY)
 
 
 def test_only_the_assistant_repeats_replies() -> None:

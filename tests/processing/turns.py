@@ -22,7 +22,7 @@ TOOLS = (
         {
             "type": "object",
             "properties": {
-                "all": {"type": "boolean"},
+                "all": {"type": "boolean", "default": False},
                 "path": {"type": "string"},
                 "text": {"type": "string"},
                 "lines": {"type": "array", "items": {"type": "number"}},
@@ -137,10 +137,11 @@ def each_part(change: Callable[[Part], Part | None]) -> Echo:
 
 
 def _with_defaults(part: Part) -> Part:
-    """Schema order, and what the model left out."""
+    """Schema order, and the declared defaults that the model left out."""
     if not isinstance(part, ToolCallPart):
         return part
-    return replace(part, arguments={"all": False, **dict(sorted(part.arguments.items()))})
+    defaults = {"all": False} if part.name == "edit" else {}
+    return replace(part, arguments={**defaults, **dict(sorted(part.arguments.items()))})
 
 
 def _reordered(part: Part) -> Part:

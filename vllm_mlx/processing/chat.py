@@ -74,9 +74,10 @@ class ChatPrompts:
     def _recall(self, request: Request) -> Recalled:
         """A message that the reply is to go on with stays as the client sent it."""
         assert request.messages is not None
+        tools = (*request.tools, *request.unlisted_tools)
         if not request.continue_final_message:
-            return self._memory.recall(request.cache_salt, request.messages)
-        recalled = self._memory.recall(request.cache_salt, request.messages[:-1])
+            return self._memory.recall(request.cache_salt, request.messages, tools)
+        recalled = self._memory.recall(request.cache_salt, request.messages[:-1], tools)
         return replace(recalled, messages=(*recalled.messages, request.messages[-1]))
 
     def _base(self, entry: Remembered, text: str, request: Request) -> Base | None:

@@ -40,7 +40,7 @@ class _Call:
             value = json.loads("".join(self.arguments) or "{}")
         except (ValueError, RecursionError):
             return None
-        return value if isinstance(value, dict) and _is_flat(value, _MAX_DEPTH) else None
+        return value if isinstance(value, dict) and is_flat(value) else None
 
 
 class _Prose:
@@ -93,7 +93,7 @@ def _part(part: _Prose | _Call) -> Part:
     return ToolCallPart(part.start.call_id, part.start.name, part.read() or {})
 
 
-def _is_flat(value: Any, depth: int) -> bool:
+def is_flat(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Whether JSON nests at most so deep."""
     match value:
         case dict():
@@ -102,4 +102,4 @@ def _is_flat(value: Any, depth: int) -> bool:
             items = value
         case _:
             return True
-    return depth > 0 and all(_is_flat(item, depth - 1) for item in items)
+    return depth > 0 and all(is_flat(item, depth - 1) for item in items)

@@ -4,11 +4,12 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart
+from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from .conversation_key import TextDigest, first_key, next_key
+from .declared import Declared, declared_arguments
 from .echo import calls_of, is_echo
 from .reply import Reply
 
@@ -117,14 +118,18 @@ class ReplyMemory:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def recall(self, salt: str, messages: Sequence[Message]) -> Recalled:
-        """Oldest first: that a reply is known depends on all that stands before it."""
+    def recall(self, salt: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Recalled:
+        """Oldest first: that a reply is known depends on all that stands before it.
+
+        `tools`: those of the request, whose defaults clients fill in.
+        """
         key = first_key(salt)
+        declared = declared_arguments(tools)
         result: list[Message] = []
         replies: list[Remembered] = []
         with self._lock:
             for message in messages:
-                entry = self._find(key, message) if message.role == "assistant" else None
+                entry = self._find(key, message, declared) if message.role == "assistant" else None
                 if entry is not None:
                     replies.append(entry)
                     message = entry.reply.message
@@ -152,9 +157,10 @@ class ReplyMemory:
             self._by_key.clear()
             self._num_bytes = 0
 
-    def _find(self, key: bytes, message: Message) -> Remembered | None:
+    def _find(self, key: bytes, message: Message, declared: Mapping[str, Declared]) -> Remembered | None:
         """The latest; one whose calls have the same ids before one whose calls only say the same."""
-        found = [entry for entry in reversed(self._by_key.get(key, ())) if is_echo(message, entry.reply.message)]
+        known = reversed(self._by_key.get(key, ()))
+        found = [entry for entry in known if is_echo(message, entry.reply.message, declared)]
         call_ids = [call.call_id for call in calls_of(message)]
         return max(found, key=lambda entry: call_ids == [call.call_id for call in entry.reply.calls], default=None)
 
