@@ -6,16 +6,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 COMMAND = [sys.executable, "-c", "from vllm_mlx.cli.main import main; main()"]
 
 
 @contextmanager
-def served(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and what it printed up to the moment it was ready."""
+def served(
+    *arguments: str, stderr: TextIO | None = None, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and what it printed up to the moment it was ready. `stderr`: where its log goes."""
     process = subprocess.Popen(
         [*COMMAND, "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, **variables},
     )

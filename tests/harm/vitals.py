@@ -1,0 +1,61 @@
+"""What the system says of a process: memory, processor time, open sockets. Knows nothing of servers."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    pid: int
+
+    def memory_bytes(self) -> int:
+        """The resident memory. 0 once the process has ended."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        except OSError:
+            return int(self._ps("rss") or 0) << 10
+
+    def cpu_s(self) -> float:
+        """Processor time of all threads since the process started."""
+        return self._times(f"/proc/{self.pid}/stat")
+
+    def loop_cpu_s(self) -> float:
+        """Processor time of the main thread, on which the event loop runs. 0 where the system does not tell."""
+        return self._times(f"/proc/{self.pid}/task/{self.pid}/stat", fallback=False)
+
+    def num_sockets(self) -> int:
+        """Open sockets, those that listen included. 0 where the system does not tell."""
+        folder = Path(f"/proc/{self.pid}/fd")
+        return sum(_target(file).startswith("socket:") for file in folder.iterdir()) if folder.exists() else 0
+
+    def _times(self, path: str, *, fallback: bool = True) -> float:
+        try:
+            fields = Path(path).read_text().rpartition(")")[2].split()
+        except OSError:
+            return _seconds(self._ps("time")) if fallback else 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def _ps(self, field: str) -> str:
+        command = ["ps", "-o", f"{field}=", "-p", str(self.pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _target(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except OSError:  # closed since the folder was listed
+        return ""
+
+
+def _seconds(clock: str) -> float:
+    """Of `[[dd-]hh:]mm:ss[.cc]`."""
+    days, _, rest = clock.rpartition("-")
+    seconds = 0.0
+    for part in rest.split(":") if rest else ():
+        seconds = 60 * seconds + float(part)
+    return seconds + 86400 * int(days or 0)
