@@ -84,14 +84,17 @@ class InvalidVideo(InvalidImage):
 class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
-    def __init__(self, *, num_prompt_tokens: int, max_model_len: int):
+    def __init__(self, *, num_prompt_tokens: int, max_model_len: int, is_least: bool = False):
+        """`is_least`: the prompt was not tokenised, since it cannot have fewer tokens than that."""
+        count = f"at least {num_prompt_tokens}" if is_least else f"{num_prompt_tokens}"
         super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
-            f"{num_prompt_tokens} tokens and at least one is needed for the reply. Please shorten the prompt.",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {count} "
+            "tokens and at least one is needed for the reply. Please shorten the prompt.",
             param="messages",
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+        self.is_least = is_least
 
 
 class TemplateError(RequestError):

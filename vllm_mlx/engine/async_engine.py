@@ -158,10 +158,15 @@ class AsyncEngine:
         return generation
 
     async def count_tokens(self, request: Request) -> int:
-        """Tokens of the prompt that `submit` would run, however long it is. Raises RequestError."""
+        """Tokens of the prompt that `submit` would run, though it may be too long to run.
+
+        Raises RequestError; ContextLengthExceeded for a prompt that is so long that it is not tokenised.
+        """
         try:
             prepared = await self._prepare(request)
         except ContextLengthExceeded as error:
+            if error.is_least:
+                raise
             return error.num_prompt_tokens
         return len(prepared.prompt.token_ids)
 

@@ -1,6 +1,7 @@
 """Conversation → ids, such that a prompt extends the prompt and reply that it continues. Any thread may call it."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..core.messages import Message
@@ -13,6 +14,8 @@ from .reply_memory import Recalled, Remembered, ReplyMemory
 from .splice import Splicer
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
+
+CheckLength = Callable[[str, Base | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +32,20 @@ class ChatPrompt:
 class ChatPrompts:
     """A reply stands in later prompts with its own ids, wherever the template still says what they say."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, splicer: Splicer, memory: ReplyMemory):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        splicer: Splicer,
+        memory: ReplyMemory,
+        check_length: CheckLength | None = None,
+    ):
+        """`check_length` refuses a text that is too long before it is tokenised."""
         self._tokenizer = tokenizer
         self._template = template
         self._splicer = splicer
         self._memory = memory
+        self._check_length = check_length
 
     def build(self, request: Request) -> tuple[ChatPrompt, Encoded]:
         """Raises TemplateError where the template refuses the conversation."""
@@ -42,7 +54,10 @@ class ChatPrompts:
         rendered = self._template.rendering(request)
         text = rendered.text
         entry = recalled.longest(text)
-        encoded = encode(self._tokenizer, text, None if entry is None else self._base(entry, text, request))
+        base = None if entry is None else self._base(entry, text, request)
+        if self._check_length is not None:
+            self._check_length(text, base)
+        encoded = encode(self._tokenizer, text, base)
         prompt = ChatPrompt(
             request=request,
             key=recalled.key,

@@ -8,12 +8,13 @@ from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
 from ..parsers import reasoning_markers
 from .chat import ChatPrompt, ChatPrompts
-from .encoded import Encoded
+from .encoded import Base, Encoded
 from .points import SnapshotPoints
 from .rendition import Rendition
 from .reply_memory import ReplyMemory
 from .splice import Splicer
 from .template import ChatTemplate
+from .token_floor import TokenFloor
 from .tokenizer import Tokenizer
 
 
@@ -32,7 +33,9 @@ class PromptProcessor:
         self._tokenizer = tokenizer
         self._points = SnapshotPoints(template)
         splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools)
-        self.chats = ChatPrompts(tokenizer, template, splicer, ReplyMemory() if memory is None else memory)
+        memory = ReplyMemory() if memory is None else memory
+        self.chats = ChatPrompts(tokenizer, template, splicer, memory, self._check_text)
+        self._floor = TokenFloor(tokenizer)
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size if vocab_size is not None else tokenizer.vocab_size
         self._markers = reasoning_markers(reasoning) if reasoning is not None else None
@@ -67,10 +70,21 @@ class PromptProcessor:
         if len(token_ids) >= self._max_model_len:
             raise ContextLengthExceeded(num_prompt_tokens=len(token_ids), max_model_len=self._max_model_len)
 
+    def _check_text(self, text: str, base: Base | None = None) -> None:
+        """Refuses, before it is tokenised, a text that cannot fit. `base`: ids that stand for the text's start."""
+        if len(text) < self._max_model_len:
+            return
+        least = self._floor.least_tokens(text)
+        if base is not None:
+            least = min(least, base.num_tokens - 1 + self._floor.least_tokens(text[base.num_chars :]))
+        if least >= self._max_model_len:
+            raise ContextLengthExceeded(num_prompt_tokens=least, max_model_len=self._max_model_len, is_least=True)
+
     def _completion(self, request: Request) -> list[int]:
         prompt = request.prompt
         assert prompt is not None
         if isinstance(prompt, str):
+            self._check_text(prompt)
             return self._tokenizer.encode(prompt, add_special_tokens=True)
         for token_id in prompt:
             if not 0 <= token_id < self._vocab_size:

@@ -44,7 +44,7 @@ class Tokenizer:
         self.vocab_size: int = max(
             self.backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1
         )
-        self._decoders = _decoder_types(self.backend)
+        self.decoder_types = _decoder_types(self.backend)
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> "Tokenizer":
@@ -128,11 +128,11 @@ class Tokenizer:
         token = self.backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
         if token is None:
             return b""
-        if "ByteFallback" in self._decoders and (match := _BYTE_TOKEN.match(token)):
+        if "ByteFallback" in self.decoder_types and (match := _BYTE_TOKEN.match(token)):
             return bytes.fromhex(match.group(1))
-        if "ByteLevel" in self._decoders and all(char in _BYTE_OF_CHAR for char in token):
-            return bytes(_BYTE_OF_CHAR[char] for char in token)
-        return token.replace("▁", " ").encode() if {"Metaspace", "Replace"} & self._decoders else token.encode()
+        if "ByteLevel" in self.decoder_types and all(char in BYTE_OF_CHAR for char in token):
+            return bytes(BYTE_OF_CHAR[char] for char in token)
+        return token.replace("▁", " ").encode() if {"Metaspace", "Replace"} & self.decoder_types else token.encode()
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
@@ -171,4 +171,4 @@ def _byte_of_char() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_CHAR = _byte_of_char()
+BYTE_OF_CHAR = _byte_of_char()

@@ -62,7 +62,7 @@ class Engine(Protocol):
         ...
 
     async def count_tokens(self, request: Request) -> int:
-        """Tokens of the prompt that `submit` would run, however long it is. Raises RequestError."""
+        """Tokens of the prompt that `submit` would run, though it may be too long to run. Raises RequestError."""
         ...
 
     async def status(self) -> dict[str, Any]:
