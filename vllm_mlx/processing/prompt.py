@@ -17,6 +17,8 @@ from .template import ChatTemplate
 from .token_floor import TokenFloor
 from .tokenizer import Tokenizer
 
+_COUNTED_TOKENS = 32_768  # a prompt that need not have more is tokenised anyway, so that the client reads its length
+
 
 class PromptProcessor:
     def __init__(
@@ -72,12 +74,13 @@ class PromptProcessor:
 
     def _check_text(self, text: str, base: Base | None = None) -> None:
         """Refuses, before it is tokenised, a text that cannot fit. `base`: ids that stand for the text's start."""
-        if len(text) < self._max_model_len:
+        most = max(self._max_model_len, _COUNTED_TOKENS)
+        if len(text) < most:
             return
         least = self._floor.least_tokens(text)
         if base is not None:
             least = min(least, base.num_tokens - 1 + self._floor.least_tokens(text[base.num_chars :]))
-        if least >= self._max_model_len:
+        if least >= most:
             raise ContextLengthExceeded(num_prompt_tokens=least, max_model_len=self._max_model_len, is_least=True)
 
     def _completion(self, request: Request) -> list[int]:
