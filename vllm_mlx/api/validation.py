@@ -13,6 +13,7 @@ _CODES = {
     "greater_than": "invalid_value",
     "greater_than_equal": "invalid_value",
     "less_than_equal": "invalid_value",
+    "too_long": "invalid_value",
     "too_short": "invalid_value",
     "string_too_short": "invalid_value",
     "string_too_long": "invalid_value",
@@ -79,6 +80,8 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
             return f"`{path}` '{tag}' is not supported. Supported: {expected}."
         case {"type": "too_short" | "string_too_short"}:
             return f"`{path}` must not be empty."
+        case {"type": "too_long", "ctx": {"max_length": most}}:
+            return f"`{path}` must have at most {most} fields."
         case {"type": "string_too_long", "ctx": {"max_length": most}}:
             return f"`{path}` must have at most {most} characters."
         case _:

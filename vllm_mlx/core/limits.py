@@ -24,7 +24,7 @@ class RequestLimits:
 
     def check(self, request: Request) -> None:
         """Raises InvalidParameter, naming the limit."""
-        _at_most(len(request.messages or ()), self.max_messages, "messages", "messages")
+        self.check_messages(len(request.messages or ()))
         _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools")
         for param, schema in _schemas(request):
             if schema and len(json.dumps(schema)) > self.max_schema_bytes:
@@ -32,6 +32,10 @@ class RequestLimits:
                     f"A JSON schema in `{param}` is longer than {self.max_schema_bytes} bytes (--max-schema-bytes).",
                     param=param,
                 )
+
+    def check_messages(self, num_messages: int) -> None:
+        """Raises InvalidParameter, naming the limit."""
+        _at_most(num_messages, self.max_messages, "messages", "messages")
 
     def check_choices(self, num_choices: int) -> None:
         """Raises InvalidParameter, naming the limit."""

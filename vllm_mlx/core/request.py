@@ -13,6 +13,7 @@ from .messages import Message, ToolChoice, ToolSpec
 MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024  # characters: it is part of many keys
 MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

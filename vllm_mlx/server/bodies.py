@@ -1,56 +1,85 @@
-"""Request bodies → JSON. Images make them long, and the event loop waits while one is parsed."""
+"""Request bodies → wire types. What a long one costs is paid beside the event loop, by one thread for all of them."""
 
-import json
+import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
-LARGE_BYTES = 256 * 1024
-MAX_DEPTH = 128  # of objects and lists in each other: what walks over them recurses
+from ..core.errors import RequestError
+from ..core.limits import RequestLimits
+from .json_bytes import LARGE_BYTES, read_json
 
+T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+# One, so that the event loop never waits for the interpreter's lock behind several.
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+
+
+class RefusedBody(HTTPException):
+    """FastAPI passes no other exception on from the reading of a body."""
+
+    def __init__(self, error: RequestError | RequestValidationError) -> None:
+        super().__init__(400)
+        self.error = error
 
 
 class JSONRoute(APIRoute):
-    """A route whose body is read by `parse`."""
+    """A route that finds its body read: FastAPI's own validation takes an instance as it is."""
 
     def get_route_handler(self) -> Handler:
         handler = super().get_route_handler()
+        field = self.body_field
+        wire = None if field is None else TypeAdapter(field.field_info.annotation)
 
         async def handle(request: Request) -> Response:
-            return await handler(_JSONRequest(request.scope, request.receive))
+            return await handler(_JSONRequest(request, wire))
 
         return handle
 
 
 class _JSONRequest(Request):
+    def __init__(self, request: Request, wire: TypeAdapter[Any] | None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._wire = wire
+
     async def json(self) -> Any:
-        body = parse(await self.body())
-        if is_deeper(body, MAX_DEPTH):
-            raise HTTPException(400, f"The request body nests too deep: at most {MAX_DEPTH} levels are taken.")
-        return body
-
-
-def parse(body: bytes) -> Any:
-    """As `json.loads` in all that it takes and raises; a long one several times as fast."""
-    if len(body) >= LARGE_BYTES:
+        assert self._wire is not None, "only the routes that declare a body read one"
+        body = await self.body()
         try:
-            return from_json(body, cache_strings="keys")
-        except ValueError:  # half a surrogate pair, another encoding, or no JSON: the other parser's to judge
-            pass
-    return json.loads(body)
+            return await beside_loop(self, partial(_read, body, self._wire, self.app.state.limits))
+        except (RequestError, RequestValidationError) as error:
+            raise RefusedBody(error) from None
 
 
-def is_deeper(value: Any, max_depth: int) -> bool:
-    """Level by level, so that this itself needs no stack."""
-    level = [value]
-    for _ in range(max_depth + 1):
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        if not inside:
-            return False
-        level = [each for part in inside for each in part if isinstance(each, dict | list)]
-    return True
+async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False) -> T:
+    """On the thread for bodies, where the body is long or `is_long`: `work` takes the longer, the more it holds."""
+    if is_long or len(await http.body()) >= LARGE_BYTES:
+        return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
+    return work()
+
+
+def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits) -> Any:
+    value = read_json(body)
+    _check_lengths(value, limits)
+    try:
+        return wire.validate_python(value)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        raise RequestValidationError(errors, body=value) from None
+
+
+def _check_lengths(value: Any, limits: RequestLimits) -> None:
+    """What decoding would find too, after much work."""
+    match value:
+        case {"messages": list(messages)}:
+            limits.check_messages(len(messages))
+        case {"prompt": [str() | list(), *_] as prompts}:
+            limits.check_choices(len(prompts))

@@ -14,6 +14,7 @@ from ..api.anthropic.errors import AnthropicErrors
 from ..api.errors import ErrorEncoder, HTTPError
 from ..api.openai.errors import OpenAIErrors
 from ..core.errors import VLLMMLXError, shown
+from .bodies import RefusedBody
 
 CLIENT_GONE = 499
 NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # what the router says of a path that it does not know
@@ -66,6 +67,7 @@ def internal_error(path: str, request_id: str) -> Response:
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(VLLMMLXError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(RefusedBody, _on_refused_body)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
 
@@ -92,6 +94,12 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
     # The location starts with "body", which is the whole of what clients send.
     inside = [{**each, "loc": each["loc"][1:]} for each in errors]
     return _answer(request, envelope_of(path).validation(inside, invalid.body))
+
+
+async def _on_refused_body(request: Request, error: Exception) -> Response:
+    refused = cast(RefusedBody, error).error
+    handle = _on_error if isinstance(refused, VLLMMLXError) else _on_invalid_body
+    return await handle(request, refused)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

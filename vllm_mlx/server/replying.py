@@ -6,6 +6,7 @@ A submission is entered where its answer is made, so that no generation is witho
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request as HTTPRequest
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from ..api.encoder import ReplyFold, StreamEncoder
 from ..api.reply import Reply
 from ..core.request import Request
+from .bodies import beside_loop
 from .generations import submit_all
 from .log import record_of
 from .ports import Engine, Generation
@@ -33,7 +35,7 @@ async def submit(
     Raises RequestError before anything of the answer is sent.
     """
     http.app.state.limits.check_choices(sum(request.sampling.n for request in requests))
-    generation = await submit_all(engine, [admitted(request, http) for request in requests])
+    generation = await submit_all(engine, [await admitted(request, http) for request in requests])
     async with generation:
         record_of(http.scope).begin_reply(
             reply_id=reply_id,
@@ -46,9 +48,9 @@ async def submit(
         yield generation
 
 
-def admitted(request: Request, http: HTTPRequest) -> Request:
+async def admitted(request: Request, http: HTTPRequest) -> Request:
     """The request as the engine gets it. Raises InvalidParameter for one beyond the server's limits."""
-    http.app.state.limits.check(request)
+    await beside_loop(http, partial(http.app.state.limits.check, request))
     return kept_apart(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
 
 

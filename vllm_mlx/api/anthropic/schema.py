@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ...core.request import MAX_CACHE_SALT
+from ..items import Items
 
 
 class Wire(BaseModel):
@@ -77,7 +78,7 @@ DocumentPart = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 class ContentSource(Wire):
     type: Literal["content"]
-    content: str | list[DocumentPart]
+    content: str | Items[DocumentPart]
 
 
 class DocumentBlock(Wire):
@@ -91,7 +92,7 @@ class SearchResultBlock(Wire):
     type: Literal["search_result"]
     source: str
     title: str
-    content: list[TextBlock]
+    content: Items[TextBlock]
 
 
 class ToolReferenceBlock(Wire):
@@ -107,7 +108,7 @@ ResultPart = Annotated[
 class ToolResultBlock(Wire):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[ResultPart] | None = None
+    content: str | Items[ResultPart] | None = None
     is_error: bool | None = None
 
 
@@ -160,17 +161,17 @@ SystemBlock = Annotated[TextBlock | ToolAdditionBlock | ToolRemovalBlock, Field(
 
 class UserMessage(Wire):
     role: Literal["user"]
-    content: str | list[UserBlock]
+    content: str | Items[UserBlock]
 
 
 class AssistantMessage(Wire):
     role: Literal["assistant"]
-    content: str | list[AssistantBlock]
+    content: str | Items[AssistantBlock]
 
 
 class SystemMessage(Wire):
     role: Literal["system"]
-    content: str | list[SystemBlock]
+    content: str | Items[SystemBlock]
 
 
 WireMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
@@ -211,9 +212,9 @@ class OutputConfig(Wire):
 
 class CountTokensBody(Wire):
     model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
-    messages: list[WireMessage] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
-    tools: list[WireTool] | None = None
+    messages: Items[WireMessage] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = None
+    tools: Items[WireTool] | None = None
     tool_choice: WireToolChoice | None = None
     thinking: WireThinking | None = None
     output_config: OutputConfig | None = None
@@ -226,7 +227,7 @@ class MessagesBody(CountTokensBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     output_format: dict[str, Any] | None = Field(default=None, description="As `output_config.format`.")
     cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
-    mcp_servers: list[dict[str, Any]] | None = None
+    mcp_servers: Items[dict[str, Any]] | None = None

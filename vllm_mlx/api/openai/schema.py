@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...core.request import MAX_CACHE_SALT, MAX_LOGPROBS
+from ...core.request import MAX_CACHE_SALT, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ..images import Detail
+from ..items import AtMost, Items
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -59,7 +60,7 @@ class WireFrames(Wire):
     """A video as its frames, as Qwen's own tools write it."""
 
     type: Literal["video"]
-    video: list[str] = Field(min_length=1)
+    video: Items[str] = Field(min_length=1)
     fps: FPS | None = None
 
 
@@ -80,29 +81,29 @@ class WireToolCall(Wire):
 
 class SystemMessage(Wire):
     role: Literal["system", "developer"]
-    content: str | list[WireText]
+    content: str | Items[WireText]
     name: str | None = None
 
 
 class UserMessage(Wire):
     role: Literal["user"]
-    content: str | list[UserPart]
+    content: str | Items[UserPart]
     name: str | None = None
 
 
 class AssistantMessage(Wire):
     role: Literal["assistant"]
-    content: str | list[AssistantPart] | None = None
+    content: str | Items[AssistantPart] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[WireToolCall] | None = None
+    tool_calls: Items[WireToolCall] | None = None
     name: str | None = None
 
 
 class ToolMessage(Wire):
     role: Literal["tool"]
-    content: str | list[UserPart]
+    content: str | Items[UserPart]
     tool_call_id: str
     name: str | None = None
 
@@ -159,11 +160,11 @@ class GenerationBody(Wire):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], AtMost(MAX_LOGIT_BIAS)] | None = None
     seed: int | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -174,17 +175,17 @@ class GenerationBody(Wire):
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | bool | None = Field(default=None, description="As `structured_outputs.json`.")
     guided_regex: str | None = Field(default=None, description="As `structured_outputs.regex`.")
-    guided_choice: list[str] | None = Field(default=None, description="As `structured_outputs.choice`.")
+    guided_choice: Items[str] | None = Field(default=None, description="As `structured_outputs.choice`.")
     guided_grammar: str | None = Field(default=None, description="As `structured_outputs.grammar`.")
     thinking_token_budget: Any = Field(default=None, description="Tokens of a thought; -1: no bound.")
 
 
 class ChatCompletionBody(GenerationBody):
-    messages: list[WireMessage] = Field(min_length=1)
+    messages: Items[WireMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, description="Goes before `max_tokens`.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: list[WireTool] | None = None
+    tools: Items[WireTool] | None = None
     tool_choice: str | WireNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -197,7 +198,7 @@ class ChatCompletionBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None

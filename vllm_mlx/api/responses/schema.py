@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ...core.request import MAX_CACHE_SALT
 from ..images import Detail
+from ..items import AtMost, Items
 
+MAX_METADATA = 16
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -50,7 +52,7 @@ WirePart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(dis
 class MessageItem(Wire):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[WirePart]
+    content: str | Items[WirePart]
 
 
 class FunctionCallItem(Wire):
@@ -71,7 +73,7 @@ class CustomCallItem(Wire):
 class CallOutputItem(Wire):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(min_length=1)
-    output: str | list[WirePart]
+    output: str | Items[WirePart]
 
 
 class ReasoningText(Wire):
@@ -80,8 +82,8 @@ class ReasoningText(Wire):
 
 class ReasoningItem(Wire):
     type: Literal["reasoning"]
-    summary: list[ReasoningText] | None = None
-    content: list[ReasoningText] | None = None
+    summary: Items[ReasoningText] | None = None
+    content: Items[ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
@@ -133,7 +135,7 @@ class WireTool(Wire):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    tools: "list[WireTool] | None" = None
+    tools: "Items[WireTool] | None" = None
     format: Any = None  # of a custom tool's input
 
 
@@ -161,7 +163,7 @@ class WireText(Wire):
 
 class ResponsesBody(Wire):
     model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
-    input: str | list[WireItem]
+    input: str | Items[WireItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -178,11 +180,11 @@ class ResponsesBody(Wire):
     seed: int | None = None
     cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
     cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
-    tools: list[WireTool] | None = None
+    tools: Items[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: WireReasoning | None = None
     text: WireText | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    include: Items[str] | None = None
+    metadata: Annotated[dict[str, str], AtMost(MAX_METADATA)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,6 +1,7 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
 import uuid
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from ...api.anthropic.encode import MessageStream
 from ...api.anthropic.fold import MessageFold
 from ...api.anthropic.replies import ErrorReply, MessageReply, TokenCount
 from ...api.anthropic.schema import CountTokensBody, MessagesBody
-from ..bodies import JSONRoute
+from ..bodies import JSONRoute, beside_loop
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
@@ -28,12 +29,14 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
     async def messages(body: MessagesBody, http: Request) -> Response:
         """Messages with tools and thinking, streamed or whole."""
         reply_id = f"msg_{uuid.uuid4().hex}"
-        decoded = decode_messages_request(
+        decode = partial(
+            decode_messages_request,
             body,
             reply_id=reply_id,
             model=models.resolve(body.model),
             messages_thinking=config.messages_thinking,
         )
+        decoded = await beside_loop(http, decode)
         spec = decoded.reply
         submission = submit(engine, [decoded.request], http, reply_id=reply_id, model=spec.model)
         if spec.stream:
@@ -48,8 +51,9 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
         """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
         models.resolve(body.model)
-        request = decode_count_request(body, request_id=record_of(http.scope).request_id)
-        num_tokens = await while_connected(http.receive, engine.count_tokens(admitted(request, http)))
+        request_id = record_of(http.scope).request_id
+        request = await beside_loop(http, partial(decode_count_request, body, request_id=request_id))
+        num_tokens = await while_connected(http.receive, engine.count_tokens(await admitted(request, http)))
         count = TokenCount(input_tokens=num_tokens)
         return Response(count.to_json(), media_type="application/json")
 

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from ...api.openai.encode import ChatStream, CompletionStream
 from ...api.openai.fold import ChatFold, CompletionFold
 from ...api.openai.replies import ChatCompletion, Completion, ErrorReply
 from ...api.openai.schema import ChatCompletionBody, CompletionBody
-from ..bodies import JSONRoute
+from ..bodies import JSONRoute, beside_loop
 from ..config import ServerConfig
 from ..models import ServedModels
 from ..ports import Engine
@@ -28,13 +29,15 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
     @router.post("/v1/chat/completions", responses=documented(ChatCompletion, ErrorReply, EVENTS))
     async def chat_completions(body: ChatCompletionBody, http: Request) -> Response:
         """Chat with tools and reasoning, streamed or whole."""
-        decoded = decode_chat(
+        decode = partial(
+            decode_chat,
             body,
             reply_id=f"chatcmpl-{uuid.uuid4().hex}",
             model=models.resolve(body.model),
             created=int(time.time()),
             separate_reasoning=config.separate_reasoning,
         )
+        decoded = await beside_loop(http, decode)
         submission, spec = _submit(engine, decoded, http), decoded.reply
         if spec.stream:
             return streamed(http, submission, lambda _: ChatStream(spec, names), keep_alive_s=keep_alive_s)
@@ -43,12 +46,14 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
     @router.post("/v1/completions", responses=documented(Completion, ErrorReply, EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Text that goes on from a prompt, or from each of several."""
-        decoded = decode_completion(
+        decode = partial(
+            decode_completion,
             body,
             reply_id=f"cmpl-{uuid.uuid4().hex}",
             model=models.resolve(body.model),
             created=int(time.time()),
         )
+        decoded = await beside_loop(http, decode)
         submission, spec = _submit(engine, decoded, http), decoded.reply
         if spec.stream:
             return streamed(http, submission, lambda _: CompletionStream(spec, names), keep_alive_s=keep_alive_s)

@@ -2,7 +2,9 @@
 
 import time
 import uuid
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
@@ -18,7 +20,7 @@ from ...api.responses.schema import ItemReference, ResponsesBody, WireItem
 from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ..background import BackgroundReplies
-from ..bodies import JSONRoute
+from ..bodies import JSONRoute, beside_loop
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
@@ -28,6 +30,9 @@ from ..replying import Submission, documented, streamed, submit, whole
 from ..response_store import ResponseStore, TenantStores
 from ..streaming import while_connected
 from ..tenants import tenant_of
+
+StoredItem = Mapping[str, Any]
+Stored = Mapping[str, StoredItem]  # by the items' ids
 
 EVENTS = "OpenAI's events, response.created to response.completed"
 
@@ -60,13 +65,16 @@ class _Responses:
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """A response with tools and reasoning, streamed, whole, or made in the background."""
         model, store = self._models.resolve(body.model), self._store(http)
-        decoded = decode_response(
-            _resolved(body, store),
-            earlier=_earlier(body, store),
+        decode = partial(
+            _decoded,
+            body,
+            _referenced(body, store),
+            _earlier(body, store),
             reply_id=f"resp_{uuid.uuid4().hex}",
             model=model,
             created_at=int(time.time()),
         )
+        decoded = await beside_loop(http, decode, is_long=body.previous_response_id is not None)
         spec = decoded.reply
         submission = submit(self._engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
         keep = _Keeper(store, decoded, body.previous_response_id)
@@ -159,7 +167,11 @@ class _Keeper:
         self._store.remove(self._decoded.reply.reply_id)
 
 
-def _earlier(body: ResponsesBody, store: ResponseStore) -> list[WireItem]:
+def _decoded(body: ResponsesBody, referenced: Stored, earlier: Sequence[StoredItem], **spec: Any) -> DecodedResponse:
+    return decode_response(_resolved(body, referenced), earlier=as_input(earlier), **spec)
+
+
+def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
     previous_id = body.previous_response_id
     if previous_id is None:
         return []
@@ -173,16 +185,24 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> list[WireItem]:
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return as_input(conversation)
+    return conversation
 
 
-def _resolved(body: ResponsesBody, store: ResponseStore) -> ResponsesBody:
+def _referenced(body: ResponsesBody, store: ResponseStore) -> Stored:
+    """The stored items that `body` refers to, by their ids."""
+    if isinstance(body.input, str):
+        return {}
+    ids = {item.id for item in body.input if isinstance(item, ItemReference)}
+    return {item_id: item for item_id in ids if (item := store.item(item_id)) is not None}
+
+
+def _resolved(body: ResponsesBody, referenced: Stored) -> ResponsesBody:
     """References to stored items as the items themselves."""
-    if isinstance(body.input, str) or not any(isinstance(item, ItemReference) for item in body.input):
+    if not referenced:
         return body
     items: list[WireItem] = []
     for item in body.input:
-        known = store.item(item.id) if isinstance(item, ItemReference) else None
+        known = referenced.get(item.id) if isinstance(item, ItemReference) else None
         items += [item] if known is None else as_input([known])
     return body.model_copy(update={"input": items})
 

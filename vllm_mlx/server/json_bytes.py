@@ -1,0 +1,156 @@
+"""JSON text → values: counted before it is parsed, and with whole characters. Knows no HTTP.
+
+A parser keeps the interpreter's lock for its whole call, so what makes that call long is bounded first.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import from_json
+
+from ..core.errors import InvalidParameter
+
+LARGE_BYTES = 64 * 1024
+MAX_DEPTH = 128  # of objects and lists in each other: what walks over them recurses
+MAX_PARTS = 500_000
+MAX_VALUES = 2_000_000  # enough for a million token ids
+MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
+
+_DEEP = f"The request body nests too deep: at most {MAX_DEPTH} levels are taken."
+_TOO_DEEP = "recursion limit exceeded"  # the parser's own words
+
+_PIECE_BYTES = 64 * 1024  # read at a time, so that other threads get the lock in between
+_ESCAPE_BYTES = 12  # of a surrogate pair, the longest escape
+_TEXT_ESCAPES = _PIECE_BYTES // 32  # an encoder that escapes the slashes of base64 writes half as many
+_NO_ESCAPE = re.compile(rb"[^\\]{%d}" % _ESCAPE_BYTES)
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+def read_json(text: bytes) -> Any:
+    """As `json.loads`, but half a surrogate pair is read as U+FFFD.
+
+    Raises JSONDecodeError, and InvalidParameter for what is beyond a bound.
+    """
+    _check_text(text)
+    _check_elements(text)
+    value = _parse(text)
+    if is_deeper(value, MAX_DEPTH):
+        raise _refusal(_DEEP)
+    return value
+
+
+def is_deeper(value: Any, max_depth: int) -> bool:
+    """Level by level, so that this itself needs no stack."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        if not inside:
+            return False
+        level = [each for part in inside for each in part if isinstance(each, dict | list)]
+    return True
+
+
+def _parse(text: bytes) -> Any:
+    """As UTF-8 alone, which is what JSON is sent in."""
+    text = text.removeprefix(codecs.BOM_UTF8)
+    try:
+        return from_json(text, cache_strings="keys")
+    except ValueError as error:
+        refused = error
+    try:
+        return from_json(_with_whole_pairs(text), cache_strings="keys")
+    except ValueError:
+        if str(refused).startswith(_TOO_DEEP):
+            raise _refusal(_DEEP) from None
+        raise json.JSONDecodeError(str(refused), "", 0) from None
+
+
+def _with_whole_pairs(text: bytes) -> bytes:
+    """With U+FFFD for half a surrogate pair, which a client writes where it cuts a text inside an emoji."""
+    # Written so, a backslash that is meant as one does not look like the beginning of an escape.
+    pieces = (piece.replace(rb"\\", rb"\u005c") for piece in _pieces(text))
+    return b"".join(_HALF_PAIR.sub(rb"\\ufffd", piece) for piece in pieces)
+
+
+def _check_text(text: bytes) -> None:
+    """Escapes, and characters beyond ASCII, take the parser many times as long as plain ASCII."""
+    num_bytes = 0
+    for start in range(0, len(text), _PIECE_BYTES):
+        piece = text[start : start + _PIECE_BYTES]
+        if not piece.isascii() or piece.count(b"\\") > _TEXT_ESCAPES:
+            num_bytes += len(piece)
+        if num_bytes > MAX_TEXT_BYTES:
+            raise _refusal(
+                f"The request body holds more than {MAX_TEXT_BYTES} bytes of text that is escaped or not ASCII, which "
+                "is all that is taken. Shorten the texts."
+            )
+
+
+def _check_elements(text: bytes) -> None:
+    if len(text) <= MAX_PARTS:  # each takes at least a byte
+        return
+    if _is_surely_within(text):
+        return
+    counts = [0, 0, 0, 0]
+    for structure, num_quotes in _structure(text):
+        found = (structure.count(b"["), structure.count(b"{"), num_quotes, structure.count(b","))
+        counts = [before + more for before, more in zip(counts, found, strict=True)]
+        if not _is_within(*counts):
+            raise _refusal(
+                f"The request body holds more than {MAX_PARTS} objects, lists, texts and names of fields together, or "
+                f"more than {MAX_VALUES} values, which is all that is taken. Send fewer of them."
+            )
+
+
+def _is_surely_within(text: bytes) -> bool:
+    """Counts what stands in strings too."""
+    counts = [0, 0, 0, 0]
+    for start in range(0, len(text), _PIECE_BYTES):
+        more = (text.count(mark, start, start + _PIECE_BYTES) for mark in (b"[", b"{", b'"', b","))
+        counts = [before + found for before, found in zip(counts, more, strict=True)]
+        if not _is_within(*counts):
+            return False
+    return True
+
+
+def _is_within(num_lists: int, num_objects: int, num_quotes: int, num_commas: int) -> bool:
+    """A comma stands before every value but the first of its list or object."""
+    return num_lists + num_objects + num_quotes // 2 <= MAX_PARTS and num_commas < MAX_VALUES
+
+
+def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
+    """Piece by piece: the brackets and commas outside of strings, and how many quotes begin or end one."""
+    in_string = 0
+    for piece in _pieces(text):
+        marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)
+        num_quotes = marks.count(b'"')
+        yield b"".join(marks.split(b'"')[in_string::2]), num_quotes
+        in_string = (in_string + num_quotes) % 2
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    """Cut where no escape is."""
+    start = 0
+    while start < len(text):
+        end = _next_cut(text, start + _PIECE_BYTES)
+        yield text[start:end]
+        start = end
+
+
+def _next_cut(text: bytes, at: int) -> int:
+    while at < len(text):
+        if found := _NO_ESCAPE.search(text, at, at + _PIECE_BYTES):
+            return found.end()
+        at += _PIECE_BYTES - _ESCAPE_BYTES
+    return len(text)
+
+
+def _refusal(message: str) -> InvalidParameter:
+    return InvalidParameter(message, code="request_too_large")
