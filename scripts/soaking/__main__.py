@@ -1,7 +1,8 @@
 """What a server meets in its life, for as long as asked. Prints what happened; status 1 where something was wrong.
 
 mixed: clients of every kind against a small budget. kills: kill -9 under load, again and again. connections: a
-thousand that idle or drip, beside hundreds that ask.
+thousand that idle or drip, beside hundreds that ask. hostile: two keys, of which one fills whatever can be filled, and
+how long the other waits.
 """
 
 import argparse
@@ -10,10 +11,11 @@ import os
 import sys
 
 from .connections import many_connections
+from .hostile import hostile_key
 from .kills import many_kills
 from .mixed import mixed_load
 
-PARTS = {"mixed": mixed_load, "kills": many_kills, "connections": many_connections}
+PARTS = {"mixed": mixed_load, "kills": many_kills, "connections": many_connections, "hostile": hostile_key}
 
 
 def main() -> int:
@@ -28,7 +30,7 @@ def _options() -> argparse.Namespace:
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", nargs="?", choices=PARTS, default="mixed", help="what to meet (default: mixed)")
-    parser.add_argument("--minutes", type=float, default=60, help="mixed, connections: how long (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60, help="all but kills: how long (default: 60)")
     parser.add_argument("--times", type=int, default=50, help="kills: how often (default: 50)")
     parser.add_argument("--clients", type=int, default=8, help="mixed: at once (default: 8)")
     parser.add_argument("--active", type=int, default=200, help="connections: that ask at once (default: 200)")

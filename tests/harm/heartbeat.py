@@ -1,7 +1,7 @@
 """Other clients beside an attack: `/health` every 20 ms, one running stream, and short chats with a key of their own.
 
-A process of its own, so that the attacker's work is not measured as the server's. It reads `beat` and `rest` from its
-standard input, and writes what it saw between them as one line of JSON.
+A process of its own, so that the attacker's work is not measured as the server's. It reads `beat`, with the names of
+the clients, and `rest` from its standard input, and writes what it saw between them as one line of JSON.
 """
 
 import argparse
@@ -19,10 +19,12 @@ from typing import Any
 HEALTH_S = 0.02
 CHAT_S = 0.15
 PATIENCE_S = 60.0  # for an answer that has not come when the heartbeat is to rest
+CLIENTS = ("health", "stream", "chat")
 CHAT = "/v1/chat/completions"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SHORT = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 2}
 LONG = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 1500, "ignore_eos": True}
+_CODE = re.compile(rb'"(?:code|type)":"([^"]*)"[^"]*\}\}?$')
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning)":"[^"]')
 
 
@@ -33,6 +35,7 @@ class Seen:
     health_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)  # between the tokens of the stream
     ttft_s: list[float] = field(default_factory=list)  # to the first token of a short chat
+    num_refused: int = 0  # streams and chats
     own_delay_s: float = 0.0  # the longest time by which this process itself was late
     faults: list[str] = field(default_factory=list)
 
@@ -40,17 +43,18 @@ class Seen:
 class Heartbeat:
     """The process, from the side of the driver."""
 
-    def __init__(self, port: int, key: str) -> None:
+    def __init__(self, port: int, key: str, *, chat_bytes: int = 0) -> None:
+        """`chat_bytes`: so much longer are the bodies of the short chats."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harm.heartbeat", str(port), key],
+            [sys.executable, "-m", "tests.harm.heartbeat", str(port), key, str(chat_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def beat(self) -> None:
-        """Returns when the stream runs."""
-        self._tell("beat")
+    def beat(self, *clients: str) -> None:
+        """`clients`: `health`, `stream` and `chat`, or some of them. Returns when the stream runs."""
+        self._tell(f"beat {' '.join(clients or CLIENTS)}")
         assert self._hear() == "beats"
 
     def rest(self) -> Seen:
@@ -75,16 +79,18 @@ class Heartbeat:
 class _Beats:
     """The clients, in the process of the heartbeat."""
 
-    def __init__(self, port: int, key: str) -> None:
+    def __init__(self, port: int, key: str, chat_bytes: int) -> None:
         self._port, self._key = port, key
+        self._short = {**SHORT, "metadata": {"padding": "x" * chat_bytes}}
         self._seen = Seen()
         self._stopped = asyncio.Event()
         self._streams = asyncio.Event()
 
-    async def until(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> Seen:
-        clients = (self._look, self._stream, self._chat)
-        tasks = [asyncio.create_task(self._fenced(client)) for client in clients]
-        await asyncio.wait({asyncio.create_task(self._streams.wait())}, timeout=PATIENCE_S)
+    async def until(self, names: list[str], stop: Callable[[], Coroutine[Any, Any, None]]) -> Seen:
+        clients = {"health": self._look, "stream": self._stream, "chat": self._chat}
+        tasks = [asyncio.create_task(self._fenced(clients[name])) for name in names]
+        if "stream" in names:
+            await asyncio.wait({asyncio.create_task(self._streams.wait())}, timeout=PATIENCE_S)
         print("beats", flush=True)
         await stop()
         self._stopped.set()
@@ -133,7 +139,7 @@ class _Beats:
     async def _chat(self) -> None:
         while not self._stopped.is_set():
             started_s = time.monotonic()
-            async with aclosing(self._reply(SHORT)) as parts:
+            async with aclosing(self._reply(self._short)) as parts:
                 ttft_s = None
                 async for at_s, part in parts:
                     if ttft_s is None and _TEXT.search(part):
@@ -151,8 +157,9 @@ class _Beats:
         try:
             status = await reader.readline()
             if b" 200 " not in status:
-                answer = (await reader.read())[-300:]
-                self._fault(f"another key's request was answered {status[9:12].decode()}: {answer!r}")
+                self._seen.num_refused += 1
+                code = _CODE.search(await reader.read())
+                self._fault(f"another key was answered {status[9:12].decode()} ({code[1].decode() if code else '-'})")
                 await self._sleep(CHAT_S)
                 return
             while part := await reader.read(65536):
@@ -170,23 +177,25 @@ class _Beats:
             self._seen.faults.append(what)
 
 
-async def _serve(port: int, key: str) -> None:
+async def _serve(port: int, key: str, chat_bytes: int) -> None:
     words = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
 
     async def rest() -> None:
         await words.readline()
 
-    while await words.readline():
-        print(json.dumps(vars(await _Beats(port, key).until(rest))), flush=True)
+    while line := await words.readline():
+        _, *names = line.decode().split()
+        print(json.dumps(vars(await _Beats(port, key, chat_bytes).until(names, rest))), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("key")
+    parser.add_argument("chat_bytes", type=int)
     options = parser.parse_args()
-    asyncio.run(_serve(options.port, options.key))
+    asyncio.run(_serve(options.port, options.key, options.chat_bytes))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""Two keys, one of them hostile: how long the other's chat waits for its first token, alone and beside each hostility.
+
+Both are measured in turns, since other work on the machine comes and goes.
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.harm.driver import Driver
+from tests.harm.heartbeat import Heartbeat, Seen
+from tests.harm.schemas import alternatives
+from tests.harm.target import ATTACKER, OTHER, target
+from tests.harm.values import dumps
+from tests.harm.wire import request
+
+from .questions import CHAT, Body, user
+
+MOST_RATIO = 2.0  # of the time to the first token beside a hostile client to that alone
+PHASE_S = 8.0
+LEAST_TURNS = 2
+CHAT_BYTES = 100_000  # of the other's bodies: short ones find room whatever others hold
+MAX_BODY = 16 << 20
+AMBIGUOUS = 'start: s\ns: s s s | s s | "a" | "b" | '
+SHARES = (0.5, 0.9)
+HEAD = {
+    "chats": "alone, beside",
+    "refused": "refused",
+    "alone": "alone ms p50, p90",
+    "beside": "beside ms",
+    "ratio": "ratio",
+}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Hostility:
+    """`num` clients that do the same again and again."""
+
+    name: str
+    num: int
+    visit: Callable[[int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Seconds to the first token. `num_refused`: chats that were refused beside the hostile client."""
+
+    name: str
+    alone_s: list[float]
+    beside_s: list[float]
+    num_refused: int
+
+    def ratio(self, share: float) -> float | None:
+        """None where the other client had no reply at all."""
+        if not self.alone_s or not self.beside_s:
+            return None
+        return round(_at(self.beside_s, share) / _at(self.alone_s, share), 2)
+
+    @property
+    def ratios(self) -> list[float | None]:
+        return [self.ratio(share) for share in SHARES]
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "chats": [len(self.alone_s), len(self.beside_s)],
+            "refused": self.num_refused,
+            "alone_ms": [_ms(self.alone_s, share) for share in SHARES],
+            "beside_ms": [_ms(self.beside_s, share) for share in SHARES],
+            "ratio": self.ratios,
+        }
+
+
+def hostile_key(options: argparse.Namespace) -> dict[str, Any]:
+    with target(options.model, "--max-body", str(MAX_BODY), "--max-queue", "64") as server:
+        driver = Driver(server)
+        heart = Heartbeat(server.port, OTHER, chat_bytes=CHAT_BYTES)
+        rows, wrong = [], []
+        print(_line("", HEAD), file=sys.stderr)
+        turns = max(LEAST_TURNS, int(60 * options.minutes / (2 * PHASE_S * len(HOSTILITIES))))
+        try:
+            _measured(heart)  # the first requests of a server cost more
+            for hostility in HOSTILITIES:
+                row, faults = asyncio.run(_met(hostility, server.port, heart, driver, turns))
+                rows.append(row)
+                wrong += [f"{hostility.name}: {fault}" for fault in faults]
+                print(_line(row.name, row.fields()), file=sys.stderr, flush=True)
+        finally:
+            heart.close()
+            driver.close()
+    wrong += [f"{row.name}: {row.ratios} times as long (p50, p90)" for row in rows if not _is_fair(row)]
+    return {"minutes": options.minutes, "rows": {row.name: row.fields() for row in rows}, "wrong": wrong}
+
+
+async def _met(hostility: Hostility, port: int, heart: Heartbeat, driver: Driver, turns: int) -> tuple[Row, list[str]]:
+    alone_s: list[float] = []
+    beside_s: list[float] = []
+    faults: list[str] = []
+    num_refused = 0
+    for _ in range(turns):
+        alone_s += (await asyncio.to_thread(_measured, heart)).ttft_s
+        tasks = [asyncio.create_task(_forever(hostility.visit, port)) for _ in range(hostility.num)]
+        await asyncio.sleep(1.0)  # for all to be there
+        seen = await asyncio.to_thread(_measured, heart)
+        beside_s += seen.ttft_s
+        num_refused += seen.num_refused
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        faults += seen.faults
+        faults += [f"left behind: {left}" for left in await asyncio.to_thread(driver.settle)]
+    return Row(hostility.name, alone_s, beside_s, num_refused), sorted(set(faults))
+
+
+def _measured(heart: Heartbeat) -> Seen:
+    heart.beat("health", "chat")
+    time.sleep(PHASE_S)
+    return heart.rest()
+
+
+async def _forever(visit: Callable[[int], Awaitable[None]], port: int) -> None:
+    while True:
+        try:
+            await visit(port)
+        except OSError:
+            await asyncio.sleep(0.2)
+
+
+async def _ask(port: int, body: Body) -> None:
+    """Reads a reply to its end. A client that is refused comes again soon."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request(CHAT, dumps(body), ATTACKER))
+        await writer.drain()
+        if b" 200 " not in await reader.readline():
+            await asyncio.sleep(0.2)
+            return
+        while part := await reader.read(65536):
+            if b"[DONE]" in part or b'"usage"' in part:
+                break
+    finally:
+        writer.close()
+
+
+async def _stream(port: int) -> None:
+    await _ask(port, {"messages": [user("Go on.")], "max_tokens": 2000, "ignore_eos": True, "stream": True})
+
+
+async def _long_prompt(port: int) -> None:
+    text = f"{next(_numbers)} The fox sees the river and the hill. " * 240
+    await _ask(port, {"messages": [user(text)], "max_tokens": 1})
+
+
+async def _slow_grammar(port: int) -> None:
+    await _ask(port, {"messages": [user("Go.")], "max_tokens": 400, "guided_grammar": AMBIGUOUS, "stream": True})
+
+
+async def _long_text(port: int) -> None:
+    await _ask(port, {"messages": [user("the fox sees a river " * 100_000)], "max_tokens": 1})
+
+
+async def _odd_schema(port: int) -> None:
+    schema = alternatives(random.Random(next(_numbers)), 4000)
+    tool = {"type": "function", "function": {"name": "x", "parameters": schema}}
+    await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "tools": [tool], "tool_choice": "required"})
+
+
+async def _dripping_body(port: int) -> None:
+    """Nearly the largest body, whose last bytes come one by one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        body = b'{"messages":[{"role":"user","content":"' + b"x" * (MAX_BODY - 100_000)
+        writer.write(request(CHAT, body, ATTACKER, declared=MAX_BODY - 1000))
+        await writer.drain()
+        answer = asyncio.create_task(reader.readline())
+        while not answer.done():
+            writer.write(b"x" * 1024)
+            await asyncio.wait({answer}, timeout=1.0)
+        await asyncio.sleep(0.2)
+    finally:
+        writer.close()
+
+
+HOSTILITIES = (
+    Hostility("a full line", 200, _stream),
+    Hostility("many open streams", 30, _stream),
+    Hostility("bodies that drip", 8, _dripping_body),
+    Hostility("slow grammars", 4, _slow_grammar),
+    Hostility("long prompts", 8, _long_prompt),
+    Hostility("texts beyond the context", 4, _long_text),
+    Hostility("odd schemas", 4, _odd_schema),
+)
+
+
+def _at(times: list[float], share: float) -> float:
+    return statistics.quantiles(times, n=100, method="inclusive")[int(100 * share) - 1] if len(times) > 1 else times[0]
+
+
+def _ms(times: list[float], share: float) -> float | None:
+    return round(1000 * _at(times, share), 1) if times else None
+
+
+def _is_fair(row: Row) -> bool:
+    return all(ratio is not None and ratio <= MOST_RATIO for ratio in row.ratios)
+
+
+def _line(name: str, fields: dict[str, Any]) -> str:
+    """A line of the table."""
+    values = (", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in fields.values())
+    return f"{name:26}" + "".join(f"{value:>18}" for value in values)
