@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.serving import COMMAND, served
+from vllm_mlx.cli.failures import ExitCode
 
 
 def refusal(*arguments: str) -> str:
@@ -52,7 +54,7 @@ def test_a_key_from_the_environment_is_asked_for_and_not_printed(checkpoint: Cal
         with pytest.raises(urllib.error.HTTPError, match="401"):
             paste(printed)
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
+        assert process.wait(timeout=20) == ExitCode.DONE
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(checkpoint: Callable[..., Path]) -> None:
@@ -71,3 +73,25 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, checkpoint: C
 
 def test_an_open_door_is_refused_before_anything_loads() -> None:
     assert refusal("--host", "0.0.0.0").startswith("vllm-mlx: --host 0.0.0.0 opens the server beyond this machine")
+
+
+BROKEN = """
+import sys
+from vllm_mlx.cli.main import main
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+def start(config):
+    raise ValueError("nobody thought of this")
+
+AsyncEngine.start = start
+sys.argv = ["vllm-mlx", "serve", "demo", "--port", "0"]
+main()
+"""
+
+
+def test_an_error_of_the_server_itself_asks_to_be_started_again() -> None:
+    result = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == ExitCode.RESTART
+    *trace, last = result.stderr.splitlines()
+    assert last == "vllm-mlx: The server ended by an error of its own: ValueError: nobody thought of this"
+    assert "Traceback (most recent call last):" in trace

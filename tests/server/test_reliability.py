@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from vllm_mlx.cli.failures import ExitCode
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.runner.runner import Runner
@@ -67,7 +68,7 @@ main()
 """
 
 
-def test_a_process_whose_engine_died_tells_and_ends_with_an_error(checkpoint: Callable[..., Path]) -> None:
+def test_a_process_whose_engine_died_asks_to_be_started_again(checkpoint: Callable[..., Path]) -> None:
     process = start_python(DYING.format(path=str(checkpoint("qwen3"))))
     assert process.stdout is not None
     try:
@@ -80,5 +81,5 @@ def test_a_process_whose_engine_died_tells_and_ends_with_an_error(checkpoint: Ca
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 1
+    assert process.returncode == ExitCode.RESTART == 75
     assert "The engine has stopped: SystemError: the device is gone." in err.splitlines()[-1]

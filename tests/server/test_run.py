@@ -1,12 +1,15 @@
 """From the socket to Ctrl-C."""
 
+import contextlib
 import json
 import logging
 import signal
 import socket
+import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import pytest
@@ -87,6 +90,7 @@ def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
 
 
 SERVE = """
+import logging
 from tests.server.fakes import FakeEngine, Pause, hello
 from vllm_mlx.core.events import TextDelta
 from vllm_mlx.server.app import create_app
@@ -97,31 +101,85 @@ sock = listen("127.0.0.1", 0)
 engine = FakeEngine(play=lambda request, index: hello(request, index) if engine.requests[1:] else endless)
 app = create_app(engine, ServerConfig(served_model_names=("tiny",)))
 endless = (TextDelta("a"), Pause())
-run(app, engine, sock, drain_s=3600, started=lambda: print(sock.getsockname()[1], flush=True))
+logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+run(app, engine, sock, drain_s={drain_s}, started=lambda: print(sock.getsockname()[1], flush=True))
 print(engine.shutdowns)
 """
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_drain() -> None:
-    process = start_python(SERVE)
-    assert process.stdout is not None
+@contextlib.contextmanager
+def process(drain_s: float) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server, and its port."""
+    started = start_python(SERVE.format(drain_s=drain_s))
+    assert started.stdout is not None
     try:
-        port = int(process.stdout.readline())
-        body = json.dumps({**CHAT, "stream": True})
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(post_bytes("/v1/chat/completions", body))
-            reader = connection.makefile()
-            while "content" not in reader.readline():
-                pass
-            process.send_signal(signal.SIGINT)
-            eventually(lambda: _is_draining(port))
-            process.send_signal(signal.SIGINT)
-            rest = reader.read()
-        assert "shutting down" in rest and "[DONE]" not in rest
-        out, err = process.communicate(timeout=30)
-        assert (process.returncode, out.strip(), err) == (0, "[3600, 0]", "")
+        yield started, int(started.stdout.readline())
     finally:
-        process.kill()
+        started.kill()
+        started.communicate()
+
+
+@contextlib.contextmanager
+def streaming(port: int) -> Iterator[TextIO]:
+    """An endless reply, of which one piece was read."""
+    body = json.dumps({**CHAT, "stream": True})
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(post_bytes("/v1/chat/completions", body))
+        reader = connection.makefile()
+        while "content" not in reader.readline():
+            pass
+        yield reader
+
+
+def ended(server: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
+    """Exit code, what it printed, and what it logged of signals."""
+    out, err = server.communicate(timeout=30)
+    assert "Traceback" not in err
+    return server.returncode, out.strip(), [line for line in err.splitlines() if line.startswith("vllm_mlx.server.run")]
+
+
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_signal_ends_an_idle_server_with_exit_code_0(stop: signal.Signals) -> None:
+    with process(drain_s=3600) as (server, _):
+        server.send_signal(stop)
+        line = f"vllm_mlx.server.run {stop.name}: running replies get 3600 seconds to finish"
+        assert ended(server) == (0, "[3600]", [line])
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_signal_lets_a_stream_send_its_last_event(stop: signal.Signals) -> None:
+    with process(drain_s=0.1) as (server, port), streaming(port) as reader:
+        server.send_signal(stop)
+        rest = reader.read()
+        assert "shutting down" in rest and "[DONE]" not in rest
+        code, out, log = ended(server)
+        assert (code, out, len(log)) == (0, "[0.1]", 1)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_wait_for_the_drain(stop: signal.Signals) -> None:
+    with process(drain_s=3600) as (server, port), streaming(port) as reader:
+        for each in (signal.SIGHUP, signal.SIGHUP):  # as a terminal may send it when it closes
+            server.send_signal(each)
+            eventually(lambda: _is_draining(port))
+        server.send_signal(stop)
+        rest = reader.read()
+        assert "shutting down" in rest and "[DONE]" not in rest
+        code, out, _ = ended(server)
+        assert (code, out) == (0, "[3600, 0]")
+
+
+def test_a_server_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with process(drain_s=0) as (server, port):
+            server.send_signal(signal.SIGHUP)
+            assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 COLLECTING = """

@@ -11,7 +11,7 @@ from .bench.command import bench
 from .cache import cache
 from .chat.command import chat
 from .doctor.command import doctor
-from .failures import CommandFailed
+from .failures import ExitCode, exit_code_of
 from .launch.command import launch
 from .models.command import models_app
 from .options import takes_settings
@@ -67,6 +67,6 @@ def main() -> None:
         app()
     except VLLMMLXError as error:
         write_last(sys.stderr.fileno(), f"vllm-mlx: {error.message}\n")
-        sys.exit(error.exit_code if isinstance(error, CommandFailed) else 1)
+        sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
-        sys.exit(130)  # as shells count Ctrl-C
+        sys.exit(ExitCode.INTERRUPTED)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from ..core.errors import EngineDead, VLLMMLXError
 from .banner import Banner, local_url
+from .failures import BrokeDown
 from .keys import refuse_open_door
 from .output import Output, OutputHandler
 from .settings import Settings
@@ -20,7 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 def run_server(settings: Settings) -> None:
-    """Returns after Ctrl-C. Raises ConfigError before anything is served."""
+    """Returns once a signal ended it. Raises ConfigError before anything is served, BrokeDown after any other error."""
+    try:
+        _serve(settings)
+    except EngineDead as error:
+        raise BrokeDown(error.message) from error
+    except VLLMMLXError:
+        raise
+    except Exception as error:  # the fence around the process: its supervisor learns that it may start another
+        logger.exception("The server failed")
+        raise BrokeDown(f"The server ended by an error of its own: {type(error).__name__}: {error}") from error
+
+
+def _serve(settings: Settings) -> None:
     configure_logging(settings.log_level)
     for line in unknown_variables():
         logger.warning("%s", line)

@@ -1,11 +1,16 @@
-"""Serves an application on a socket until Ctrl-C or SIGTERM. Knows nothing of what is served."""
+"""Serves an application on a socket until Ctrl-C, SIGTERM or SIGHUP. Knows nothing of what is served."""
 
 import asyncio
 import errno
 import gc
+import logging
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,6 +19,8 @@ from ..core.errors import ConfigError, EngineDead
 from .connection import ConnectionLimits, allow_open_files
 from .ports import Engine
 
+logger = logging.getLogger(__name__)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEEP_CONNECTION_S = 75  # agents pause between requests; a connection closed under a request is an error to them
 LAST_WORDS_S = 1  # for clients and supervisors to hear why, once the engine has died
 LAST_EVENTS_S = 5  # for streams to send their last event once the engine has stopped
@@ -56,7 +63,8 @@ def run(
     started: Callable[[], None] | None = None,
     connections: ConnectionLimits | None = None,
 ) -> None:
-    """Returns after Ctrl-C: running replies have had `drain_s` to finish, a second Ctrl-C ends them at once.
+    """Returns after Ctrl-C, SIGTERM or SIGHUP: running replies have had `drain_s` to finish. A second Ctrl-C or SIGTERM
+    ends them at once.
 
     `started` is called when the first request can come. Raises EngineDead where the engine ended by itself: the process
     is of no use any more, and whatever supervises it can start another.
@@ -64,10 +72,7 @@ def run(
     allow_open_files()
     leave_to_stay()
     server = EngineServer(app, engine, drain_s=drain_s, started=started, connections=connections)
-    try:
-        server.run(sockets=[sock])
-    except KeyboardInterrupt:
-        return  # uvicorn raises the signal again once it has handled it
+    server.run(sockets=[sock])
     if engine.is_dead:
         raise EngineDead(engine.error() or "The engine has stopped.")
 
@@ -106,6 +111,29 @@ class EngineServer(uvicorn.Server):
         self._drain_s = drain_s
         self._on_start = started
         self._died_s: float | None = None
+        self._stopped_by: signal.Signals | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again in the end, and so end the process by it instead of with exit code 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        taken = [each for each in STOP_SIGNALS if not (each == signal.SIGHUP and has_nohup)]
+        before = {each: signal.signal(each, self.handle_exit) for each in taken}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._stopped_by is None:
+            self._stopped_by = signal.Signals(sig)
+        elif sig != signal.SIGHUP:  # a terminal that closes may send it twice
+            self.force_exit = True
+        self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to go on."""
@@ -122,6 +150,8 @@ class EngineServer(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._stopped_by is not None:
+            logger.info("%s: running replies get %g seconds to finish", self._stopped_by.name, self._drain_s)
         drain = asyncio.create_task(self._engine.shutdown(self._drain_s))
         while not drain.done() and not self.force_exit:
             await asyncio.wait({drain}, timeout=0.1)

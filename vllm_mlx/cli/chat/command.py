@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..failures import CommandFailed, WrongUsage
+from ..failures import CommandFailed, ExitCode, WrongUsage
 from ..remote import KeyOption, Remote, UrlOption, find_server
 from .conversation import Conversation, Wishes
 from .prompt import LinePrompt
 from .reply import Reply, ReplyPrinter
 
-_INTERRUPTED = 130  # as shells count Ctrl-C
 _HELP = """/image PATH   send a picture with the next question
 /system TEXT  set the system prompt; without TEXT, remove it
 /thinking     show the last thought in full
@@ -72,7 +71,7 @@ def chat(
     talk = Talk(server, wishes, conversation, printer)
     if question is not None:
         if not talk.ask(question):
-            raise typer.Exit(_INTERRUPTED)
+            raise typer.Exit(ExitCode.INTERRUPTED)
     else:
         talk.run(LinePrompt(remember=history))
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..failures import ExitCode
 from ..sources import load_settings
 from .check import Check
 
@@ -36,7 +37,7 @@ def doctor(
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=2))
     if any(check.verdict == "bad" for check in checks):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
