@@ -3,6 +3,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv="$root/.venv"
 python="$venv/bin/python"
+locks=("$root/scripts/requirements.lock" "$root/scripts/requirements-test.lock") # serving, and what tests need besides
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
@@ -24,7 +25,7 @@ find_python() {
 }
 
 # What an installation depends on: compared whole, so that a moved checkout is installed again.
-recipe() { printf '%s\n' "$root" && cat "$root/pyproject.toml"; }
+recipe() { printf '%s\n' "$root" && cat "$root/pyproject.toml" "${locks[@]}"; }
 
 is_installed() {
     local stamp
@@ -50,22 +51,30 @@ create_environment() {
     die "$base -m venv failed. On Debian and Ubuntu, install python3-venv; or install uv."
 }
 
-# install NAME SPEC: installs SPEC (the project and some extras, editable), and remembers it as NAME.
-install() {
-    say "Installing into $venv (some minutes the first time)"
+pip_install() {
     if command -v uv >/dev/null 2>&1; then
-        uv pip install --python "$python" --editable "$2"
+        uv pip install --python "$python" "$@"
     else
-        "$python" -m pip install --quiet --disable-pip-version-check --editable "$2"
+        "$python" -m pip install --quiet --disable-pip-version-check "$@"
     fi
-    recipe >"$venv/installed-$1"
+}
+
+# install NAME OPTIONS...: installs the files that the locks in OPTIONS name and no others, then this project, editable.
+# Remembers it as NAME.
+install() {
+    local name=$1
+    shift
+    say "Installing into $venv (some minutes the first time)"
+    pip_install --require-hashes "$@"
+    pip_install --no-deps --no-build-isolation --editable "$root"
+    recipe >"$venv/installed-$name"
 }
 
 # ensure_environment serve|test: the tests' environment also serves.
 ensure_environment() {
     is_recent_python "$python" || create_environment
     case "$1" in
-    serve) is_installed serve test || install serve "$root" ;;
-    test) is_installed test || install test "${root}[test]" ;;
+    serve) is_installed serve test || install serve -r "${locks[0]}" ;;
+    test) is_installed test || install test -r "${locks[0]}" -r "${locks[1]}" ;;
     esac
 }
