@@ -9,7 +9,7 @@ import pytest
 
 from tests.project.sources import ROOT
 
-SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "vllm-mlx")
+SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "vllm-mlx", "lock")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
 
 
@@ -45,6 +45,45 @@ def test_without_a_recent_python_the_script_says_what_to_do(tmp_path: Path) -> N
     assert result.returncode == 1
     assert "No Python 3.11 or newer was found. Install one" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+# Stands for the environment's Python: notes what it is asked to run.
+NOTING = """#!/bin/sh
+case "$1" in -m) echo "$@" >>"$NOTES" ;; esac
+"""
+
+
+def executable(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def test_what_the_lock_files_name_is_installed_by_hash_and_again_once_they_change(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "a project")
+    for tool in TOOLS:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    executable(project / ".venv/bin/python", NOTING)
+    executable(project / ".venv/bin/vllm-mlx", "#!/bin/sh\n")
+    notes = tmp_path / "notes"
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "NOTES": str(notes)}  # without uv
+
+    def installed(script: str) -> list[str]:
+        notes.write_text("")
+        subprocess.run(["bash", str(project / "scripts" / script)], env=environment, capture_output=True, check=True)
+        return [line for line in notes.read_text().splitlines() if "pip install" in line]
+
+    lock, test_lock = (project / "scripts" / name for name in ("requirements.lock", "requirements-test.lock"))
+    packages, itself = installed("serve")
+    assert packages.endswith(f"--require-hashes -r {lock}")
+    assert itself.endswith(f"--no-deps --no-build-isolation --editable {project}")
+    assert installed("serve") == []
+    packages, _ = installed("test")
+    assert packages.endswith(f"--require-hashes -r {lock} -r {test_lock}")
+    assert installed("serve") == installed("test") == []
+    with lock.open("a") as file:
+        file.write("# changed\n")
+    assert len(installed("serve")) == 2
 
 
 @pytest.mark.full
