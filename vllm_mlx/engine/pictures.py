@@ -6,9 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
+from ..core.deadline import Deadline
 from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
 from ..core.messages import MediaPart
 from ..core.request import Request
+from ..core.tracebacks import clear_locals
 from ..processing.images.loader import ImageLoader
 from ..processing.processor import Prepared, Processor
 from ..processing.tensors import Tensors
@@ -32,21 +34,26 @@ class RequestPictures:
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, request: Request) -> Prepared:
-        """Of a request that shows something. Raises RequestError."""
+    async def prepare(self, request: Request, deadline: Deadline | None = None) -> Prepared:
+        """Of a request that shows something. `deadline`: None for none. Raises RequestError."""
         try:
-            return await self._prepare(request, whole=False)
-        except PixelsNeeded:
-            return await self._prepare(request, whole=True)
+            try:
+                return await self._prepare(request, deadline, whole=False)
+            except PixelsNeeded:
+                pass
+            return await self._prepare(request, deadline, whole=True)
+        except BaseException as error:
+            clear_locals(error)  # pixels, tensors and texts: whoever keeps the error need not keep these
+            raise
 
     async def close(self) -> None:
         self._renderer.shutdown(wait=False, cancel_futures=True)
         await self._loader.close()
 
-    async def _prepare(self, request: Request, *, whole: bool) -> Prepared:
+    async def _prepare(self, request: Request, deadline: Deadline | None, *, whole: bool) -> Prepared:
         loop = asyncio.get_running_loop()
         parts, remake = self._processor.media_of(request), partial(self._ask, loop)
-        async with self._loader.shown(parts, salt=request.cache_salt, whole=whole) as shown:
+        async with self._loader.shown(parts, salt=request.cache_salt, whole=whole, deadline=deadline) as shown:
             show = partial(self._processor.show, request, shown, remake)
             try:
                 known = await loop.run_in_executor(self._pool, partial(show, known_only=True))

@@ -64,3 +64,9 @@ def progressive(scans: int) -> bytes:
     start = data.rfind(b"\xff\xda")
     scan, end = data[start:-2], data[-2:]
     return data[:start] + scan * scans + end
+
+
+def live_blocks() -> int:
+    """Blocks of pixels that Pillow holds."""
+    stats = Image.core.get_stats()
+    return int(stats["allocated_blocks"] + stats["reused_blocks"] - stats["freed_blocks"])

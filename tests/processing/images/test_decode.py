@@ -8,7 +8,21 @@ from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.processing.images.decode import ImageFile
 from vllm_mlx.processing.images.picture import Picture
 
-from .samples import BLUE, GREEN, RED, WHITE, animated, bomb, corners, encode, png, png_chunk, progressive, turned
+from .samples import (
+    BLUE,
+    GREEN,
+    RED,
+    WHITE,
+    animated,
+    bomb,
+    corners,
+    encode,
+    live_blocks,
+    png,
+    png_chunk,
+    progressive,
+    turned,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.Image.DecompressionBombWarning")
 COLOURS = {"R": RED, "G": GREEN, "B": BLUE, "K": (0, 0, 0)}
@@ -118,6 +132,35 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     assert "--max-image-pixels" in refusal(png(2**31 - 1, 2**31 - 1))
     assert "scans" in refusal(progressive(200))
     assert decode(progressive(2)).width == 64
+
+
+def test_a_bmp_that_would_be_decoded_in_python_is_refused() -> None:
+    bmp = bytearray(encode(corners().convert("P"), "BMP"))
+    bmp[30:34] = (1).to_bytes(4, "little")  # BI_RLE8
+    assert "run-length" in refusal(bytes(bmp))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GIF89a\x01\0\x01\0\0\0\0" + b"\x21\xfe\x01x\0" * 150_000,  # comments, each appended to those before
+        b"\xff\xd8" + b"\xff\xfe\0\x02" * 150_000,
+        b"\xff\xd8\xff" + b"\0" * 150_000,
+        png(4, 4, png_chunk(b"prVt", b"") * 60_000),
+    ],
+    ids=["GIF", "JPEG", "JPEG of junk", "PNG"],
+)
+def test_a_file_of_very_many_pieces_is_refused(data: bytes) -> None:
+    assert "too many small pieces" in refusal(data)
+
+
+def test_a_file_whose_header_was_read_holds_no_decoder() -> None:
+    """Pillow makes a canvas when it opens some GIFs, and keeps the pixels of what it decoded."""
+    before = live_blocks()
+    file = ImageFile(encode(corners(), "GIF", transparency=0, disposal=2), max_pixels=10**6)
+    assert live_blocks() == before
+    picture = file.decode()
+    assert live_blocks() == before and picture.width == 8
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,22 @@
 """Data URLs, as clients write them, and what is neither data nor an address."""
 
 import base64
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.processing.images.sources import Inline, LocalFile, Remote, label, parse_source
+from vllm_mlx.processing.images.sources import (
+    Inline,
+    LocalFile,
+    Remote,
+    count_frames,
+    label,
+    parse_source,
+    split_frames,
+)
 
 DATA = bytes(range(256)) * 3
 PLAIN = base64.b64encode(DATA).decode()
@@ -97,3 +106,28 @@ def test_errors_call_a_source_by_its_start() -> None:
     assert label(f"data:image/png;base64,{PLAIN}") == "data:image/png;base64,…"
     assert label(b"12345") == "5 bytes"
     assert len(label("https://example.com/" + "x" * 10**6)) < 100
+
+
+def test_base64_between_white_space_takes_no_object_for_each_piece() -> None:
+    """A long text of `AA AA AA` was once split at each space."""
+    text = "data:image/png;base64," + "AA " * 600_000
+    tracemalloc.start()
+    try:
+        assert len(read(text, 10**7)) == 900_000
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_frames_of_a_video_are_counted_without_being_made() -> None:
+    joined = "data:video/jpeg;base64,AAAA,BBBB"
+    frames = split_frames(joined)
+    assert frames == ("data:image/jpeg;base64,AAAA", "data:image/jpeg;base64,BBBB")
+    assert count_frames(joined) == count_frames(frames) == 2
+    assert count_frames("data:video/mp4;base64,AAAA") is None and count_frames(b",,") is None
+
+
+@pytest.mark.parametrize("head", ["/", "file:///"])
+def test_a_path_of_very_many_parts_is_refused_before_it_is_taken_apart(head: str) -> None:
+    with pytest.raises(InvalidImage, match="longer than 16384 characters"):
+        parse_source(head + "../" * 10_000)

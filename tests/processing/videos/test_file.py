@@ -5,7 +5,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from vllm_mlx.core.errors import InvalidImage
+from vllm_mlx.core.deadline import Deadline
+from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.processing.videos.clip import Clip
 from vllm_mlx.processing.videos.file import VideoFile, VideoLimits
 from vllm_mlx.processing.videos.sampling import FrameSampling
@@ -21,8 +22,9 @@ LIMITS = VideoLimits(max_pixels=1 << 20, max_frame_pixels=1 << 20, max_decode_s=
 
 def decode(data: bytes, fps: float | None = None, **limits: float) -> Clip:
     chosen = VideoLimits(**{name: limits.get(name, getattr(LIMITS, name)) for name in VideoLimits.__slots__})
-    file = VideoFile(data, FrameSampling(), chosen, fps)
-    clip = file.decode()
+    deadline = Deadline(60, "")
+    file = VideoFile(data, FrameSampling(), chosen, fps, deadline=deadline)
+    clip = file.decode(deadline)
     assert clip.num_pixels == file.num_pixels
     return clip
 
@@ -126,3 +128,13 @@ def test_what_is_beyond_a_limit_is_refused() -> None:
         decode(encode(size=(640, 480)), max_frame_pixels=100_000)
     with pytest.raises(InvalidImage, match="--max-decode-s"):
         decode(encode(), max_decode_s=-1)
+
+
+def test_neither_frames_are_counted_nor_decoded_for_a_client_that_has_left() -> None:
+    deadline = Deadline(60, "")
+    file = VideoFile(encode(), FrameSampling(), LIMITS, deadline=deadline)
+    deadline.cancel()
+    with pytest.raises(Cancelled):
+        file.decode(deadline)
+    with pytest.raises(Cancelled):
+        VideoFile(encode(), FrameSampling(), LIMITS, deadline=deadline)

@@ -6,10 +6,12 @@ Of an animation it is the first frame. Colour profiles are not applied.
 import io
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image
+from PIL.ImageFile import ImageFile as PillowFile
 
 from ...core.errors import InvalidImage
 from .formats import FORMATS, what_else
@@ -28,6 +30,9 @@ _UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
 }
 _STRIP_PIXELS = 1 << 20
 _MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each costs a pass over all pixels
+# Pillow reads each chunk or segment of a file with a few calls, in Python, and keeps many of them as objects. A large
+# photograph takes hundreds of reads, a PNG of 20 MB in chunks of 8 kB ten thousand.
+_MAX_READS = 100_000
 # What a decoder raises on a file that is not what it expects.
 _FAILURES = (
     OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
@@ -36,31 +41,68 @@ _FAILURES = (
 
 
 class ImageFile:
-    """A file whose header has been read."""
+    """An image file whose header has been read. Holds the file's bytes, and neither a decoder nor pixels."""
 
     def __init__(self, data: bytes, *, max_pixels: int):
-        """Raises InvalidImage for what is no image, and for one of too many pixels before any is decoded."""
+        """Raises InvalidImage for what is no image, and for one whose decoding would cost too much."""
+        self._data = data
         try:
-            self._image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+            with _opened(data) as image:
+                self.width, self.height = image.size
+                is_jpeg = image.format in ("JPEG", "MPO")
+                # Pillow decodes a few variants of formats in Python, some hundred times slower than all others.
+                is_slow = any(tile[0] in Image.DECODERS for tile in image.tile)
         except Image.DecompressionBombError as error:
             raise InvalidImage(_too_large("far too many", max_pixels)) from error
         except _FAILURES as error:
             raise InvalidImage(f"it is {what_else(data)}.") from error
-        width, height = self._image.size
-        self.num_pixels = width * height
         if self.num_pixels > max_pixels:
-            raise InvalidImage(_too_large(f"{width} × {height}", max_pixels))
-        if self._image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > _MAX_SCANS:
-            raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it anew.")
+            raise InvalidImage(_too_large(f"{self.width} × {self.height}", max_pixels))
+        if is_jpeg and data.count(b"\xff\xda") > _MAX_SCANS:
+            raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it again as a baseline JPEG.")
+        if is_slow:
+            raise InvalidImage("it is a BMP with run-length compression, which is not read. Send it as a PNG.")
+
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
 
     def decode(self) -> Picture:
         """Upright, and on white where it is transparent. Raises InvalidImage."""
+        return Picture.of(self.pixels())
+
+    def pixels(self) -> np.ndarray:
+        """The same as an array: (rows, columns, 3), uint8. Raises InvalidImage."""
         try:
-            with self._image as image:
+            with _opened(self._data) as image:
                 image.load()
-                return Picture.of(_upright(_rgb(image), image))
+                return _upright(_rgb(image), image)
         except _FAILURES as error:
             raise InvalidImage("it is broken: its content ends early or contradicts itself.") from error
+
+
+class _File(io.BytesIO):
+    """The bytes of a file, for as many reads as an honest one takes."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._num_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._num_reads += 1
+        if self._num_reads > _MAX_READS:
+            raise InvalidImage("it consists of too many small pieces. Save it again as a PNG.")
+        return super().read(size)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[PillowFile]:
+    """Pillow's image of a file. It is closed at the end, which frees the pixels that Pillow itself keeps."""
+    image = Image.open(_File(data), formats=FORMATS)
+    try:
+        yield image
+    finally:
+        image.close()
 
 
 def _rgb(image: Image.Image) -> np.ndarray:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from ...core.config import MediaConfig
+from ...core.deadline import Deadline
 from ...core.errors import InvalidImage, Overloaded
 from ...core.messages import ImagePart, MediaPart, VideoPart
 from ..byte_room import ByteRoom
@@ -21,7 +22,7 @@ from .decode import ImageFile
 from .local import MediaRoot
 from .picture import Picture, Seen
 from .recent import KnownAddresses, RecentPictures
-from .sources import Inline, Kind, LocalFile, Remote, megabytes, parse_source, split_frames
+from .sources import Inline, Kind, LocalFile, Remote, count_frames, megabytes, parse_source, split_frames
 from .web import Fetched, WebImages
 
 T = TypeVar("T")
@@ -33,11 +34,17 @@ _RETRY_S = 5.0
 
 
 class Allowance:
-    """What one request may still do, and whose it is. `deadline_s` is of the event loop's clock."""
+    """What one request may still do, and whose it is."""
 
-    def __init__(self, deadline_s: float, salt: str, room: ByteRoom, *, whole: bool = True) -> None:
-        """`room`: for the files of all requests; `whole`: pixels are needed, also of what was seen before."""
-        self.deadline_s = deadline_s
+    def __init__(
+        self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom, *, whole: bool = True
+    ) -> None:
+        """`fetch_until_s`: by the event loop's clock; `deadline`: of all preparation of the request.
+
+        `room`: for the files of all requests; `whole`: pixels are needed, also of what was seen before.
+        """
+        self.fetch_until_s = fetch_until_s
+        self.deadline = deadline
         self.whole = whole
         self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share nothing that is kept
         self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
@@ -108,37 +115,43 @@ class MediaFiles:
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
     async def find(self, part: MediaPart, allowance: Allowance) -> Found:
-        """Raises InvalidImage."""
+        """Raises InvalidImage, and what the deadline raises."""
         if isinstance(part, ImagePart):
-            return await self._find(part, part.source, self._image_reader(allowance.whole), allowance)
-        source = await self._run(partial(split_frames, part.source))
-        if isinstance(source, tuple):
-            return await self._find_frames(part, source, allowance)
-        return await self._find(part, source, self._video_reader(part.fps, allowance.whole), allowance)
+            return await self._find(part, part.source, self._image_reader("image", allowance.whole), allowance)
+        num_frames = await self._run(partial(count_frames, part.source), allowance)
+        if num_frames is None:
+            assert not isinstance(part.source, tuple), "it is a file"
+            return await self._find(part, part.source, self._video_reader(part.fps, allowance), allowance)
+        assert self._videos is not None, "videos are refused before any is fetched"
+        self._videos.check_frames(num_frames)  # before an object is made of each
+        source = await self._run(partial(split_frames, part.source), allowance)
+        assert isinstance(source, tuple), "it has frames"
+        return await self._find_frames(part, source, self._videos, allowance)
 
-    def _image_reader(self, whole: bool) -> _Reader:
+    def _image_reader(self, name: str, whole: bool) -> _Reader:
         max_pixels = self._config.max_image_pixels
-        return _Reader("image", "image", lambda data: ImageFile(data, max_pixels=max_pixels), whole)
+        return _Reader("image", name, lambda data: ImageFile(data, max_pixels=max_pixels), whole)
 
-    def _video_reader(self, fps: float | None, whole: bool) -> _Reader:
+    def _video_reader(self, fps: float | None, allowance: Allowance) -> _Reader:
         assert self._videos is not None, "videos are refused before any is fetched"
-        videos = self._videos
-        return _Reader("video", f"video {fps}", lambda data: videos.open(data, fps), whole)
+        videos, deadline = self._videos, allowance.deadline
+        return _Reader("video", f"video {fps}", lambda data: videos.open(data, fps, deadline), allowance.whole)
 
-    async def _find_frames(self, part: VideoPart, sources: tuple[str, ...], allowance: Allowance) -> Found:
-        assert self._videos is not None, "videos are refused before any is fetched"
-        self._videos.check_frames(len(sources))
+    async def _find_frames(
+        self, part: VideoPart, sources: tuple[str, ...], videos: VideoOpener, allowance: Allowance
+    ) -> Found:
         found = await together(self._find_frame(*frame, allowance) for frame in enumerate(sources, 1))
         digest = blake2b(repr((part.fps, [each.content for each in found])).encode(), digest_size=16).digest()
         content = allowance.salt + digest
         if (clip := self._recent.get(content, whole=allowance.whole)) is not None:
             return Found(content, clip)
-        frames = [each.image for each in found if isinstance(each.image, Picture | ImageFile)]
-        return Found(content, self._videos.frames(frames, part.fps))
+        frames = [each.image for each in found if isinstance(each.image, ImageFile)]
+        return Found(content, videos.frames(frames, part.fps))
 
     async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found:
+        """As a file, also where the same image was decoded before: frames are decoded one at a time."""
         try:
-            return await self._find(ImagePart(source), source, self._image_reader(True), allowance)
+            return await self._find(ImagePart(source), source, self._image_reader("frame", True), allowance)
         except InvalidImage as error:
             raise InvalidImage(f"its frame {number}: {error.message}") from error
 
@@ -146,13 +159,13 @@ class MediaFiles:
         max_bytes = self._config.max_bytes(reader.kind)
         match parse_source(source):
             case Inline() as inline:
-                content = allowance.salt + await self._run(lambda: reader.digest(part.source_digest))
+                content = allowance.salt + await self._run(lambda: reader.digest(part.source_digest), allowance)
                 if (picture := self._recent.get(content, whole=reader.whole)) is not None:
                     return Found(content, picture)
-                data = await self._run(lambda: inline.read(max_bytes, reader.kind))
+                data = await self._run(lambda: inline.read(max_bytes, reader.kind), allowance)
                 return await self._opened(data, content, reader, allowance)
             case LocalFile(path):
-                data = await self._run(lambda: self._root.read(path, max_bytes, reader.kind))
+                data = await self._run(lambda: self._root.read(path, max_bytes, reader.kind), allowance)
                 return await self._found(data, reader, allowance)
             case Remote(url):
                 return await self._find_remote(url, reader, allowance)
@@ -179,7 +192,7 @@ class MediaFiles:
 
     async def _fetch(self, url: str, kind: Kind, known: Fetched | None, allowance: Allowance) -> Fetched:
         try:
-            async with asyncio.timeout_at(allowance.deadline_s), allowance.fetches, self._fetches:
+            async with asyncio.timeout_at(allowance.fetch_until_s), allowance.fetches, self._fetches:
                 return await self._web.fetch(url, kind=kind, known=known)
         except TimeoutError as error:
             raise InvalidImage(
@@ -187,13 +200,19 @@ class MediaFiles:
             ) from error
 
     async def _found(self, data: bytes, reader: _Reader, allowance: Allowance) -> Found:
-        content = allowance.salt + await self._run(lambda: reader.digest(data))
+        content = allowance.salt + await self._run(lambda: reader.digest(data), allowance)
         picture = self._recent.get(content, whole=reader.whole)
         return Found(content, picture) if picture is not None else await self._opened(data, content, reader, allowance)
 
     async def _opened(self, data: bytes, content: bytes, reader: _Reader, allowance: Allowance) -> Found:
         allowance.take(len(data))
-        return Found(content, await self._run(lambda: reader.open(data)))
+        return Found(content, await self._run(lambda: reader.open(data), allowance))
 
-    async def _run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+    async def _run(self, function: Callable[[], T], allowance: Allowance) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, in_time, allowance.deadline, function)
+
+
+def in_time(deadline: Deadline, function: Callable[[], T]) -> T:
+    """Begins nothing for a request whose time is over, or whose client has left."""
+    deadline.check()
+    return function()

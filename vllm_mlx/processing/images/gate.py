@@ -8,8 +8,13 @@ class PixelGate:
     """First come, first served: a large request is not overtaken for ever by small ones. Used on one event loop."""
 
     def __init__(self, max_pixels: int):
-        self._free = max_pixels
+        self._max_pixels = self._free = max_pixels
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def num_pixels(self) -> int:
+        """In memory now."""
+        return self._max_pixels - self._free
 
     async def enter(self, num_pixels: int) -> None:
         """Waits until they fit; `num_pixels` is at most all there are. Unless it is cancelled, `leave` must follow."""

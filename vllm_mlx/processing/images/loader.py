@@ -1,24 +1,30 @@
 """What a request's images and videos show: found, decoded and handed out. Has a thread and an event loop of its own."""
 
 import asyncio
+import math
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from ...core.config import MediaConfig
+from ...core.deadline import Deadline
 from ...core.errors import InvalidImage, InvalidVideo, Overloaded
 from ...core.messages import ImagePart, MediaPart, VideoPart
+from ...core.tracebacks import clear_locals
 from ..byte_room import ByteRoom
 from ..tasks import together
 from ..videos.clip import Clip
+from ..videos.file import VideoFile
+from ..videos.frames import FrameFiles
 from ..videos.opener import VideoOpener
 from ..videos.sampling import FrameSampling
 from .decode import ImageFile
-from .files import MAX_FILES_BYTES, Allowance, Found, MediaFiles
+from .files import MAX_FILES_BYTES, Allowance, Found, MediaFiles, in_time
 from .gate import PixelGate
 from .local import MediaRoot
 from .parts import located, numbered
@@ -30,6 +36,8 @@ from .web import WebImages
 P = ParamSpec("P")
 T = TypeVar("T")
 _DECODERS = 2  # of images
+_PIXEL_BYTES = 3
+_GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +73,21 @@ class ImageLoader:
         self._thread.start()
 
     @asynccontextmanager
-    async def shown(self, parts: Sequence[MediaPart], *, salt: str = "", whole: bool = True) -> AsyncIterator[Shown]:
+    async def shown(
+        self, parts: Sequence[MediaPart], *, salt: str = "", whole: bool = True, deadline: Deadline | None = None
+    ) -> AsyncIterator[Shown]:
         """What is handed out counts as in memory until the block ends. Raises RequestError.
 
         Of what is kept of earlier requests, only that of the same `salt` is used. `whole`: with pixels, also where
-        those of a picture seen before are no longer at hand.
+        those of a picture seen before are no longer at hand. `deadline`: of all preparation of the request; None:
+        there is none. It is cancelled if the caller leaves before the media are there.
         """
         if not parts:
             yield {}
             return
         answer: Future[Shown] = Future()
-        holder = asyncio.run_coroutine_threadsafe(self._hold(parts, salt, whole, answer), self._loop)
+        hold = self._hold(parts, salt, whole, deadline or Deadline(math.inf, ""), answer)
+        holder = asyncio.run_coroutine_threadsafe(hold, self._loop)
         holder.add_done_callback(lambda ended: _pass_on(ended, answer))
         try:
             yield await asyncio.wrap_future(answer)
@@ -101,26 +113,49 @@ class ImageLoader:
         await self._web.close()
         self._loop.stop()
 
-    async def _hold(self, parts: Sequence[MediaPart], salt: str, whole: bool, answer: "Future[Shown]") -> None:
-        """Answers, and holds the pixels until it is cancelled."""
-        wanted = self._wanted(parts)
-        deadline_s = self._loop.time() + self._config.media_timeout_s
-        allowance, num_pixels = Allowance(deadline_s, salt, self._files_room, whole=whole), 0
+    async def _hold(
+        self, parts: Sequence[MediaPart], salt: str, whole: bool, deadline: Deadline, answer: "Future[Shown]"
+    ) -> None:
+        """Answers, and holds the pixels until it is cancelled. A failure keeps none of them alive."""
+        fetch_until_s = self._loop.time() + self._config.media_timeout_s
+        allowance = Allowance(fetch_until_s, deadline, salt, self._files_room, whole=whole)
+        is_loaded = False
         try:
-            found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
-            self._check_sum(found)
-            needed = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
-            await self._gate.enter(needed)
-            num_pixels = needed
-            decoded = await together(_named(item, self._decode, each) for item, each in zip(wanted, found, strict=True))
-            del found
+            async with self._loaded(self._wanted(parts), allowance) as shown:
+                is_loaded = True
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(shown)
+                    del shown
+                    await asyncio.Event().wait()
+        except BaseException as error:
+            if not is_loaded:
+                deadline.cancel()  # so that what runs for this request in other threads ends
+            clear_locals(error)
+            raise
+
+    @asynccontextmanager
+    async def _loaded(self, wanted: Sequence[_Wanted], allowance: Allowance) -> AsyncIterator[Shown]:
+        num_pixels, contents, decoded = 0, list[bytes](), list[Picture | Clip | Seen]()
+        try:
+            async with _until(allowance.deadline):
+                found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
+                self._check_sum(found)
+                needed = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
+                await self._gate.enter(needed)
+                num_pixels = needed
+                self._recent.make_room(self._gate.num_pixels * _PIXEL_BYTES)
+                contents = [each.content for each in found]
+                jobs = [(item, each) for item, each in zip(wanted, found, strict=True)]
+                decoded = await together(_named(item, self._decode, each, allowance.deadline) for item, each in jobs)
+                del found, jobs
             allowance.give_back()
-            if answer.set_running_or_notify_cancel():
-                answer.set_result({shown_as(item.part): each for item, each in zip(wanted, decoded, strict=True)})
-                await asyncio.Event().wait()
+            yield {shown_as(item.part): each for item, each in zip(wanted, decoded, strict=True)}
         finally:
             allowance.give_back()
             self._gate.leave(num_pixels)
+            self._recent.make_room(self._gate.num_pixels * _PIXEL_BYTES)
+            for content, each in zip(contents, decoded, strict=False):  # nothing was decoded where one was refused
+                self._recent.put(content, each)
 
     def _wanted(self, parts: Sequence[MediaPart]) -> list[_Wanted]:
         """Each source once."""
@@ -141,13 +176,27 @@ class ImageLoader:
                 f"most {max_pixels / 1e6:.1f} (--max-request-pixels). Send fewer, or smaller ones."
             )
 
-    async def _decode(self, found: Found) -> Picture | Clip | Seen:
-        if isinstance(found.image, Picture | Clip | Seen):
-            return found.image
-        pool = self._pool if isinstance(found.image, ImageFile) else self._video_pool
-        decoded: Picture | Clip = await self._loop.run_in_executor(pool, found.image.decode)
-        self._recent.put(found.content, decoded)
-        return decoded
+    async def _decode(self, found: Found, deadline: Deadline) -> Picture | Clip | Seen:
+        match found.image:
+            case ImageFile() as file:
+                return await self._loop.run_in_executor(self._pool, in_time, deadline, file.decode)
+            case VideoFile() | FrameFiles() as video:
+                work = partial(video.decode, deadline)
+                return await self._loop.run_in_executor(self._video_pool, in_time, deadline, work)
+            case decoded:
+                return decoded
+
+
+@asynccontextmanager
+async def _until(deadline: Deadline) -> AsyncIterator[None]:
+    """Also what waits for others ends at the deadline. Raises what the deadline raises."""
+    remaining_s = deadline.remaining_s
+    try:
+        async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s + _GRACE_S):
+            yield
+    except TimeoutError:
+        deadline.check()
+        raise
 
 
 async def _named(wanted: _Wanted, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -20,7 +20,7 @@ class RecentPictures:
     """By salt and digest of what they were decoded from, so none can be out of date. The longest unused go first."""
 
     def __init__(self, *, max_bytes: int):
-        self._max_bytes = max_bytes
+        self._max_bytes = self._room_bytes = max_bytes
         self._pictures: OrderedDict[bytes, Picture | Clip] = OrderedDict()
         self._seen: OrderedDict[bytes, Seen] = OrderedDict()
         self.num_bytes = 0
@@ -36,15 +36,25 @@ class RecentPictures:
             self._seen.move_to_end(content)
         return seen
 
-    def put(self, content: bytes, picture: Picture | Clip) -> None:
+    def make_room(self, in_use_bytes: int) -> None:
+        """Pixels in use take their part of the budget first. What is kept has what they leave."""
+        self._room_bytes = max(0, self._max_bytes - in_use_bytes)
+        self._shrink()
+
+    def put(self, content: bytes, picture: Picture | Clip | Seen) -> None:
+        if isinstance(picture, Seen):
+            return
         self._seen[content] = Seen(picture.digest, picture.num_pixels)
         if len(self._seen) > _MAX_SEEN:
             self._seen.popitem(last=False)
-        if content in self._pictures or picture.pixels.nbytes > self._max_bytes:
+        if content in self._pictures or picture.pixels.nbytes > self._room_bytes:
             return
         self._pictures[content] = picture
         self.num_bytes += picture.pixels.nbytes
-        while self.num_bytes > self._max_bytes:
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.num_bytes > self._room_bytes:
             _, dropped = self._pictures.popitem(last=False)
             self.num_bytes -= dropped.pixels.nbytes
 

@@ -1,9 +1,8 @@
 """What the source of a picture or video is: its own bytes, an address, or a file. Fetches and opens nothing."""
 
 import binascii
-import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from ...core.errors import InvalidImage
@@ -12,8 +11,9 @@ Kind = Literal["image", "video"]
 VideoSource = str | bytes | tuple[str, ...]  # frames
 _FRAMES = "data:video/jpeg;base64,"
 _SHOWN_CHARS = 80
+_MAX_PATH_CHARS = 16_384  # of a file, escaped or not: no file system takes as many, and each part costs a look-up
 _PIECE_CHARS = 1 << 20  # of base64; a multiple of four
-_SPACE = re.compile(r"[\t\n\f\r ]+")
+_SPACE = b"\t\n\f\r "
 # Of what base64 may hold, what URLs escape.
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%20": "", "%09": "", "%0A": "", "%0D": ""}
 _MAX_ESCAPED_CHARS = 1 << 20  # of data that is not base64: a byte of it costs a hundred and fifty in memory, and time
@@ -54,21 +54,32 @@ def parse_source(source: str | bytes) -> Source:
         return Inline(source)
     if head.startswith(("http:", "https:")):
         return Remote(source.strip())
-    if head.startswith("file:"):
-        return LocalFile(_file_path(source.strip()))
-    if head.startswith("/"):
-        return LocalFile(source.strip())
+    if head.startswith(("file:", "/")):
+        if len(source) > _MAX_PATH_CHARS:
+            raise InvalidImage(f"its path is longer than {_MAX_PATH_CHARS} characters.")
+        return LocalFile(_file_path(source.strip()) if head.startswith("file:") else source.strip())
     raise InvalidImage(
         "it is neither a data URL (data:image/png;base64,…) nor an address (https://…). Bare base64 wants "
         "`data:image/png;base64,` before it."
     )
 
 
+def count_frames(source: VideoSource) -> int | None:
+    """How many frames `split_frames` makes of it, counted without making any; None for a video file."""
+    if isinstance(source, tuple):
+        return len(source)
+    return source.count(",", len(_FRAMES)) + 1 if _is_joined(source) else None
+
+
 def split_frames(source: VideoSource) -> VideoSource:
     """`data:video/jpeg;base64,<frame>,<frame>…` is a video as JPEGs. Any other source is what it is."""
-    if not isinstance(source, str) or source[: len(_FRAMES)].lower() != _FRAMES:
+    if not _is_joined(source):
         return source
     return tuple(f"data:image/jpeg;base64,{frame}" for frame in source[len(_FRAMES) :].split(","))
+
+
+def _is_joined(source: VideoSource) -> TypeGuard[str]:
+    return isinstance(source, str) and source[: len(_FRAMES)].lower() == _FRAMES
 
 
 def label(source: VideoSource) -> str:
@@ -114,8 +125,8 @@ def _read_base64(text: str, start: int) -> bytes:
         try:
             return _in_pieces(text, start)
         except binascii.Error:
-            clean = _SPACE.sub("", _unescaped(text[start:])).rstrip("=")
-            return _in_pieces(clean + "=" * (-len(clean) % 4), 0)
+            clean = _unescaped(text[start:]).encode("ascii").translate(None, _SPACE).rstrip(b"=")
+            return _in_pieces(clean + b"=" * (-len(clean) % 4), 0)
     except ValueError as error:
         raise InvalidImage("its data URL is not valid base64.") from error
 
@@ -132,7 +143,7 @@ def _read_escaped(text: str) -> bytes:
     return unquote_to_bytes(text)
 
 
-def _in_pieces(text: str, start: int) -> bytes:
+def _in_pieces(text: str | bytes, start: int) -> bytes:
     """Decoding holds the interpreter's lock, which the event loop wants back soon."""
     pieces = (text[at : at + _PIECE_CHARS] for at in range(start, len(text), _PIECE_CHARS))
     return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])

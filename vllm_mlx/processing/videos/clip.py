@@ -6,6 +6,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from ...core.errors import InvalidImage
+
 _DIGEST_BYTES = 16
 
 
@@ -44,3 +46,30 @@ class Clip:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+
+class FrameStack:
+    """Frames of one size, copied into one array as they are decoded, so that none is in memory twice."""
+
+    def __init__(self, max_frames: int):
+        self._max_frames = max_frames
+        self._pixels: np.ndarray | None = None
+        self._num_frames = 0
+
+    def __len__(self) -> int:
+        return self._num_frames
+
+    def add(self, frame: np.ndarray) -> None:
+        """`frame`: (height, width, 3), uint8. Raises InvalidImage if it has another size than those before."""
+        if self._pixels is None:
+            self._pixels = np.empty((self._max_frames, *frame.shape), np.uint8)
+        if frame.shape != self._pixels.shape[1:]:
+            raise InvalidImage("its frames are not all of one size.")
+        self._pixels[self._num_frames] = frame
+        self._num_frames += 1
+
+    def clip(self, times: Sequence[float], fps: float) -> Clip:
+        """Raises InvalidImage if no frame was added. `times`: of the frames, and of any that were not added."""
+        if self._pixels is None:
+            raise InvalidImage("none of its frames can be decoded.")
+        return Clip.of(self._pixels[: self._num_frames], times[: self._num_frames], fps)

@@ -1,7 +1,6 @@
 """Bytes of a video file → the frames that a model is shown, by FFmpeg. Sound is left alone, and so are subtitles."""
 
 import io
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ...core.deadline import Deadline
 from ...core.errors import InvalidImage
 from ..images.scaling import fitting
-from .clip import Clip
+from .clip import Clip, FrameStack
+from .clock import DecodeClock
 from .containers import container
 from .sampling import FrameSampling
 
@@ -32,15 +33,26 @@ class VideoLimits:
 class VideoFile:
     """A file whose header has been read, and whose frames have been counted."""
 
-    def __init__(self, data: bytes, sampling: FrameSampling, limits: VideoLimits, fps: float | None = None):
-        """`fps`: frames of a second that are shown. Raises InvalidImage for what is no video, or one beyond a limit."""
+    def __init__(
+        self,
+        data: bytes,
+        sampling: FrameSampling,
+        limits: VideoLimits,
+        fps: float | None = None,
+        *,
+        deadline: Deadline,
+    ):
+        """`fps`: frames of a second that are shown; `deadline`: for reading the header and counting the frames.
+
+        Raises InvalidImage for what is no video, or one beyond a limit, and what the deadline raises.
+        """
         self._data = data
         self._format = container(data)
         self._limits = limits
-        self._deadline_s = time.monotonic() + limits.max_decode_s
+        clock = DecodeClock(limits.max_decode_s, deadline)
         with self._opened() as (file, stream):
             width, height = stream.codec_context.width, stream.codec_context.height
-            stamps = self._stamps(file, stream)
+            stamps = self._stamps(file, stream, clock)
         duration_s = _duration_s(stamps)
         self._wanted = sampling.choose(len(stamps), duration_s, fps)
         self._times = [stamps[index] - stamps[0] for index in self._wanted]
@@ -48,14 +60,13 @@ class VideoFile:
         self._size = fitting(width, height, limits.max_pixels // len(self._wanted))
         self.num_pixels = self._size[0] * self._size[1] * len(self._wanted)
 
-    def decode(self) -> Clip:
-        """Raises InvalidImage."""
-        self._deadline_s = time.monotonic() + self._limits.max_decode_s
+    def decode(self, deadline: Deadline) -> Clip:
+        """Raises InvalidImage, and what the deadline raises."""
+        clock, stack = DecodeClock(self._limits.max_decode_s, deadline), FrameStack(len(self._wanted))
         with self._opened() as (file, stream):
-            frames = list(self._frames(file, stream))
-        if not frames:
-            raise InvalidImage("none of its frames can be decoded.")
-        return Clip.of(np.stack(frames), self._times[: len(frames)], self._fps)
+            for frame in self._frames(file, stream, clock):
+                stack.add(frame)
+        return stack.clip(self._times, self._fps)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:
@@ -90,11 +101,11 @@ class VideoFile:
         context.thread_count = _THREADS
         return stream
 
-    def _stamps(self, file: Any, stream: Any) -> list[float]:
+    def _stamps(self, file: Any, stream: Any, clock: DecodeClock) -> list[float]:
         """Seconds of each frame, ascending."""
         stamps: list[float] = []
         for packet in file.demux(stream):
-            self._check_time()
+            clock.check()
             stamp = packet.dts if packet.pts is None else packet.pts
             if stamp is None or packet.is_discard:  # the end of the file, or what is cut off
                 continue
@@ -105,21 +116,14 @@ class VideoFile:
             raise InvalidImage("there are no pictures in it.")
         return sorted(stamps)
 
-    def _frames(self, file: Any, stream: Any) -> Iterator[np.ndarray]:
+    def _frames(self, file: Any, stream: Any, clock: DecodeClock) -> Iterator[np.ndarray]:
         wanted = set(self._wanted)
         for index, frame in enumerate(file.decode(stream)):
-            self._check_time()
+            clock.check()
             if index in wanted:
                 yield _upright(frame, self._size)
             if index >= self._wanted[-1]:
                 break
-
-    def _check_time(self) -> None:
-        if time.monotonic() > self._deadline_s:
-            raise InvalidImage(
-                f"it takes longer than {self._limits.max_decode_s:g} seconds to decode (--max-decode-s). Send a "
-                "shorter one, or a smaller one."
-            )
 
 
 def _duration_s(stamps: Sequence[float]) -> float:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from ...core.config import MediaConfig
+from ...core.deadline import Deadline
 from ...core.errors import InvalidImage
 from ..images.decode import ImageFile
-from ..images.picture import Picture
 from .file import VideoFile, VideoLimits
 from .frames import FrameFiles
 from .sampling import FrameSampling
@@ -20,17 +20,27 @@ class VideoOpener:
             max_decode_s=config.max_decode_s,
         )
 
-    def open(self, data: bytes, fps: float | None) -> VideoFile:
+    def open(self, data: bytes, fps: float | None, deadline: Deadline) -> VideoFile:
         """`fps`: frames of a second that are shown; None: the checkpoint's. Raises InvalidImage."""
-        return VideoFile(data, self._sampling, self._limits, fps)
+        return VideoFile(data, self._sampling, self._limits, fps, deadline=deadline)
+
+    @property
+    def max_frames(self) -> int:
+        return self._sampling.max_frames
 
     def check_frames(self, num_frames: int) -> None:
         """Raises InvalidImage."""
-        if not 0 < num_frames <= self._sampling.max_frames:
-            raise InvalidImage(
-                f"it has {num_frames} frames; this model takes 1 to {self._sampling.max_frames}. Send that many."
-            )
+        if not 0 < num_frames <= self.max_frames:
+            raise InvalidImage(f"it has {num_frames} frames; this model takes 1 to {self.max_frames}. Send that many.")
 
-    def frames(self, frames: Sequence[Picture | ImageFile], fps: float | None) -> FrameFiles:
-        """`fps`: frames that stand for a second; None: as many as the checkpoint would be shown of one."""
-        return FrameFiles(frames, fps or self._sampling.fps, max_pixels=self._limits.max_pixels)
+    def frames(self, frames: Sequence[ImageFile], fps: float | None) -> FrameFiles:
+        """`fps`: frames that stand for a second; None: as many as the checkpoint would be shown of one.
+
+        Raises InvalidImage.
+        """
+        return FrameFiles(
+            frames,
+            fps or self._sampling.fps,
+            max_pixels=self._limits.max_pixels,
+            max_decode_s=self._limits.max_decode_s,
+        )
