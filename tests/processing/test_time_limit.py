@@ -1,6 +1,8 @@
 """Templates are programs of strangers: they end in time, write within bounds, and reach nothing."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -53,11 +55,38 @@ def test_what_a_template_must_not_do_is_the_request_s_error(checkpoint, template
         render(checkpoint, template)
 
 
-def test_a_limit_that_was_not_reached_leaves_nothing_behind():
+@pytest.mark.parametrize("seconds", [0.0, 0.00005, 0.0002, 0.001])
+def test_no_exception_comes_after_the_block(seconds):
     for _ in range(200):
-        with contextlib.suppress(OutOfTime), time_limit(0.001):
+        with contextlib.suppress(OutOfTime), time_limit(seconds):
+            sum(range(100))
+        sum(range(1000))  # a late exception would come here, or
+    time.sleep(0.05)  # here
+
+
+PROFILED = """
+import cProfile
+from vllm_mlx.processing.time_limit import OutOfTime, time_limit
+
+try:
+    with time_limit({seconds}):
+        while {seconds} < 1:
             pass
-    time.sleep(0.05)  # a late exception would come here
+except OutOfTime:
+    print("out of time")
+profile = cProfile.Profile()
+profile.enable()
+(lambda: None)()
+profile.disable()
+print("profiled")
+"""
+
+
+@pytest.mark.parametrize(("seconds", "printed"), [(10, ["profiled"]), (0.01, ["out of time", "profiled"])])
+def test_code_after_a_limit_can_be_profiled(seconds, printed):
+    code = PROFILED.format(seconds=seconds)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert result.stdout.split("\n")[:-1] == printed
 
 
 def test_code_around_its_limit_ends_in_one_of_two_ways():

@@ -181,7 +181,9 @@ class Settings(BaseSettings):
     max_body: Memory = setting(
         Panel.LIMITS, None, "Largest request body, images included: bytes (`64MiB`). Default: 256 MiB."
     )
-    drain_s: float = setting(Panel.SERVER, 5.0, "Seconds that running replies get to finish after Ctrl-C, SIGTERM or SIGHUP.", ge=0)
+    drain_s: float = setting(
+        Panel.SERVER, 5.0, "Seconds that running replies get to finish after Ctrl-C, SIGTERM or SIGHUP.", ge=0
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         Panel.SERVER, "info", "How much is logged. Prompts and replies never are."
     )
