@@ -43,6 +43,7 @@ OTHERS_FLAGS = {
     "--seed",
     "--static",
     "--full",
+    "--lowest",
     "--upgrade",
     "--upgrade-package",
     "--depth",

@@ -108,8 +108,23 @@ def test_unknown_paths_and_methods_and_bodies(client: httpx.Client) -> None:
     as_json = {"content-type": "application/json"}
     for content in (b"", b"{bad", b'"text"', b"[]", b"null", b"\xff", b"[" * 200_000, b'{"n":' + b"1" * 5000 + b"}"):
         error(client.post("/v1/chat/completions", content=content, headers=as_json), 400)
-    text = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": "text/plain"})
-    assert "Content-Type: application/json" in error(text, 400)["message"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"],
+)
+def test_a_body_without_the_type_that_only_programs_may_send_is_refused(client: httpx.Client, path: str) -> None:
+    """A web page of another site may send the types below to any address, and no JSON."""
+    of_pages = ("", "text/plain", "text/plain; x=application/json", "application/x-www-form-urlencoded",
+                "multipart/form-data; boundary=x", "application/x/+json", "text/json")  # fmt: skip
+    for headers in ({}, *({"content-type": kind} for kind in of_pages)):
+        answer = client.post(path, content=json.dumps(CHAT), headers=headers)
+        assert answer.status_code == 400, headers
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]
+    for kind in ("application/json", "Application/JSON; charset=utf-8", "application/vnd.example+json"):
+        answer = client.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": kind})
+        assert answer.status_code == 200, kind
 
 
 def test_a_refused_field_is_named(client: httpx.Client) -> None:

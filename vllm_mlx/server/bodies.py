@@ -1,6 +1,7 @@
 """Request bodies → wire types. What a long one costs is paid beside the event loop, by one thread for all of them."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 # One, so that the event loop never waits for the interpreter's lock behind several.
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
+# A web page may send other types, or none, to any address without asking: see `fetch` with `mode: "no-cors"`.
+_JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECASE)
+_NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
+
 
 class RefusedBody(HTTPException):
     """FastAPI passes no other exception on from the reading of a body."""
@@ -40,6 +45,8 @@ class JSONRoute(APIRoute):
         wire = None if field is None else TypeAdapter(field.field_info.annotation)
 
         async def handle(request: Request) -> Response:
+            if wire is not None and not _JSON_TYPE.match(request.headers.get("content-type", "")):
+                raise HTTPException(400, _NOT_JSON)
             return await handler(_JSONRequest(request, wire))
 
         return handle

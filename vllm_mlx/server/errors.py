@@ -87,10 +87,6 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
         return _answer(
             request, envelope_of(path).validation([{**each, "loc": each["loc"][1:]} for each in errors], given)
         )
-    if isinstance(invalid.body, bytes):
-        return _answer_status(
-            request, 400, "Send the request body as JSON, with the header `Content-Type: application/json`."
-        )
     # The location starts with "body", which is the whole of what clients send.
     inside = [{**each, "loc": each["loc"][1:]} for each in errors]
     return _answer(request, envelope_of(path).validation(inside, invalid.body))
