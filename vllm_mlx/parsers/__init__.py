@@ -7,22 +7,27 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from .base import OutputParser
+from .bodies.tool_schema import Schemas, read_schemas
 from .detect import OF_THE_CHECKPOINT, detect_formats, resolve_formats
 from .gate import make_gate
 from .generic import GENERIC, TOOL_FORMATS
 from .plain import PlainParser
 from .reasoning_formats import REASONING_FORMATS
+from .schema_budget import SchemaBudget
 from .tagged import TaggedParser, new_call_id
 from .thoughts import ThoughtTags, call_tags, thought_tags
 
 __all__ = [
     "OutputParser",
+    "SchemaBudget",
+    "Schemas",
     "ThoughtTags",
     "call_tags",
     "detect_formats",
     "make_gate",
     "make_parser",
     "opens_thought",
+    "read_schemas",
     "reasoning_markers",
     "resolve_formats",
     "thought_tags",
@@ -34,6 +39,7 @@ def make_parser(
     tools: str | None,
     *,
     tool_specs: Iterable[Mapping[str, Any]] = (),
+    schemas: Schemas | None = None,
     starts_in_reasoning: bool = False,
     marker_tokens: frozenset[str] | None = None,
     call_ids: Callable[[], str] | None = None,
@@ -41,6 +47,7 @@ def make_parser(
     """A parser of one reply. Raises ConfigError for a name that is not known.
 
     `tool_specs`: the declared tools as OpenAI dicts; without any, calls to all names are calls.
+    `schemas`: those of the declared tools instead, where they were read already.
     `marker_tokens`: the texts that are single tokens of the tokenizer. A marker among them counts only as a special
     piece; None: markers count as text, until one of their format comes as a special piece.
     `call_ids`: makes the ids of calls to which the model gave none; None: as the format's templates take them.
@@ -52,7 +59,7 @@ def make_parser(
             raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
     if reasoning is None and tools is None:
         return PlainParser()
-    schemas = _schemas(tool_specs) or None
+    schemas = schemas or _schemas(tool_specs) or None
     tool_format = TOOL_FORMATS[tools] if tools is not None else None
     reasoning_format = REASONING_FORMATS[reasoning] if reasoning is not None else None
     formats = () if tool_format is None else (tool_format,)
@@ -89,6 +96,7 @@ def _new_ids(length: int | None) -> Callable[[], str]:
     return lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
 
-def _schemas(tool_specs: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _schemas(tool_specs: Iterable[Mapping[str, Any]]) -> Schemas:
     functions = [spec.get("function", spec) for spec in tool_specs]
-    return {function["name"]: function.get("parameters") or {} for function in functions if function.get("name")}
+    named = [function for function in functions if function.get("name")]
+    return read_schemas(((each["name"], each.get("parameters"), each["name"]) for each in named), SchemaBudget())

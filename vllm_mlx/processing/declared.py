@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from ..core.messages import ToolSpec
-from ..parsers.bodies.schema import resolve
+from ..parsers.bodies.tool_schema import resolve
 from .reply import is_flat
 
 _MAX_BRANCHES = 64  # subschemas that are looked at for one value; a default beyond them counts as undeclared

@@ -13,7 +13,7 @@ from ..core.errors import InvalidParameter, Unsupported
 from ..core.guide import Grammar
 from ..core.request import Request
 from ..core.sequence import PromptInputs
-from ..parsers import call_tags
+from ..parsers import SchemaBudget, call_tags
 from ..parsers.grammars import (
     NO_HEADER,
     GuidedTool,
@@ -56,10 +56,15 @@ class Guidance:
             Thoughts(tokenizer, reasoning, strings) if reasoning is not None or strings is not None else None
         )
 
-    def constraint(self, request: Request, prompt: PromptInputs) -> Constraint | None:
-        """None where nothing bounds the reply. Raises RequestError for what cannot be guided."""
+    def constraint(
+        self, request: Request, prompt: PromptInputs, schemas: SchemaBudget | None = None
+    ) -> Constraint | None:
+        """None where nothing bounds the reply. Raises RequestError for what cannot be guided.
+
+        `schemas`: what is left to spend on the request's schemas; None: a whole budget.
+        """
         guide, budget = request.sampling.guide, self._budget(request)
-        grammar, param = self._grammar(request)
+        grammar, param = self._written(request, SchemaBudget() if schemas is None else schemas)
         if grammar is None and budget is None:
             return None
         in_reasoning = guide is not None and guide.in_reasoning
@@ -76,11 +81,19 @@ class Guidance:
             barred=self._barred(matcher) if request.tools and thought is not None else (),
         )
 
-    def _grammar(self, request: Request) -> tuple[str | None, str]:
-        """Of the whole reply, and the field that asks for it."""
-        guide, tools = request.sampling.guide, self._guided_tools(request)
+    def _written(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
+        """The grammar of the whole reply, and the field that asks for it."""
+        try:
+            return self._grammar(request, budget)
+        except RecursionError as error:
+            guide = request.sampling.guide
+            param = "tools" if guide is None else guide.param
+            raise InvalidParameter(f"`{param}` is nested too deeply.", param=param) from error
+
+    def _grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
+        guide, tools = request.sampling.guide, self._guided_tools(request, budget)
         most = 1 if request.tool_choice.name is not None else request.max_tool_calls or None
-        writer = LarkWriter(self._tokens)
+        writer = LarkWriter(self._tokens, budget, "tools" if guide is None else guide.param)
         if request.tool_choice.mode == "required":
             if guide is not None:
                 raise InvalidParameter(
@@ -96,7 +109,7 @@ class Guidance:
             return calls_in_text(tools, self._tool_format, writer, self._header(request), most), "tools"
         return None, ""
 
-    def _guided_tools(self, request: Request) -> list[GuidedTool]:
+    def _guided_tools(self, request: Request, budget: SchemaBudget) -> list[GuidedTool]:
         """Those that the reply may call; none where calls are not guided."""
         choice = request.tool_choice
         is_forced = choice.mode == "required"
@@ -110,7 +123,7 @@ class Guidance:
         if is_forced and not tools:
             raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
         is_strict = is_forced or self._tool_grammar == "strict"
-        return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict) for tool in tools]
+        return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
 
     @property
     def _tool_format(self) -> str:

@@ -18,7 +18,7 @@ from ..core.events import (
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..core.step import TokenOutput
-from ..parsers import OutputParser, make_parser
+from ..parsers import OutputParser, SchemaBudget, Schemas, make_parser, read_schemas
 from .detokenizer import Detokenizer, Piece
 from .logprobs import LogprobQueue
 from .reply import Reply, ReplyBuilder
@@ -42,6 +42,7 @@ class OutputProcessor:
         tools: str | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
         clamped_max_tokens: int | None = None,
+        schemas: Schemas | None = None,  # of the declared tools; None: they are read here
         call_ids: Callable[[], str] | None = None,
     ):
         sampling = request.sampling
@@ -62,6 +63,7 @@ class OutputProcessor:
             reasoning,
             tools,
             starts_in_reasoning=prompt.starts_in_reasoning,
+            schemas=schemas,
             call_ids=call_ids,
         )
         self._reply = ReplyBuilder()
@@ -257,21 +259,29 @@ def reply_parser(
     tools: str | None,
     *,
     starts_in_reasoning: bool,
+    schemas: Schemas | None = None,
     call_ids: Callable[[], str] | None = None,
 ) -> OutputParser:
-    """For one reply to the request. `reasoning`, `tools`: names of the formats."""
+    """For one reply to the request. `reasoning`, `tools`: names of the formats; `schemas`: None reads them here."""
     if request.messages is None:
         return make_parser(None, None)
-    declared = (*request.tools, *request.unlisted_tools)
-    has_tools = bool(declared) and request.tool_choice.mode != "none"
+    schemas = declared_schemas(request, SchemaBudget()) if schemas is None else schemas
     return make_parser(
         reasoning,
-        tools if has_tools else None,
-        tool_specs=[tool.to_openai() for tool in declared],
+        tools if schemas else None,
+        schemas=schemas,
         starts_in_reasoning=starts_in_reasoning,
         marker_tokens=tokenizer.marker_tokens,
         **({} if call_ids is None else {"call_ids": call_ids}),
     )
+
+
+def declared_schemas(request: Request, budget: SchemaBudget) -> Schemas:
+    """Of the tools that a reply may call. Raises InvalidParameter, naming the tool, when the budget is spent."""
+    if request.messages is None or request.tool_choice.mode == "none":
+        return {}
+    declared = (*request.tools, *request.unlisted_tools)
+    return read_schemas(((tool.name, tool.parameters, tool.param) for tool in declared), budget)
 
 
 def _echo(tokenizer: Tokenizer, request: Request, prompt: PromptInputs) -> str:

@@ -11,7 +11,7 @@ from ..core.errors import InvalidImage, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
-from ..parsers import resolve_formats
+from ..parsers import SchemaBudget, Schemas, resolve_formats
 from .chat import ChatPrompt
 from .guidance import Guidance
 from .image_text import Markers
@@ -19,7 +19,7 @@ from .images.parts import located, media_parts, numbered, replace_media
 from .images.picture import Seen
 from .images.shown import Shown, shown_as
 from .next_turn import NextTurn
-from .output import OutputProcessor
+from .output import OutputProcessor, declared_schemas
 from .prompt import PromptProcessor
 from .prompt_changes import Compared, PromptChanges
 from .rendition import Rendition
@@ -41,6 +41,7 @@ class Prepared:
     request: Request
     prompt: PromptInputs
     sampling: ResolvedSampling
+    schemas: Schemas  # of the tools that its replies may call
     chat: ChatPrompt | None = None  # None: a text completion
     compared: Compared | None = None  # with the last prompt of its conversation
     constraint: Constraint | None = None
@@ -114,6 +115,8 @@ class Processor:
 
     def prepare(self, request: Request, renditions: Sequence[Rendition] = ()) -> Prepared:
         """`request`, `renditions`: as `show` gives them, where it shows something. Raises RequestError."""
+        budget = SchemaBudget()
+        schemas = declared_schemas(request, budget)
         prompt, chat = self._prompts.process(request, renditions)
         sampling = resolve_sampling(
             request.sampling,
@@ -125,7 +128,8 @@ class Processor:
             checkpoint=self._checkpoint_defaults,
         )
         compared = None if chat is None else self._changes.compare(chat)
-        return Prepared(request, prompt, sampling, chat, compared, self._guidance.constraint(request, prompt))
+        constraint = self._guidance.constraint(request, prompt, budget)
+        return Prepared(request, prompt, sampling, schemas, chat, compared, constraint)
 
     def render(self, part: MediaPart, shown: Shown) -> Rendition:
         """With its tensors. Raises InvalidImage."""
@@ -167,6 +171,7 @@ class Processor:
             tools=self.tools,
             stop_token_ids=prepared.sampling.stop_token_ids,
             clamped_max_tokens=prepared.sampling.clamped_max_tokens,
+            schemas=prepared.schemas,
         )
 
     def remember(self, prepared: Prepared, reply: Reply) -> None:

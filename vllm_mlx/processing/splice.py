@@ -7,10 +7,10 @@ from functools import partial
 
 from ..core.messages import Message
 from ..core.request import Request
-from ..parsers import reasoning_markers
+from ..parsers import SchemaBudget, Schemas, reasoning_markers
 from .detokenizer import context_ids
 from .echo import is_same
-from .output import reply_parser
+from .output import declared_schemas, reply_parser
 from .reply import Reply, ReplyBuilder
 from .tokenizer import Tokenizer
 
@@ -48,7 +48,8 @@ class Splicer:
             return Splice(len(reply.token_ids), len(text) + len(end))
         turn, turn_end = self._turn(rest, end)
         if turn_end:
-            read = partial(self._read, request=request, in_reasoning=in_reasoning)
+            schemas = declared_schemas(request, SchemaBudget())
+            read = partial(self._read, request=request, schemas=schemas, in_reasoning=in_reasoning)
             written = read(text, end)
             if is_same(written.message, reply.message):
                 if written.says_the_same(read(turn, turn_end if end else "")):
@@ -100,8 +101,15 @@ class Splicer:
         """A reply that may hold one call ends with the call's last character, before the tag that closes it."""
         return turn[: max((added.start() for added in self._added.finditer(turn)), default=0)].rstrip()
 
-    def _read(self, text: str, end: str, request: Request, in_reasoning: bool) -> "_Reading":
-        parser = reply_parser(self._tokenizer, request, self._reasoning, self._tools, starts_in_reasoning=in_reasoning)
+    def _read(self, text: str, end: str, request: Request, schemas: Schemas, in_reasoning: bool) -> "_Reading":
+        parser = reply_parser(
+            self._tokenizer,
+            request,
+            self._reasoning,
+            self._tools,
+            starts_in_reasoning=in_reasoning,
+            schemas=schemas,
+        )
         reply = ReplyBuilder()
         position = 0
         added_texts = []

@@ -1,17 +1,17 @@
 """Writes a JSON object from arguments that arrive as text, one after the other."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
-from .schema import STRING, Types, argument_types, decode, may_be_value
+from .schema import decode, may_be_value
+from .tool_schema import ANY_ARGUMENTS, STRING, ToolSchema, Types
 
 
 class ArgumentsWriter:
     """Strings leave as they arrive; a value that may be of another type leaves when it is complete."""
 
-    def __init__(self, parameters: Mapping[str, Any] | None):
-        self._parameters = parameters if parameters is not None else {}
+    def __init__(self, schema: ToolSchema | None):
+        """`schema`: of the tool; None: it is not declared."""
+        self._schema = ANY_ARGUMENTS if schema is None else schema
         self._seen: set[str] = set()
         self._out: list[str] = []
         self._types: Types = STRING
@@ -25,13 +25,13 @@ class ArgumentsWriter:
 
     def expects(self, name: str) -> bool | None:
         """Whether the schema declares an argument that has not come yet; None: it declares none at all."""
-        properties = self._parameters.get("properties")
-        return name in properties and name not in self._seen if isinstance(properties, Mapping) else None
+        is_declared = self._schema.declares(name)
+        return is_declared if is_declared is None else is_declared and name not in self._seen
 
     def begin(self, name: str, *, is_string: bool | None = None) -> None:
         """`is_string`: what the model says of the value, which counts before the schema."""
         self._begin(name)
-        types = argument_types(self._parameters, name)
+        types = self._schema.types(name)
         if is_string is False and types is not None and "string" in types:
             types = None
         self._types = STRING if is_string else types

@@ -1,11 +1,10 @@
 """What stands between the tags of a tool call: name and arguments, read while they arrive."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
-Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its parameters
+from .tool_schema import Schemas
 
 
 class BodyStatus(Enum):

@@ -7,7 +7,8 @@ from typing import Any
 
 from .arguments import ArgumentsWriter
 from .base import Body, BodyContext, BodyStatus
-from .schema import argument_types, child_schema, decode
+from .schema import decode
+from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
 _INVOKE = re.compile(r"<invoke\s+name\s*=\s*[\"']?([^\"'<>]{1,256}?)[\"']?\s*>")
 _TAG = re.compile(r"<(/?)([^<>\s\"'=]{1,256})>")
@@ -19,16 +20,17 @@ _ITEM = "item"
 class _Element:
     """An argument, or a part of one, that is being read."""
 
-    def __init__(self, name: str, schema: Mapping[str, Any]):
+    def __init__(self, name: str, schema: Mapping[str, Any], types: Types):
         self.name = name
         self.schema = schema
+        self._types = types
         self.chunks: list[str] = []
         self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements in it
 
     def to_json(self) -> str:
         if not self.parts:
             text = "".join(self.chunks)
-            value = decode(text, argument_types({"properties": {"": self.schema}}, ""))
+            value = decode(text, self._types)
             return json.dumps(text, ensure_ascii=False) if value is None else value
         if all(name == _ITEM for name, _ in self.parts):
             return f"[{', '.join(value for _, value in self.parts)}]"
@@ -46,7 +48,7 @@ class NestedXmlBody(Body):
         self._encode = context.encode
         self._schemas = context.schemas
         self._writer = ArgumentsWriter(None)
-        self._parameters: Mapping[str, Any] = {}
+        self._schema = ANY_ARGUMENTS
         self._elements: list[_Element] = []
         self._streams = False
 
@@ -75,8 +77,8 @@ class NestedXmlBody(Body):
         is_prefixed = text.startswith(self._prefix, start)
         if is_prefixed and self.name is None and (invoke := _INVOKE.match(text, begin)):
             self.name = invoke.group(1)
-            self._parameters = self._schemas.get(self.name) or {}
-            self._writer = ArgumentsWriter(self._parameters)
+            self._schema = self._schemas.get(self.name, ANY_ARGUMENTS)
+            self._writer = ArgumentsWriter(self._schema)
             return invoke.end()
         if is_prefixed and self.name is not None and (tag := _TAG.match(text, begin)):
             if self._take_tag(tag.group(2), is_end=bool(tag.group(1))):
@@ -101,15 +103,12 @@ class NestedXmlBody(Body):
             return False
         if self._elements and any(chunk.strip() for chunk in self._elements[-1].chunks):
             return False
-        schema = child_schema(self._elements[-1].schema, name) if self._elements else self._schema_of(name)
-        self._elements.append(_Element(name, schema))
-        if len(self._elements) == 1 and argument_types(self._parameters, name) == frozenset({"string"}):
+        schema = self._schema.child(name, self._elements[-1].schema if self._elements else None)
+        self._elements.append(_Element(name, schema, self._schema.types_of(schema)))
+        if len(self._elements) == 1 and self._schema.types(name) == STRING:
             self._streams = True
             self._writer.begin(name)
         return True
-
-    def _schema_of(self, name: str) -> Mapping[str, Any]:
-        return child_schema(self._parameters, name)
 
     def _end_element(self) -> None:
         if not self._elements:

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...core.errors import InvalidParameter
 from ..bodies.literal_scanner import Dialect
 from ..bodies.xml_tags import XmlTags
 from .lark import LarkWriter, either, literal
-from .literals import literal_value
+from .literals import Literals
 from .shapes import GuidedTool, ObjectShape, object_shapes, separated
 from .values import Values
 
@@ -74,7 +75,7 @@ class XmlCall:
         head = f"{self._head(tags.function, self.name_key, tool.name)}{self._break('head')}" if tags.function else ""
         name = writer.text(head) if head else f"{writer.plain(tool.name)} {writer.text(self._break('head'))}"
         without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
-        shapes = [" ".join(self._parameters(shape, tool, values, writer, without)) for shape in object_shapes(tool)]
+        shapes = [" ".join(self._parameters(shape, tool, values, writer, without)) for shape in _shapes(tool, writer)]
         body = either(shapes) if len(shapes) > 1 else shapes[0]
         return f"{name} {body} {writer.text(tags.end_function + close)}".strip()
 
@@ -84,6 +85,7 @@ class XmlCall:
         for key, schema, is_required in shape.arguments:
             path = f"{tool.param}.properties.{key}"
             expression = self._parameter(writer.plain(self._key(key)), schema, path, values, writer, without)
+            writer.spend(expression)
             yield expression if is_required else f"({expression})?"
         if shape.others is not None:
             path = f"{tool.param}.additionalProperties"
@@ -136,7 +138,7 @@ class NestedXmlCall:
 
     def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
         values = Values(writer, tool.parameters, tool.param)
-        shapes = [" ".join(self._elements(shape, tool, values, writer)) for shape in object_shapes(tool)]
+        shapes = [" ".join(self._elements(shape, tool, values, writer)) for shape in _shapes(tool, writer)]
         body = either(shapes) if len(shapes) > 1 else shapes[0]
         head = writer.text(f'{self.prefix}<invoke name="{tool.name}">')
         return f"{head} {body} {writer.text(f'{self.prefix}</invoke>{close}')}"
@@ -147,6 +149,7 @@ class NestedXmlCall:
             end = f"{self.prefix}</{key}>"
             options = [value for _, value in values.value(schema, path, end, without=(self.prefix,))]
             expression = f"{writer.text(f'{self.prefix}<{key}>')} {either(options)}"
+            writer.spend(expression)
             yield expression if is_required else f"({expression})?"
 
 
@@ -161,18 +164,27 @@ class ExpressionCall:
 
     def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
         values = Values(writer, tool.parameters, tool.param)
-        shapes = [self._arguments(shape, tool, values, writer) for shape in object_shapes(tool)]
+        literals = Literals(values, writer, self.dialect.quotes[0])
+        shapes = [self._arguments(shape, tool, values, literals, writer) for shape in _shapes(tool, writer)]
         body = either(shapes) if len(shapes) > 1 else shapes[0]
         return f"{writer.plain(tool.name + self.opener)} {body} {writer.text(self.closer + close)}"
 
-    def _arguments(self, shape: ObjectShape, tool: GuidedTool, values: Values, writer: LarkWriter) -> str:
+    def _arguments(
+        self, shape: ObjectShape, tool: GuidedTool, values: Values, literals: Literals, writer: LarkWriter
+    ) -> str:
         written = []
         for key, schema, is_required in shape.arguments:
-            value = self._value(schema, f"{tool.param}.properties.{key}", values, writer)
+            path = f"{tool.param}.properties.{key}"
+            if self.dialect.has_escapes:
+                value = values.json(schema, json_allowed_escapes='nrtbf\\"u')
+            else:
+                value = literals.value(schema, path)
             written.append((f"{writer.plain(key + self.dialect.assign)} {value}", is_required))
         return separated(written, literal(self.separator), writer)
 
-    def _value(self, schema: Any, path: str, values: Values, writer: LarkWriter) -> str:
-        if self.dialect.has_escapes:
-            return values.json(schema, json_allowed_escapes='nrtbf\\"u')
-        return literal_value(schema, path, values, writer, self.dialect.quotes[0])
+
+def _shapes(tool: GuidedTool, writer: LarkWriter) -> list[ObjectShape]:
+    shapes = object_shapes(tool.parameters, tool.param, writer.budget)
+    if not shapes:
+        raise InvalidParameter(f"`{tool.param}` allows no arguments at all.", param=tool.param)
+    return shapes

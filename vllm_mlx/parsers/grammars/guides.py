@@ -37,7 +37,7 @@ def guide_grammar(guide: Guide, writer: LarkWriter, header: Header = NO_HEADER, 
 def _body(guide: Guide, writer: LarkWriter) -> str:
     match guide.form:
         case JsonSchema(schema):
-            return writer.json(checked_schema(schema, guide.param))
+            return writer.json(checked_schema(schema, guide.param, writer.budget))
         case Regex(pattern):
             return f"/{in_slashes(pattern)}/"
         case Choice(options):
@@ -61,7 +61,7 @@ def _structures(structures: Sequence[TagStructure], triggers: Sequence[str], par
     rests: dict[str, list[str]] = {}
     for number, structure in enumerate(structures):
         trigger = max(filter(structure.begin.startswith, triggers), key=len)
-        schema = writer.json(checked_schema(structure.schema, f"{param}.structures[{number}].schema"))
+        schema = writer.json(checked_schema(structure.schema, f"{param}.structures[{number}].schema", writer.budget))
         rest = writer.text(structure.begin[len(trigger) :])
         rests.setdefault(trigger, []).append(f"{rest} {schema} {writer.text(structure.end)}".strip())
     return interrupted_text({trigger: either(options) for trigger, options in rests.items()}, writer)

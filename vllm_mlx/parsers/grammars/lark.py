@@ -5,18 +5,25 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..schema_budget import SchemaBudget
 from .json_schema import with_options
 
 TEXT = r"/(?s:.+)/"
+_CHARS_PER_VISIT = 64  # of text that is written
 _SLASH_OR_DIGIT = re.compile(r"\\d|\\.|/|\n", re.DOTALL)
 _REGEX_SPECIALS = re.compile(r"([.^$*+?()\[\]{}|\\/~&#\-])")
 
 
 class LarkWriter:
-    """`tokens`: the tokenizer's added tokens, text to id. Rules are named as they are made."""
+    """`tokens`: the tokenizer's added tokens, text to id. Rules are named as they are made.
 
-    def __init__(self, tokens: Mapping[str, int]):
+    What is written is paid for by `budget`; `param`, in errors, is the field that asks for the grammar.
+    """
+
+    def __init__(self, tokens: Mapping[str, int], budget: SchemaBudget | None = None, param: str = "tools"):
+        self.budget = SchemaBudget() if budget is None else budget
         self._tokens = tokens
+        self._param = param
         longest_first = sorted(tokens, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         self._lines: dict[str, str] = {}  # definition -> name
@@ -26,8 +33,13 @@ class LarkWriter:
     def token_texts(self) -> frozenset[str]:
         return frozenset(self._tokens)
 
+    def spend(self, text: str) -> None:
+        """Pay for text of a grammar. Raises InvalidParameter when the budget is spent."""
+        self.budget.spend(self._param, 1 + len(text) // _CHARS_PER_VISIT)
+
     def parts(self, text: str) -> list[str]:
         """`text` cut into tokens and what stands between them."""
+        self.spend(text)
         return [part for part in self._pattern.split(text) if part] if self._pattern else [text] if text else []
 
     def is_token(self, part: str) -> bool:
@@ -63,6 +75,7 @@ class LarkWriter:
 
     def plain(self, text: str) -> str:
         """The characters of this text, whatever tokens it looks like."""
+        self.spend(text)
         return literal(text)
 
     def split_tokens(self, text: str) -> tuple[str, str]:
@@ -79,6 +92,7 @@ class LarkWriter:
         return f"<[{self._tokens[part]}]>" if part in self._tokens else literal(part)
 
     def _name(self, prefix: str, definition: str, options: str) -> str:
+        self.spend(definition)
         if definition not in self._lines:
             self._lines[definition] = f"{prefix}{len(self._lines)}{options}"
         return self._lines[definition].removesuffix(options)

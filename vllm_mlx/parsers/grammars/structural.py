@@ -30,7 +30,7 @@ class StructuralWriter:
             case "const_string":
                 body = writer.text(self._field(format_, "value", str, path))
             case "json_schema":
-                body = writer.json(checked_schema(format_.get("json_schema"), f"{path}.json_schema"))
+                body = writer.json(checked_schema(format_.get("json_schema"), f"{path}.json_schema", writer.budget))
             case "regex":
                 body = writer.terminal(f"/{in_slashes(self._field(format_, 'pattern', str, path))}/")
             case "sequence":
@@ -73,6 +73,7 @@ class StructuralWriter:
         rests: dict[str, list[str]] = {}
         for at, tag in enumerate(self._field(format_, "tags", list, path)):
             begin = self._field(tag, "begin", str, f"{path}.tags[{at}]")
+            self._writer.budget.spend(path, len(triggers))
             known = [each for each in triggers if isinstance(each, str) and each and begin.startswith(each)]
             if not known:
                 raise InvalidParameter(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter
-from ..bodies.schema import STRING, argument_types, resolve
+from ..bodies.tool_schema import STRING, SchemaTypes, Types
 from .formats import FORMATS
 from .lark import LarkWriter, either, in_slashes
 
@@ -20,7 +20,9 @@ class Values:
     def __init__(self, writer: LarkWriter, parameters: Mapping[str, Any], param: str):
         self._writer = writer
         self._root = parameters
-        self._param = param
+        self._types = SchemaTypes(parameters, writer.budget, param)
+        self._unions: dict[tuple[int, str, bool], list[tuple[bool, str]]] = {}  # by the id of their schema
+        self._open: set[int] = set()  # ids of the unions that are being written
 
     def value(
         self, schema: Any, path: str, end: str, *, without: Iterable[str], tells_type: bool = False
@@ -30,7 +32,7 @@ class Values:
         `without`: what text must not hold; `tells_type`: a tag says whether the value is text.
         """
         schema = self.resolved(schema, path)
-        types = argument_types({**self._root, "properties": {"": schema}}, "")
+        types = self.types(schema)
         if types is None and schema.keys() <= _ANNOTATIONS:
             return [(True, self._writer.value(ANY_TEXT, end, without=without))]
         if types is None:
@@ -39,7 +41,13 @@ class Values:
             return [(False, f"{self.json(schema)} {self._writer.text(end)}")]
         if types == STRING:
             return [(True, self.string(schema, path, end, without))]
-        return self._union(schema, path, end, without, tells_type)
+        key = id(schema), end, tells_type
+        if key not in self._unions:
+            self._unions[key] = self._union(schema, path, end, without, tells_type)
+        return self._unions[key]
+
+    def types(self, schema: Any) -> Types:
+        return self._types.of(schema)
 
     def json(self, schema: Any, **options: Any) -> str:
         shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
@@ -48,10 +56,13 @@ class Values:
     def _union(
         self, schema: Mapping[str, Any], path: str, end: str, without: Iterable[str], tells_type: bool
     ) -> list[tuple[bool, str]]:
+        if id(schema) in self._open:
+            raise InvalidParameter(f"`{path}` refers to itself: it is one of its own alternatives.", param=path)
+        self._open.add(id(schema))
         branches: list[tuple[bool, str]] = []
         for branch in _branches(schema):
             branch = self.resolved(branch, path)
-            types = argument_types({**self._root, "properties": {"": branch}}, "")
+            types = self.types(branch)
             if types == STRING:
                 barred = "" if tells_type else _NO_TEXT
                 branches.append((True, self.string(branch, path, end, without, barred)))
@@ -59,7 +70,8 @@ class Values:
                 branches.append((False, f"{self.json(branch)} {self._writer.text(end)}"))
             else:
                 branches += self.value(branch, path, end, without=without, tells_type=tells_type)
-        return branches
+        self._open.remove(id(schema))
+        return list(dict.fromkeys(branches))
 
     def string(self, schema: Mapping[str, Any], path: str, end: str, without: Iterable[str], barred: str = "") -> str:
         """A text by the schema, and `end`. `barred`: a terminal's further condition."""
@@ -70,10 +82,7 @@ class Values:
         return self._writer.value(" & ".join(parts) or ANY_TEXT, end, without=without)
 
     def resolved(self, schema: Any, path: str) -> Mapping[str, Any]:
-        for _ in range(16):
-            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
-                break
-            schema = resolve(schema["$ref"], self._root)
+        schema = self._types.resolved(schema)
         if schema is True:
             return {}
         if not isinstance(schema, Mapping):

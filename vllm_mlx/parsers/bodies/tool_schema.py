@@ -1,0 +1,187 @@
+"""Which JSON types the schema of a tool allows for each argument. Every schema is visited once."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..schema_budget import SchemaBudget
+
+Types = frozenset[str] | None  # None: the schema does not say
+STRING: Types = frozenset({"string"})
+
+_MAX_DEPTH = 64  # alternatives and references inside of each other; what lies deeper says nothing
+_MAX_REFERENCES = 16  # one after the other
+
+
+class SchemaTypes:
+    """The types that schemas allow whose references point into `root`. `param` names them in errors."""
+
+    def __init__(self, root: Mapping[str, Any], budget: SchemaBudget, param: str):
+        self._root = root
+        self._budget = budget
+        self._param = param
+        self._known: dict[int, tuple[Any, Types]] = {}  # by id; the schema is held, so that its id stays its own
+        self._targets: dict[str, Any] = {}
+        self._depth = 0
+
+    def of(self, schema: Any) -> Types:
+        """Raises InvalidParameter when the budget is spent. A schema that only refers back to itself says nothing."""
+        if not isinstance(schema, Mapping):
+            return None
+        known = self._known.get(id(schema))
+        if known is not None:
+            return known[1]
+        if self._depth == _MAX_DEPTH:
+            return None
+        self._budget.spend(self._param)
+        self._known[id(schema)] = schema, None
+        self._depth += 1
+        try:
+            self._known[id(schema)] = schema, self._read(schema)
+        finally:
+            self._depth -= 1
+        return self._known[id(schema)][1]
+
+    def target(self, reference: str) -> Any:
+        """What the reference points to; None: nothing."""
+        if reference not in self._targets:
+            self._budget.spend(self._param, reference.count("/"))
+            self._targets[reference] = resolve(reference, self._root)
+        return self._targets[reference]
+
+    def resolved(self, schema: Any) -> Any:
+        """The schema itself, or the one that it refers to."""
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                break
+            schema = self.target(schema["$ref"])
+        return schema
+
+    def _read(self, schema: Mapping[str, Any]) -> Types:
+        match schema:
+            case {"$ref": str(reference)}:
+                return self.of(self.target(reference))
+            case {"type": str(name)}:
+                types = frozenset({name})
+            case {"type": [*names]}:
+                self._budget.spend(self._param, len(names))
+                types = frozenset(name for name in names if isinstance(name, str))
+            case {"const": value}:
+                types = frozenset({_type_of(value)})
+            case {"enum": [_, *_] as values}:
+                self._budget.spend(self._param, len(values))
+                types = frozenset(map(_type_of, values))
+            case {"anyOf": [_, *_] as branches} | {"oneOf": [_, *_] as branches}:
+                return self._union(branches)
+            case {"allOf": [_, *_] as branches}:
+                self._budget.spend(self._param, len(branches))
+                known = [each for branch in branches if (each := self.of(branch)) is not None]
+                return frozenset.intersection(*known) if known else None
+            case {"properties": _}:
+                types = frozenset({"object"})
+            case {"items": _}:
+                types = frozenset({"array"})
+            case _:
+                return None
+        return types | {"null"} if schema.get("nullable") is True else types
+
+    def _union(self, branches: list[Any]) -> Types:
+        self._budget.spend(self._param, len(branches))
+        union: frozenset[str] = frozenset()
+        for branch in branches:
+            types = self.of(branch)
+            if types is None:
+                return None
+            union |= types
+        return union
+
+
+class ToolSchema:
+    """The arguments of one tool, by the schema of its parameters. All of it is visited when this is made."""
+
+    def __init__(self, parameters: Any = None, budget: SchemaBudget | None = None, param: str = "parameters"):
+        """Raises InvalidParameter, naming `param`, when the budget is spent. None: a budget of its own."""
+        self._root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+        self._budget = SchemaBudget() if budget is None else budget
+        self._param = param
+        self._types = SchemaTypes(self._root, self._budget, param)
+        self._properties = _properties(self._root)
+        self._visit_all()
+
+    def declares(self, name: str) -> bool | None:
+        """Whether the tool has this argument; None: its schema declares none at all."""
+        return name in self._properties if self._properties is not None else None
+
+    def types(self, name: str) -> Types:
+        """The types of the argument of this name."""
+        schema = (self._properties or {}).get(name)
+        return self._types.of(self._root.get("additionalProperties") if schema is None else schema)
+
+    def types_of(self, schema: Mapping[str, Any]) -> Types:
+        """The types that a schema allows which `child` gave."""
+        return self._types.of(schema) if schema else None
+
+    def child(self, name: str, schema: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """The schema of a property, or of the items of a list; empty where there is none. None: of the arguments."""
+        schema = self._types.resolved(self._root if schema is None else schema)
+        if not isinstance(schema, Mapping):
+            return {}
+        child = (_properties(schema) or {}).get(name)
+        child = schema.get("items") if child is None and name == "item" else child
+        return child if isinstance(child, Mapping) else {}
+
+    def _visit_all(self) -> None:
+        """What is asked for while a reply is read is known by then."""
+        visited: set[int] = set()
+        others = self._root.get("additionalProperties")
+        self._types.of(others)
+        left = [self._root, others]
+        while left:
+            schema = self._types.resolved(left.pop())
+            if isinstance(schema, Mapping) and id(schema) not in visited:
+                visited.add(id(schema))
+                children = [*(_properties(schema) or {}).values(), schema.get("items")]
+                self._budget.spend(self._param, len(children))
+                for child in children:
+                    self._types.of(child)
+                left += children
+
+
+def read_schemas(tools: Iterable[tuple[str, Any, str]], budget: SchemaBudget) -> "Schemas":
+    """`tools`: the name of each, the schema of its parameters, and where the client gave it."""
+    return {name: ToolSchema(parameters, budget, param) for name, parameters, param in tools}
+
+
+def resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    """What the reference points to in `root`; None: nothing."""
+    if not reference.startswith("#"):
+        return None
+    node: Any = root
+    for key in reference[1:].split("/")[1:]:
+        node = node.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
+    return node
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else None
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+Schemas = Mapping[str, ToolSchema]  # by the name of the tool
+ANY_ARGUMENTS = ToolSchema()
