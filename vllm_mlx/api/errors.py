@@ -2,9 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator
 
 from ..core.errors import VLLMMLXError
+
+MAX_WORDS = 1_000  # characters
+
+
+def _bounded(words: str) -> str:
+    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}…"
+
+
+Words = Annotated[str, AfterValidator(_bounded)]  # of an error, in every envelope: it may quote what a client sent
 
 CANCELLED = "request_cancelled"
 CANCELLED_STATUS = 499  # clients send again what failed with 5xx, 408, 409 or 429

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..core.errors import Unsupported
+from ..core.errors import Unsupported, shown
 
 ANY = object()  # every value is harmless
 
@@ -32,7 +32,7 @@ def check_extras(wire: BaseModel, table: Mapping[str, Ignored | Refused], path: 
     """Raises Unsupported for the first extra field of `wire` that cannot be ignored."""
     for name, value in _given(wire):
         rule = table.get(name)
-        where = path + name
+        where = path + shown(name)
         match rule:
             case Ignored(values=values) if ANY in values or any(_same(value, each) for each in values):
                 continue

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ..core.errors import InvalidParameter, Unsupported
+from ..core.errors import InvalidParameter, Unsupported, shown
 from ..core.guide import (
     Choice,
     Grammar,
@@ -41,7 +41,7 @@ def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool
             return Guide(form=_structural_tag(format_, param), param=param)
         case other:
             raise Unsupported(
-                f"`{param}.type` {other!r} is not supported. Use 'text', 'json_object' or 'json_schema'.",
+                f"`{param}.type` {shown(repr(other))} is not supported. Use 'text', 'json_object' or 'json_schema'.",
                 param=f"{param}.type",
             )
 
@@ -53,7 +53,8 @@ def decode_structured_outputs(fields: Mapping[str, Any] | None, param: str = "st
     given = {name: value for name, value in fields.items() if value is not None}
     for name in given:
         if name not in (*_KINDS, *_NOTHING_DONE, "enable_in_reasoning"):
-            raise Unsupported(f"Unknown parameter: `{param}.{name}`. Leave it out.", param=f"{param}.{name}")
+            where = f"{param}.{shown(name)}"
+            raise Unsupported(f"Unknown parameter: `{where}`. Leave it out.", param=where)
     kinds = [name for name in _KINDS if name in given and given[name] is not False]
     if len(kinds) != 1:
         raise InvalidParameter(f"`{param}` takes exactly one of {', '.join(_KINDS)}.", param=param)

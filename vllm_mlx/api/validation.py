@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.errors import shown
+
 # By pydantic's error types.
 _CODES = {
     "missing": "missing_required_parameter",
@@ -58,7 +60,7 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
         elif isinstance(step, str) and isinstance(value, dict) and step in value:
             if value.get("type") == step and following in value:
                 continue  # the branch, whose name a field of it has too
-            path, value = _join(path, step), value[step]
+            path, value = _join(path, shown(step)), value[step]
     match error:
         case {"type": "missing", "loc": loc}:
             return _join(path, str(loc[-1]))
@@ -77,7 +79,7 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
         case {"type": "missing" | "union_tag_not_found"}:
             return f"`{path}` is required."
         case {"type": "union_tag_invalid", "ctx": {"tag": tag, "expected_tags": expected}}:
-            return f"`{path}` '{tag}' is not supported. Supported: {expected}."
+            return f"`{path}` '{shown(tag)}' is not supported. Supported: {expected}."
         case {"type": "too_short" | "string_too_short"}:
             return f"`{path}` must not be empty."
         case {"type": "too_long", "ctx": {"max_length": most}}:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import InvalidParameter
+from .errors import InvalidParameter, shown
 
 MAX_GUIDE_CHARS = 256 * 1024
 MAX_CHOICES = 4096
@@ -88,7 +88,7 @@ class Guide:
                 self._check(bool(triggers) and all(triggers), "needs at least one trigger, none of them empty")
                 for structure in structures:
                     is_triggered = structure.begin.startswith(triggers)
-                    self._check(is_triggered, f"has no trigger that begins the structure '{structure.begin}'")
+                    self._check(is_triggered, f"has no trigger that begins the structure '{shown(structure.begin)}'")
 
     def _check_size(self, num_chars: int) -> None:
         self._check(num_chars <= MAX_GUIDE_CHARS, f"takes at most {MAX_GUIDE_CHARS} characters")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .config import CacheReasoning
-from .errors import InvalidParameter
+from .errors import InvalidParameter, shown
 from .guide import Guide
 from .messages import Message, ToolChoice, ToolSpec
 
@@ -95,10 +95,10 @@ def _check_range(
         raise InvalidParameter(f"`{name}` must be a finite number.", param=name)
     if low is not None and (value <= low if open_low else value < low):
         raise InvalidParameter(
-            f"`{name}` must be {'greater than' if open_low else 'at least'} {low}, got {value}.", param=name
+            f"`{name}` must be {'greater than' if open_low else 'at least'} {low}, got {shown(str(value))}.", param=name
         )
     if high is not None and value > high:
-        raise InvalidParameter(f"`{name}` must be at most {high}, got {value}.", param=name)
+        raise InvalidParameter(f"`{name}` must be at most {high}, got {shown(str(value))}.", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,20 +63,25 @@ def _parse(text: bytes) -> Any:
     try:
         return from_json(text, cache_strings="keys")
     except ValueError as error:
-        refused = error
+        said = str(error)  # not the error, whose traceback would hold the text
     try:
         return from_json(_with_whole_pairs(text), cache_strings="keys")
     except ValueError:
-        if str(refused).startswith(_TOO_DEEP):
+        if said.startswith(_TOO_DEEP):
             raise _refusal(_DEEP) from None
-        raise json.JSONDecodeError(str(refused), "", 0) from None
+        raise json.JSONDecodeError(said, "", 0) from None
 
 
-def _with_whole_pairs(text: bytes) -> bytes:
+def _with_whole_pairs(text: bytes) -> bytearray:
     """With U+FFFD for half a surrogate pair, which a client writes where it cuts a text inside an emoji."""
-    # Written so, a backslash that is meant as one does not look like the beginning of an escape.
-    pieces = (piece.replace(rb"\\", rb"\u005c") for piece in _pieces(text))
-    return b"".join(_HALF_PAIR.sub(rb"\\ufffd", piece) for piece in pieces)
+    whole, start = bytearray(text), 0
+    for piece in _pieces(text):
+        if rb"\ud" in piece or rb"\uD" in piece:
+            # So a backslash that is meant as one does not look like the beginning of an escape.
+            for found in _HALF_PAIR.finditer(piece.replace(rb"\\", b"__")):
+                whole[start + found.start() : start + found.end()] = rb"\ufffd"
+        start += len(piece)
+    return whole
 
 
 def _check_text(text: bytes) -> None:

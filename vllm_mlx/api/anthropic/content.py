@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...core.errors import Unsupported
+from ...core.errors import Unsupported, shown
 from ...core.messages import ImagePart, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..sealed import unseal
 from ..text import well_formed, well_formed_json
@@ -128,8 +128,8 @@ def _document(block: DocumentBlock, tools: Toolbox, path: str) -> Sequence[Shown
             return (*heading, *decode_shown(content, tools, f"{path}.source.content"))
         case Base64Source(media_type=media_type):
             raise Unsupported(
-                f"`{path}`: documents of type {media_type} are not supported. Send the text of the document, or its "
-                "pages as images.",
+                f"`{path}`: documents of type {shown(media_type)} are not supported. Send the text of the document, or "
+                "its pages as images.",
                 param=path,
             )
         case URLSource():

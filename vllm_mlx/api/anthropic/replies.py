@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from ...core.events import Finished, FinishReason, Usage
+from ..errors import Words
 from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 
@@ -86,7 +87,7 @@ class TokenCount(Reply):
 
 class ErrorDetail(Reply):
     type: str
-    message: str
+    message: Words
 
 
 class ErrorReply(Reply):

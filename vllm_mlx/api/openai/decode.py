@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.guide import Guide
 from ...core.messages import ToolChoice, ToolSpec
 from ...core.request import Request, SamplingParams
@@ -177,7 +177,7 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     for key in biases:
         if not re.fullmatch(r"[0-9]{1,9}", key):
-            raise InvalidParameter(f"Keys of `logit_bias` must be token ids, got '{key}'.", param="logit_bias")
+            raise InvalidParameter(f"Keys of `logit_bias` must be token ids, got '{shown(key)}'.", param="logit_bias")
     return {int(key): bias for key, bias in biases.items()}
 
 
@@ -235,7 +235,7 @@ def _tool_choice(body: ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolC
             return ToolChoice("required", named.function.name)
         case other:
             raise InvalidParameter(
-                f"Invalid value for `tool_choice`: {other}! Only named tools, 'none', 'auto' or 'required' are "
+                f"Invalid value for `tool_choice`: {shown(other)}! Only named tools, 'none', 'auto' or 'required' are "
                 "supported.",
                 param="tool_choice",
             )

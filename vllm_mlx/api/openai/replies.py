@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.events import Usage
+from ..errors import Words
 from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 
@@ -163,9 +164,9 @@ class Completion(Reply):
 
 
 class ErrorDetail(Reply):
-    message: str
+    message: Words
     type: str
-    param: str | None = None
+    param: Words | None = None
     code: str | None = None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import Message, TextPart
 from ...core.request import Request, SamplingParams
 from ...processing.quirks import without_client_marks
@@ -127,7 +127,7 @@ def _check_include(body: ResponsesBody) -> None:
         rule = INCLUDED.get(name)
         if rule is None or isinstance(rule, Refused):
             advice = "Leave it out." if rule is None else rule.advice
-            raise Unsupported(f"`include` '{name}' is not supported. {advice}", param="include")
+            raise Unsupported(f"`include` '{shown(name)}' is not supported. {advice}", param="include")
 
 
 def _check_background(body: ResponsesBody) -> None:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 from ...core.events import Finished, FinishReason, Usage
 from ..arguments import decode_arguments
 from ..blocks import BlockEnd, BlockStart
+from ..errors import Words
 from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 from ..sealed import seal
@@ -107,7 +108,7 @@ class UsageReply(Reply):
 
 class ResponseError(Reply):
     code: str
-    message: str
+    message: Words
 
 
 class IncompleteDetails(Reply):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import ToolChoice, ToolSpec
 from ..text import well_formed, well_formed_json
 from .schema import WireTool, WireToolChoice
@@ -59,12 +59,13 @@ def decode_tool_choice(choice: str | WireToolChoice | None, tools: Sequence[Tool
             return ToolChoice("required", well_formed(name))
         case WireToolChoice(type=kind):
             raise Unsupported(
-                f"`tool_choice` of type '{kind}' is not supported. Name a function, or use 'required'.",
+                f"`tool_choice` of type '{shown(kind)}' is not supported. Name a function, or use 'required'.",
                 param="tool_choice",
             )
         case other:
             raise InvalidParameter(
-                f"Invalid value for `tool_choice`: {other}! Only 'auto', 'none', 'required' or a tool are supported.",
+                f"Invalid value for `tool_choice`: {shown(other)}! Only 'auto', 'none', 'required' or a tool are "
+                "supported.",
                 param="tool_choice",
             )
 
