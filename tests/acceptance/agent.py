@@ -116,5 +116,6 @@ async def settled(engine: AsyncEngine) -> tuple[EngineReport, list[Entry]]:
     await asyncio.gather(*map(asyncio.wrap_future, workers))
     while (await asyncio.wrap_future(engine._thread.inspect(Engine.report))).num_running:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
+    while await asyncio.wrap_future(engine._thread.inspect(lambda each: each.has_work)):
+        pass  # the trims are done in a step that has nothing else to do
     return await asyncio.wrap_future(engine._thread.inspect(Engine.report)), await engine.cache_entries()

@@ -3,15 +3,12 @@
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from tests.processing.habits import HABITS
 from tests.processing.turns import ECHOES, Echo, user
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
-from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.async_engine import AsyncEngine
@@ -19,7 +16,6 @@ from vllm_mlx.engine.report import EngineReport
 from vllm_mlx.scheduler.prefix import MIN_SHARED_TOKENS
 
 from .agent import Agent, Ledger, Turn, prose, settled
-from .rote import rote_checkpoint
 
 NUM_TURNS = 20
 LONG_THOUGHTS = [60, pytest.param(300, marks=pytest.mark.full)]  # tokens
@@ -33,33 +29,6 @@ def as_many_clients_do(message):
     for name in ("reasoning dropped", "arguments with defaults", "text trimmed"):
         message = ECHOES[name](message)
     return message
-
-
-@pytest.fixture
-def engine_with(tmp_path: Path):
-    """An engine that answers by rote, with one of the templates."""
-    engines = []
-
-    def start(architecture: str, habit: str, *, thought_tokens: int = 12, **settings: object) -> AsyncEngine:
-        opens = habit != "opens the thought"
-        folder = rote_checkpoint(tmp_path, architecture, thought_tokens=thought_tokens, opens_thought=opens)
-        template = HABITS[habit]
-        if architecture.startswith("gemma"):
-            template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
-        config = EngineConfig(
-            model=str(folder),
-            memory_budget_bytes=4 << 30,
-            chat_template=template,
-            reasoning_parser="qwen3",
-            tool_call_parser="hermes",
-            **settings,
-        )
-        engines.append(AsyncEngine.start(config))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        asyncio.run(engine.shutdown(0))
 
 
 async def converse(engine: AsyncEngine, *, echo: Echo, num_turns: int, words: int, question_every: int) -> Agent:

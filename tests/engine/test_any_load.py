@@ -77,6 +77,7 @@ def pay(driver: Driver, visit: Visit, planned: Faults) -> None:
     for _ in range(visit.steps):
         driver.step()
     if visit.leaves:
+        driver.engine.keep(driver.seqs[seq_id], len(kept) + visit.added + visit.first % 3)
         driver.engine.abort(seq_id)
 
 

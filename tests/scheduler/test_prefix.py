@@ -140,8 +140,8 @@ def test_every_reply_is_exact_and_no_copy_is_lost(load, rule, rows_bytes):
         seq = bench.add(history, points=(len(history) // 2, len(history) - 1))
         for _ in range(num_steps):
             bench.step()
+        bench.scheduler.keep(seq, seq.num_prompt_tokens + worth)
         if seq.finish_reason is not None:
-            bench.scheduler.keep(seq, seq.num_prompt_tokens + worth)
             history = [*history, *seq.output_token_ids[:worth]]
     bench.run()
     bench.check_replies()
@@ -164,6 +164,31 @@ def test_what_a_copy_under_way_goes_on_from_is_not_trimmed(rule):
     bench.run()
     assert third.num_cached_tokens >= len(shared) + 39
     assert bench.tree.stats.inserts_unattached == 0
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 6])
+@pytest.mark.parametrize("is_known_first", [False, True])
+@pytest.mark.parametrize("rule", [SLICEABLE, STATEFUL])
+def test_an_aborted_sequence_leaves_what_is_worth_keeping(rule, is_known_first: bool, num_steps: int):
+    """Whether its worth is known before or after it has ended: while it prefills, and while it decodes."""
+    bench = Bench(rule)
+    prompt = ids(150)
+    aborted = bench.add(prompt, max_tokens=50)
+    for _ in range(num_steps):
+        bench.step()
+    if is_known_first:
+        bench.scheduler.keep(aborted, 150)
+        bench.step()
+    num_computed = aborted.num_computed_tokens
+    bench.scheduler.abort(aborted.seq_id)
+    bench.run()
+    if not is_known_first:
+        bench.scheduler.keep(aborted, 150)
+        bench.run()
+    assert all(entry.end <= 150 for entry in bench.tree.entries())
+    again = bench.add(prompt)
+    bench.run()
+    assert again.num_cached_tokens == min(149, num_computed)
 
 
 def test_where_two_prompts_part_a_third_resumes():

@@ -284,14 +284,21 @@ class AsyncEngine:
         return prepared.compared.expectation
 
     def _reply_ended(self, prepared: Prepared, choice: Choice) -> None:
-        """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait."""
+        """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait.
+
+        An aborted reply counts as far as it went: clients send back what they received of it.
+        """
+        if self._closing or self.is_dead:
+            return
         reply = choice.reply
         try:
             self._processor.remember(prepared, reply)
         except Exception:  # whatever it is, the reply is whole: the next turn goes without
             logger.exception("A reply could not be remembered")
-        if self._config.prefix_cache and not self._closing:  # the pool takes no work once shut down
+        if self._config.prefix_cache and reply.token_ids:
             self._pool.submit(self._trim_cache, prepared, choice.seq, reply)
+        elif self._config.prefix_cache:
+            self._thread.keep(choice.seq, choice.seq.num_prompt_tokens)
 
     def _trim_cache(self, prepared: Prepared, seq: Sequence, reply: Reply) -> None:
         try:

@@ -100,7 +100,7 @@ class Engine:
         self._aborts.append(seq_id)
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """How much of a finished sequence a later turn can use."""
+        """How much of a sequence that has ended, or is about to, a later turn can use."""
         self._is_stalled = False
         self._scheduler.keep(seq, num_tokens)
 

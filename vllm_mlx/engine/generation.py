@@ -31,7 +31,7 @@ class Choice:
     def __init__(
         self, index: int, seq: Sequence, output: OutputProcessor, stats: ReplyStats, ended: Callable[["Choice"], None]
     ):
-        """`ended` is called once the reply is whole, before its last event is seen."""
+        """`ended` is called once: when the reply is whole, before its last event is seen, or when it is given up."""
         self.index = index
         self.seq = seq
         self.stats = stats
@@ -70,15 +70,22 @@ class Choice:
         events = self._output.finish(reason, stop_token_id, cached_tokens=self._num_cached_tokens or 0)
         *deltas, finished = events
         assert isinstance(finished, Finished), "a reply ends with it"
-        self.stats.end(_OUTCOMES[finished.reason], monotonic())
+        self._close(_OUTCOMES[finished.reason])
         finished = replace(finished, usage=replace(finished.usage, receipt=self.stats.receipt))
-        self._ended(self)
         return [*deltas, finished]
 
     def fail(self, error: VLLMMLXError) -> list[GenerationEvent]:
-        self.is_open = False
-        self.stats.end("cancelled" if isinstance(error, Cancelled) else "failed", monotonic())
+        self._close("cancelled" if isinstance(error, Cancelled) else "failed")
         return [Failed(error)]
+
+    def leave(self) -> None:
+        """Its client is gone: the reply stays as far as its events were taken."""
+        self._close("aborted")
+
+    def _close(self, outcome: Outcome) -> None:
+        self.is_open = False
+        self.stats.end(outcome, monotonic())
+        self._ended(self)
 
 
 class Generation:
@@ -133,10 +140,10 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abort([seq_id for seq_id, choice in self._choices.items() if choice.is_open])
-        for choice in self._choices.values():
-            choice.is_open = False
-            choice.stats.end("aborted", monotonic())
+        left = [choice for choice in self._choices.values() if choice.is_open]
+        self._abort([choice.seq.seq_id for choice in left])
+        for choice in left:
+            choice.leave()
         self._closed(self)
 
     async def __aiter__(self) -> AsyncIterator[IndexedEvent]:

@@ -87,7 +87,7 @@ class EngineThread:
         self._inbox.put(_Abort(tuple(seq_ids)))
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Of a finished sequence, what a later turn can use; the rest leaves the prefix cache."""
+        """What a later turn can use of a sequence: the rest leaves the prefix cache once the sequence has ended."""
         self._inbox.put(_Keep(seq, num_tokens))
 
     def wake(self) -> None:

@@ -14,7 +14,7 @@ from ..cache.node import NODE_BYTES, Space
 from ..cache.segment import ResumeRule
 from ..cache.tree import NEAR_PARTING, PrefixTree
 from ..core.memory import RowFootprint
-from ..core.sequence import Sequence
+from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class PrefixCache:
         self._lattice: dict[int, set[int]] = {}  # seq_id -> those points that serve an abort only
         self._planned: dict[int, int] = {}  # id of a capture under way -> bytes it will take
         self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured, wherever it ends
+        self._trims: list[tuple[Sequence, int]] = []  # (sequence, tokens to keep)
         self._unusable: set[int] = set()  # seq_ids whose match was damaged: they begin from nothing
         self.num_skipped_captures = 0  # for want of memory
         tree.add_model(fingerprint, rule)
@@ -87,9 +88,24 @@ class PrefixCache:
             logger.exception("A prompt could not be looked up")
             return None
 
-    def trim(self, seq: Sequence, num_tokens: int) -> None:
-        """Forget what is stored of prompt and reply beyond `num_tokens`, unless others share it."""
-        self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
+    def keep(self, seq: Sequence, num_tokens: int) -> None:
+        """Once `seq` has ended, forget what is stored of it beyond `num_tokens`, unless others share that."""
+        self._trims.append((seq, num_tokens))
+
+    @property
+    def has_trims(self) -> bool:
+        return bool(self._trims)
+
+    def trim_ended(self) -> None:
+        """Forget what is known to be of no use, after the step that captured it and unless a capture builds on it."""
+        if self._planned:
+            return
+        trims, self._trims = self._trims, []
+        for seq, num_tokens in trims:
+            if seq.status is not SequenceStatus.FINISHED:
+                self._trims.append((seq, num_tokens))
+            elif seq.num_tokens > num_tokens:
+                self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
 
     def drop(self, match: Match, seq: Sequence) -> None:
         """Forget a path that turned out damaged; the sequence does without the cache."""
@@ -155,11 +171,6 @@ class PrefixCache:
         capture = Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
         self._planned[id(capture)] = self._footprint.copy_bytes(end - start) + overhead
         return capture
-
-    @property
-    def has_planned(self) -> bool:
-        """Whether captures are under way: what they go on from must not be trimmed."""
-        return bool(self._planned)
 
     def forget_planned(self, but: Iterable[Capture] = ()) -> None:
         """The captures planned for a step that is over, whether or not they came to something."""

@@ -46,7 +46,6 @@ class Scheduler:
         self._release: list[int] = []
         self._captures: list[Capture] = []  # of rows that leave
         self._restores: list[Restore] = []
-        self._trims: list[tuple[Sequence, int]] = []
         self._drained: set[int] = set()  # running, but nothing is left to launch: their last sample is in flight
         self._started: list[Sequence] = []  # of this step, not told to anyone
         self._untold: list[Sequence] | None = None  # that ended in an update under way
@@ -73,7 +72,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._release or self._trims)
+        has_trims = self._prefix_cache is not None and self._prefix_cache.has_trims
+        return bool(self._waiting or self._running or self._release or has_trims)
 
     def live_bytes(self) -> int:
         """Bytes of all live rows, their padding included, prefilling ones at their full prompt."""
@@ -93,9 +93,9 @@ class Scheduler:
         return True
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Of a finished sequence only this much can serve a later turn: the rest leaves the cache."""
+        """Only this much of a sequence can serve a later turn: the rest leaves the cache once it has ended."""
         if self._prefix_cache is not None:
-            self._trims.append((seq, num_tokens))
+            self._prefix_cache.keep(seq, num_tokens)
 
     def recover(self, error: VLLMMLXError) -> list[SequenceUpdate]:
         """After a step that failed as a whole: no row is left on the device, so nothing is captured or released.
@@ -258,10 +258,7 @@ class Scheduler:
             return
         for snapshot in output.snapshots:
             cache.insert(snapshot, self._now)
-        if not cache.has_planned:
-            trims, self._trims = self._trims, []
-            for seq, num_tokens in trims:  # by now the step that captured the sequence has run
-                cache.trim(seq, num_tokens)
+        cache.trim_ended()
         for restore in output.failed_restores:
             cache.drop(restore.match, restore.seq)
             self._start_over(restore.seq)

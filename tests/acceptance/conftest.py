@@ -1,0 +1,33 @@
+"""Engines that answer by rote."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.processing.habits import HABITS
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.async_engine import AsyncEngine
+
+from .rote import rote_checkpoint
+
+
+@pytest.fixture
+def engine_with(tmp_path: Path):
+    """An engine that answers by rote, with one of the templates."""
+    engines = []
+
+    def start(architecture: str, habit: str, *, thought_tokens: int = 12, **settings: object) -> AsyncEngine:
+        opens = habit != "opens the thought"
+        folder = rote_checkpoint(tmp_path, architecture, thought_tokens=thought_tokens, opens_thought=opens)
+        template = HABITS[habit]
+        if architecture.startswith("gemma"):
+            template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
+        settings = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", **settings}
+        config = EngineConfig(model=str(folder), memory_budget_bytes=4 << 30, chat_template=template, **settings)
+        engines.append(AsyncEngine.start(config))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        asyncio.run(engine.shutdown(0))
