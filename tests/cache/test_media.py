@@ -45,3 +45,17 @@ def test_what_is_cleared_is_of_the_salts_that_are_meant():
         cache.put(key, Value(10))
     assert cache.clear("ann/") == 20
     assert (("ben/", b"a") in cache, len(cache), cache.used_bytes) == (True, 1, 10)
+
+
+def test_what_a_step_counts_on_stays_until_it_is_released():
+    cache = MediaCache(20)
+    cache.put(A, Value(10))
+    cache.put(B, Value(10))
+    cache.hold(A)
+    cache.put(C, Value(10))
+    assert [name in cache for name in (A, B, C)] == [True, False, True] and cache.held_bytes == 10
+    cache.shrink_to(0)
+    assert A in cache and C not in cache
+    cache.release()
+    cache.shrink_to(0)
+    assert len(cache) == cache.used_bytes == cache.held_bytes == 0

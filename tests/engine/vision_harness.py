@@ -99,6 +99,8 @@ class VisionModel:
             tensors.put(self.processor.render(part, shown).pieces)
 
         prompt = self.processor.prepare(*self.processor.show(request, shown, make)).prompt
+        for item in prompt.media:
+            item.inputs.want()
         return replace(prompt, media=tuple(replace(item, inputs=item.inputs.get()) for item in prompt.media))
 
     def reply(self, *turns: Content, max_tokens: int = 10) -> list[int]:

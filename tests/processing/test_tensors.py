@@ -1,7 +1,5 @@
 """Tensors wait for the tower as far as there is room, and are made again when they are asked for."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -36,11 +34,11 @@ def test_what_the_tower_took_gives_its_room_back_and_can_be_had_again() -> None:
     assert shared.num_bytes == 0
 
 
-def test_who_needs_them_at_once_waits() -> None:
-    def remake(tensors: Tensors) -> None:
-        threading.Timer(0.05, tensors.put, [PIECES]).start()
-
-    assert Piece(Tensors(b"", ByteRoom(0), remake), 2).get()["pixel_values"][0] == 2
+def test_the_engine_thread_never_waits_for_them() -> None:
+    piece = Piece(Tensors(b"", ByteRoom(0), lambda tensors: None), 2)
+    assert not piece.want()
+    with pytest.raises(GenerationError, match="not made ready"):
+        piece.get()
 
 
 @pytest.mark.parametrize("error", [InvalidImage("it is gone."), GenerationError("shutting down")])

@@ -1,6 +1,6 @@
 """Chunks of prompts with images: one encoded image a step, whole images where the model needs them. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -87,6 +87,61 @@ def test_only_where_the_model_needs_it_no_chunk_ends_inside_an_image(whole):
     pure.add(seq(1, 70, (10, 20, b"a"), (40, 5, b"b")))
     ends = [end for step in chunks(pure, 8) for _, _, end in step]
     assert ends == ([10, 30, 46, 62, 69] if whole else [16, 32, 48, 64, 69])
+
+
+class Inputs:
+    """Tensors that are gone, as those of an image that was encoded before."""
+
+    def want(self) -> bool:
+        return False
+
+    def get(self) -> dict[str, object]:
+        raise AssertionError("the engine thread would wait for these")
+
+    def drop(self) -> None:
+        pass
+
+
+def run_step(pure: MLLMScheduler) -> list[tuple[int, int, int]]:
+    """One step as the runner takes it: each chunk finds its features, or their tensors."""
+    plan = pure.schedule()
+    for chunk in plan.prefill:
+        for item in chunk.seq.prompt.media:
+            key = chunk.seq.media_key(item)
+            if item.offset < chunk.end and item.end > chunk.start and key not in pure._media:
+                inputs = item.inputs if isinstance(item.inputs, dict) else item.inputs.get()
+                pure._media.put(key, Features(item.length * 2 + len(inputs)))
+    chunks = [(chunk.seq.seq_id, chunk.start, chunk.end) for chunk in plan.prefill]
+    pure.update(StepOutput(prefilled=tuple((seq_id, end) for seq_id, _, end in chunks)))
+    return chunks
+
+
+def test_an_image_to_encode_does_not_evict_features_that_a_chunk_of_the_same_step_uses():
+    """Or the engine thread would have to wait until that chunk's tensors are made again."""
+    pure = scheduler(rows_bytes=1300)  # beside both rows, the features of one of the two images fit
+    known = seq(1, 200, (0, 100, b"known"))
+    known = replace(known, prompt=replace(known.prompt, media=(replace(known.prompt.media[0], inputs=Inputs()),)))
+    pure._media.put(known.media_key(known.prompt.media[0]), Features(200))
+    pure.add(known)
+    pure.add(seq(2, 300, (0, 250, b"new")))
+    assert run_step(pure) == [(1, 0, 64)], "the second image waits for a step that has room"
+    chunks = [chunk for _ in range(12) for chunk in run_step(pure)]
+    assert max(end for seq_id, _, end in chunks if seq_id == 1) == 199
+    assert max(end for seq_id, _, end in chunks if seq_id == 2) == 299
+
+
+def test_a_row_that_leaves_in_a_step_evicts_no_features_that_its_chunks_use():
+    pure = scheduler(rows_bytes=1000)
+    key = ("", b"known")
+    pure._media.put(key, Features(300))
+    pure.add(seq(1, 200, (0, 100, b"known")))
+    plan = pure.schedule()
+    assert [chunk.seq.seq_id for chunk in plan.prefill] == [1]
+    pure._shrink_cache(1000)  # as a row does that ends in the same step
+    assert key in pure._media
+    pure._media.release()  # as the next step does
+    pure._shrink_cache(1000)
+    assert key not in pure._media
 
 
 def test_features_give_way_to_live_rows():

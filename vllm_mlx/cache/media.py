@@ -1,8 +1,8 @@
 """What vision towers made of images, by salt and digest, within a number of bytes. Opaque values; no mlx, no clock.
 
 Requests of different salts share nothing, or one could tell by its time that a picture was seen by another. The least
-recently used go first. Rows copy what they need into their own state, so an entry may go at any time: the tower is then
-run again.
+recently used go first. Rows copy what they need into their own state, so an entry may go between any two steps: the tower
+is then run again. What a step counts on is held until the next one is planned.
 """
 
 from collections import OrderedDict
@@ -22,6 +22,7 @@ class MediaCache(Generic[V]):
     def __init__(self, max_bytes: int):
         self.max_bytes = max_bytes
         self._entries: OrderedDict[Key, V] = OrderedDict()
+        self._held: set[Key] = set()
         self.used_bytes = 0
         self.num_encoded = 0  # times that a tower was run
         self.longest_encode_s = 0.0
@@ -39,6 +40,18 @@ class MediaCache(Generic[V]):
             self._entries.move_to_end(key)
         return value
 
+    def hold(self, key: Key) -> None:
+        """Until `release`, this entry is not evicted; nor if it has yet to be put."""
+        self._held.add(key)
+
+    def release(self) -> None:
+        """Whatever was held may be evicted again."""
+        self._held.clear()
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self._entries[key].nbytes for key in self._held if key in self._entries)
+
     def put(self, key: Key, value: V, *, seconds: float = 0.0) -> None:
         """`seconds`: that the tower took. The newest entry stays even if too large, until the next or `shrink_to`."""
         assert key not in self._entries
@@ -46,12 +59,11 @@ class MediaCache(Generic[V]):
         self.num_encoded += 1
         self.longest_encode_s = max(self.longest_encode_s, seconds)
         self.used_bytes += value.nbytes
-        while self.used_bytes > self.max_bytes and len(self._entries) > 1:
-            self._evict()
+        self._evict(self.max_bytes, but=key)
 
     def shrink_to(self, num_bytes: int) -> None:
-        while self.used_bytes > num_bytes and self._entries:
-            self._evict()
+        """As far as what is held allows."""
+        self._evict(num_bytes)
 
     def clear(self, salts: str = "") -> int:
         """Removes those whose salt begins so. Returns the bytes freed."""
@@ -60,7 +72,11 @@ class MediaCache(Generic[V]):
             self.used_bytes -= self._entries.pop(key).nbytes
         return before - self.used_bytes
 
-    def _evict(self) -> None:
-        _, value = self._entries.popitem(last=False)
-        self.used_bytes -= value.nbytes
-        self.num_evictions += 1
+    def _evict(self, num_bytes: int, *, but: Key | None = None) -> None:
+        if self.used_bytes <= num_bytes:
+            return
+        for key in [key for key in self._entries if key not in self._held and key != but]:
+            self.used_bytes -= self._entries.pop(key).nbytes
+            self.num_evictions += 1
+            if self.used_bytes <= num_bytes:
+                return

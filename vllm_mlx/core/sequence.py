@@ -27,7 +27,10 @@ class TowerInputs(Protocol):
         ...
 
     def get(self) -> Mapping[str, Any]:
-        """Numpy arrays, as the tower takes them. Raises RequestError where they could not be made again."""
+        """Numpy arrays, as the tower takes them, after `want` has said that there is an answer. Never waits.
+
+        Raises RequestError where they could not be made again.
+        """
         ...
 
     def drop(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from ..core.errors import GenerationError, VLLMMLXError
 from .byte_room import ByteRoom
 
-_LONGEST_WAIT_S = 60.0
 Pieces = Sequence[Mapping[str, Any]]
 
 
@@ -27,7 +26,7 @@ class Tensors:
         self.digest = digest
         self._room = room
         self._remake = remake
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._pieces: dict[int, Mapping[str, Any]] = {}
         self._in_room: dict[int, int] = {}  # bytes of the pieces that have a place there
         self._error: VLLMMLXError | None = None
@@ -44,18 +43,16 @@ class Tensors:
                 self._pieces[index], self._in_room[index] = piece, num_bytes
 
     def put(self, pieces: Pieces) -> None:
-        with self._changed:
+        with self._lock:
             self._pieces.update(enumerate(pieces))
             self._is_asked = False
-            self._changed.notify_all()
 
     def fail(self, error: VLLMMLXError) -> None:
-        with self._changed:
+        with self._lock:
             self._error = error
-            self._changed.notify_all()
 
     def want(self, index: int) -> bool:
-        with self._changed:
+        with self._lock:
             if self._is_there(index):
                 return True
             asks, self._is_asked = not self._is_asked, True
@@ -64,16 +61,14 @@ class Tensors:
         return False
 
     def get(self, index: int) -> Mapping[str, Any]:
-        """Waits for what nobody has asked for in time."""
-        self.want(index)
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_there(index), _LONGEST_WAIT_S)
+        """Never waits: called on the engine thread, for which all rows would wait."""
+        with self._lock:
             if index in self._pieces:
                 return self._pieces[index]
-            raise self._error or GenerationError("The tensors of an image were not made in time.")
+            raise self._error or GenerationError("The tensors of an image were not made ready before it was encoded.")
 
     def drop(self, index: int) -> None:
-        with self._changed:
+        with self._lock:
             self._pieces.pop(index, None)
             self._room.leave(self._in_room.pop(index, 0))
 

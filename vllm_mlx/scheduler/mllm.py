@@ -39,6 +39,7 @@ class MLLMScheduler(Scheduler):
     def schedule(self, now: float = 0.0) -> StepPlan:
         self._encoding = None
         self._awaits_inputs = False
+        self._media.release()
         return super().schedule(now)
 
     def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
@@ -57,19 +58,29 @@ class MLLMScheduler(Scheduler):
         return end
 
     def _may_use(self, seq: Sequence, item: MediaItem) -> bool:
-        """Whether an image's features are there in this step. The first one that lacks them has the tower."""
+        """Whether an image's features are there in this step. The first one that lacks them has the tower.
+
+        Features that a chunk of this step counts on are held, or another row's image, or a row that leaves, could
+        evict them before the chunk runs.
+        """
         key = seq.media_key(item)
-        if self._media.get(key) is not None:
-            return True
-        if self._encoding is not None and self._encoding[0] == key:
+        if self._media.get(key) is not None or (self._encoding is not None and self._encoding[0] == key):
+            self._media.hold(key)
             return True
         if not isinstance(item.inputs, Mapping) and not item.inputs.want():
             self._awaits_inputs = True
             return False
-        if self._encoding is None:
-            self._encoding = key, item.length
-            self._shrink_cache(self._row_bytes(extra=1))
-        return self._encoding[0] == key
+        if self._encoding is not None or not self._has_room(item):
+            return False
+        self._encoding = key, item.length
+        self._media.hold(key)
+        self._shrink_cache(self._row_bytes(extra=1))
+        return True
+
+    def _has_room(self, item: MediaItem) -> bool:
+        """Beside the features that this step counts on; alone, an image of any size is encoded."""
+        held_bytes = self._media.held_bytes
+        return not held_bytes or held_bytes + item.length * self._media_bytes_per_token <= self._media.max_bytes
 
     def _kept_bytes(self) -> int:
         return super()._kept_bytes() + self._media.used_bytes
