@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.cli.serving import refusal, run
 from tests.cli.terminal import SECONDS, terminal
-from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, says
+from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
 from tests.server.running import eventually, serving
 from vllm_mlx.cli.chat.command import Talk
 from vllm_mlx.cli.chat.conversation import Conversation, Wishes, image_url
@@ -19,7 +19,7 @@ from vllm_mlx.cli.chat.prompt import LinePrompt
 from vllm_mlx.cli.chat.reply import Reply, ReplyPrinter
 from vllm_mlx.cli.failures import WrongUsage
 from vllm_mlx.cli.remote import Remote
-from vllm_mlx.core.events import Started, TextDelta
+from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta
 from vllm_mlx.core.request import Request
 
 
@@ -88,6 +88,29 @@ def test_ctrl_c_stops_the_reply_and_not_the_conversation() -> None:
         assert seen.process.wait(SECONDS) == 0
         eventually(lambda: len(engine.aborted) == 1)
     assert [message.role for message in engine.requests[1].messages] == ["user", "assistant", "user"]
+
+
+HOSTILE = ["\x1b", "]52;c;aGk=\x07", "\x1b[2J", "\x9b2J", "\r", "a\tb\n", "end"]
+
+
+def hostile(request: Request, index: int) -> Script:
+    return (Started(PROMPT_TOKENS, 0), *map(ReasoningDelta, HOSTILE), *map(TextDelta, HOSTILE), finished())
+
+
+def test_a_reply_does_not_control_the_terminal() -> None:
+    with (
+        serving(FakeEngine(hostile)) as server,
+        terminal("chat", "hi", "--url", server.url, "--show-thinking") as seen,
+    ):
+        shown = seen.wait_for(r"end[\s\S]*end[\s\S]*cached")
+    assert "]52;c;aGk=[2J2J" in shown
+    for sequence in ("\x1b]", "\x1b[2J", "\x9b", "\x07"):
+        assert sequence not in shown
+
+
+def test_a_reply_in_a_pipe_is_as_it_came() -> None:
+    with serving(FakeEngine(hostile)) as server:
+        assert run("chat", "hi", "--url", server.url).stdout.startswith("\x1b]52;c;aGk=\x07\x1b[2J")
 
 
 class Lines(LinePrompt):

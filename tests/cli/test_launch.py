@@ -15,11 +15,13 @@ import pytest
 import yaml
 
 from tests.cli.serving import refusal, run
+from tests.server.fakes import FakeEngine
+from tests.server.running import serving
 from vllm_mlx.cli.failures import CommandFailed
 from vllm_mlx.cli.launch.clients import CLIENTS
 from vllm_mlx.cli.launch.cursor import is_public, steps
 from vllm_mlx.cli.launch.files import write_lasting
-from vllm_mlx.cli.launch.plan import JsonEntries, Lasting, OwnFile, Plan, Target, TextLines
+from vllm_mlx.cli.launch.plan import NO_KEY, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines
 
 GOLDEN = Path(__file__).parent / "launch_golden"
 TARGET = Target(
@@ -79,7 +81,28 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
     assert not set(plan.unset) & seen.keys()
     assert {path: path.read_text() for path in plan.files} == dict(plan.files)
     assert all(path.is_relative_to(tmp_path / "state") for path in plan.files)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in plan.files)
     assert not home.exists()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_title_is_one_line_of_comment_whatever_it_holds(name: str) -> None:
+    plan = plan_of(name)
+    hostile = plan.script("Client with x\ntouch /tmp/owned\r\x1b[2J\u2028at http://a")
+    assert hostile.splitlines()[1:] == plan.script("Client").splitlines()[1:]
+    assert hostile.startswith("# Client with x touch /tmp/owned")
+
+
+@pytest.mark.parametrize("name", ["x\ntouch /tmp/owned", "x\x1b[2J", "x\u2028y", "\u202ex"])
+def test_a_model_whose_name_is_no_line_of_text_is_refused(name: str) -> None:
+    with serving(FakeEngine(), served_model_names=(name,)) as server:
+        line = refusal("launch", "claude", "--print", "--url", server.url)
+    assert "whose name holds a line break or another control character" in line
+
+
+def test_a_key_that_others_can_see_is_said() -> None:
+    assert "list of processes" in plan_of("cline").warning
+    assert not plan_of("cline", api_key=NO_KEY).warning
 
 
 def test_codex_is_given_valid_toml() -> None:

@@ -4,11 +4,11 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.tree import Tree
 
 from .banner import readable
 from .remote import KeyOption, UrlOption, find_server
+from .terminal import console
 
 _MAX_LINES = 200
 
@@ -27,7 +27,7 @@ def cache(
     elif clear:
         print(f"The cache is empty: {readable(int(held['freed_bytes']))} were freed.")
     else:
-        Console(highlight=False).print(cache_tree(held["data"], held["cache"]))
+        console().print(cache_tree(held["data"], held["cache"]))
 
 
 def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:

@@ -18,6 +18,7 @@ from .options import takes_settings
 from .output import write_last
 from .settings import Settings
 from .status import status
+from .terminal import printable
 
 app = typer.Typer(
     name="vllm-mlx",
@@ -66,7 +67,7 @@ def main() -> None:
     try:
         app()
     except VLLMMLXError as error:
-        write_last(sys.stderr.fileno(), f"vllm-mlx: {error.message}\n")
+        write_last(sys.stderr.fileno(), f"vllm-mlx: {printable(error.message)}\n")
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -53,7 +53,12 @@ class Remote:
 
     def models(self) -> list[Model]:
         cards = self.get("/v1/models").get("data") or []
-        return [Model(str(card["id"]), card.get("max_model_len")) for card in cards]
+        models = [Model(str(card["id"]), card.get("max_model_len")) for card in cards]
+        if not all(model.name.isprintable() for model in models):
+            raise CommandFailed(
+                f"{self.url} serves a model whose name holds a line break or another control character."
+            )
+        return models
 
     def model(self, name: str | None = None) -> Model:
         """The one named, or the first that is served."""

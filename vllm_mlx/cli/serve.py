@@ -14,6 +14,7 @@ from .keys import refuse_open_door
 from .output import Output, OutputHandler
 from .settings import Settings
 from .sources import unknown_variables
+from .terminal import console
 
 if TYPE_CHECKING:
     from ..server.config import ServerConfig
@@ -46,8 +47,8 @@ def _serve(settings: Settings) -> None:
     config = server_config(settings)
     refuse_open_door(settings.host, has_keys=bool(config.api_keys), insecure=settings.insecure)
     sock = listen(settings.host, settings.port)
-    console = Console(highlight=False)
-    console.print(f"Loading {settings.model}", markup=False)
+    screen = console()
+    screen.print(f"Loading {settings.model}", markup=False)
 
     from ..engine.async_engine import AsyncEngine
 
@@ -70,7 +71,7 @@ def _serve(settings: Settings) -> None:
         engine,
         sock,
         drain_s=settings.drain_s,
-        started=lambda: show(banner, console),
+        started=lambda: show(banner, screen),
         connections=config.connections,
     )
 
@@ -99,10 +100,10 @@ def server_config(settings: Settings) -> "ServerConfig":
     )
 
 
-def show(banner: Banner, console: Console) -> None:
+def show(banner: Banner, screen: Console) -> None:
     """The event loop calls it, so it must not wait for a terminal that has been stopped."""
-    with console.capture() as captured:
-        banner.print_to(console)
+    with screen.capture() as captured:
+        banner.print_to(screen)
     Output(sys.stdout.fileno()).write(captured.get())
 
 

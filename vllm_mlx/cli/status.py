@@ -11,6 +11,7 @@ from rich.live import Live
 from .failures import CommandFailed
 from .remote import KeyOption, Remote, UrlOption, find_server
 from .status_view import status_view
+from .terminal import console
 
 
 def status(
@@ -24,25 +25,25 @@ def status(
 ) -> None:
     """Show what the server is doing: requests, speed, memory, cache. Ctrl-C ends it."""
     server = find_server(url, api_key)
-    console = Console(highlight=False)
+    screen = console()
     fields = server.get("/v1/status")
     if as_json:
         print(json.dumps(fields, indent=2))
-    elif once or not console.is_terminal:
-        console.print(status_view(server.url, fields))
+    elif once or not screen.is_terminal:
+        screen.print(status_view(server.url, fields))
     else:
-        _follow(server, fields, interval, console)
+        _follow(server, fields, interval, screen)
 
 
-def _follow(server: Remote, fields: dict[str, Any], interval_s: float, console: Console) -> None:
+def _follow(server: Remote, fields: dict[str, Any], interval_s: float, screen: Console) -> None:
     try:
-        with Live(status_view(server.url, fields), console=console, screen=True, auto_refresh=False) as live:
+        with Live(status_view(server.url, fields), console=screen, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
                 fields, view = _look(server, fields)
                 live.update(view, refresh=True)
     except KeyboardInterrupt:
-        console.print(status_view(server.url, fields))
+        screen.print(status_view(server.url, fields))
 
 
 def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], RenderableType]:

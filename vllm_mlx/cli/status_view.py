@@ -117,8 +117,8 @@ def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
 def _row(request: Mapping[str, Any]) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
     return [
-        str(request.get("request_id", "?")),
-        str(request.get("phase", "?")),
+        Text(str(request.get("request_id", "?"))),
+        Text(str(request.get("phase", "?"))),
         ProgressBar(total=1.0, completed=float(request.get("progress") or 0), width=_PROGRESS_WIDTH),
         f"{request.get('prompt_tokens', 0):,}",
         f"{request.get('cached_tokens', 0):,}",

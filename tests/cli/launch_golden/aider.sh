@@ -1,4 +1,6 @@
 # aider
+(
+umask 077
 mkdir -p /state/aider
 cat > /state/aider/models.json <<'END'
 {
@@ -13,6 +15,7 @@ cat > /state/aider/models.json <<'END'
   }
 }
 END
+)
 export OPENAI_API_BASE=http://127.0.0.1:8000/v1
 export OPENAI_API_KEY='it'"'"'s a key'
 export LITELLM_LOCAL_MODEL_COST_MAP=True

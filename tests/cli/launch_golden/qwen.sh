@@ -1,4 +1,6 @@
 # Qwen Code
+(
+umask 077
 mkdir -p /state/qwen
 cat > /state/qwen/settings.json <<'END'
 {
@@ -25,6 +27,7 @@ cat > /state/qwen/settings.json <<'END'
   }
 }
 END
+)
 export OPENAI_BASE_URL=http://127.0.0.1:8000/v1
 export OPENAI_API_KEY='it'"'"'s a key'
 export OPENAI_MODEL=mlx-community/Qwen3-8B-4bit

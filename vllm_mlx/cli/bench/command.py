@@ -9,12 +9,12 @@ from typing import Annotated, get_args
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from ..failures import CommandFailed, WrongUsage
 from ..remote import KeyOption, Remote, UrlOption, find_server
 from ..status_view import milliseconds
+from ..terminal import console
 from .figures import Figures, figures
 from .load import Asker, run_load
 from .plot import svg
@@ -117,9 +117,9 @@ def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool, plot
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "figures": [asdict(row) for row in rows]}, indent=2))
     else:
-        console = Console(highlight=False)
-        console.print(f"{name} at {server.url}", markup=False)
-        console.print(_table(rows))
+        screen = console()
+        screen.print(f"{name} at {server.url}", markup=False)
+        screen.print(_table(rows))
 
 
 def _table(rows: list[Figures]) -> Table:

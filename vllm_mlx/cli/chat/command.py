@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..failures import CommandFailed, ExitCode, WrongUsage
 from ..remote import KeyOption, Remote, UrlOption, find_server
+from ..terminal import console
 from .conversation import Conversation, Wishes
 from .prompt import LinePrompt
 from .reply import Reply, ReplyPrinter
@@ -67,7 +67,7 @@ def chat(
         conversation.add_image(path)
     server = find_server(url, api_key)
     wishes = Wishes(model=server.model(model).name, max_tokens=max_tokens, temperature=temperature, thinking=thinking)
-    printer = ReplyPrinter(Console(highlight=False), show_thinking, is_plain=not sys.stdout.isatty())
+    printer = ReplyPrinter(console(), show_thinking, is_plain=not sys.stdout.isatty())
     talk = Talk(server, wishes, conversation, printer)
     if question is not None:
         if not talk.ask(question):
@@ -86,8 +86,8 @@ class Talk:
 
     def run(self, prompt: LinePrompt) -> None:
         """Until /quit or the end of input."""
-        console = self._printer.console
-        console.print(f"{self._wishes.model} at {self._server.url}. /help lists what else you can type.", style="dim")
+        hint = f"{self._wishes.model} at {self._server.url}. /help lists what else you can type."
+        self._printer.console.print(hint, style="dim", markup=False)
         while True:
             try:
                 line = prompt.read()

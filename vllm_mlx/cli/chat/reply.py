@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.status import Status
 
 from ..status_view import milliseconds
+from ..terminal import printable
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class ReplyPrinter:
             spinner.stop()
             if reply.reasoning and not self.is_plain:
                 print() if self.show_thinking else self._fold(reply, time.monotonic())
-        print(text, end="", flush=True)
+        print(text if self.is_plain else printable(text), end="", flush=True)
 
     def _fold(self, reply: Reply, now: float) -> None:
         thought_s = now - (reply.first_s or now)

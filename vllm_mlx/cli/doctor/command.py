@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..failures import ExitCode
 from ..sources import load_settings
+from ..terminal import console
 from .check import Check
 
 _MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "bad": ("✗", "bold red")}
@@ -29,11 +29,11 @@ def doctor(
 
     configure_logging("error")
     checks = []
-    console = Console(highlight=False)
+    screen = console()
     for check in _checks(model, with_self_test=not quick):
         checks.append(check)
         if not as_json:
-            console.print(_line(check))
+            screen.print(_line(check))
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=2))
     if any(check.verdict == "bad" for check in checks):

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .plan import JsonEntries, OwnFile, Plan, Target, TextLines, pretty
+from .plan import NO_KEY, JsonEntries, OwnFile, Plan, Target, TextLines, pretty
 
 _PROVIDER = "vllm-mlx"
 _CODEX_KEY = "LOCAL_KEY"
+_CLINE_SHOWS_KEY = (
+    "While `cline auth` runs, others on this machine can see the key in the list of processes: it takes a key as an "
+    "argument only. Where that matters, run `cline auth` without arguments and type the key."
+)
 _IDLE_MS = 300_000
 _SILENCE_MS = 1_800_000  # the longest that Claude Code takes; pings are silence to it
 
@@ -127,7 +131,11 @@ def qwen(target: Target, home: Path) -> Plan:
 def cline(target: Target, home: Path) -> Plan:
     folder = ("--data-dir", str(target.folder / "cline"))
     provider = ("-p", "openai", "-k", target.api_key, "-m", target.model, "-b", target.base_url)
-    return Plan(commands=(("cline", "auth", *provider, *folder), ("cline", *folder)), first_prompt=6_000)
+    return Plan(
+        commands=(("cline", "auth", *provider, *folder), ("cline", *folder)),
+        first_prompt=6_000,
+        warning="" if target.api_key == NO_KEY else _CLINE_SHOWS_KEY,
+    )
 
 
 def aider(target: Target, home: Path) -> Plan:
@@ -145,7 +153,7 @@ def aider(target: Target, home: Path) -> Plan:
         }
     }
     roles = tuple(word for role in ("--model", "--weak-model", "--editor-model") for word in (role, name))
-    lines = [f"{role}: {name}" for role in ("model", "weak-model", "editor-model")]
+    lines = [f"{role}: {json.dumps(name)}" for role in ("model", "weak-model", "editor-model")]
     return Plan(
         commands=(("aider", *roles, "--model-metadata-file", str(file)),),
         environment={

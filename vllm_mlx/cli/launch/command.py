@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +15,9 @@ from ..remote import KeyOption, Remote, UrlOption, find_server
 from .clients import CLIENTS, Client
 from .cursor import is_public, steps
 from .files import write_lasting, write_own
-from .plan import Plan, Target
+from .plan import NO_KEY, Plan, Target
 
 _CURSOR = "cursor"
-_NO_KEY = "none"
 
 
 def launch(
@@ -75,20 +75,13 @@ def _target(server: Remote, name: str | None, context: int | None) -> Target:
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: say it with --context.")
     return Target(
-        url=server.url, model=model.name, context=context, api_key=server.api_key or _NO_KEY, folder=own_folder()
+        url=server.url, model=model.name, context=context, api_key=server.api_key or NO_KEY, folder=own_folder()
     )
 
 
 def _with_arguments(plan: Plan, arguments: tuple[str, ...]) -> Plan:
     *before, last = plan.commands
-    return Plan(
-        commands=(*before, (*last, *arguments)),
-        environment=plan.environment,
-        unset=plan.unset,
-        files=plan.files,
-        first_prompt=plan.first_prompt,
-        lasting=plan.lasting,
-    )
+    return replace(plan, commands=(*before, (*last, *arguments)))
 
 
 def _warn(client: Client, plan: Plan, target: Target) -> None:
@@ -98,6 +91,8 @@ def _warn(client: Client, plan: Plan, target: Target) -> None:
             f"is {target.context:,}: serve a model with a longer one, or a longer --max-model-len.",
             file=sys.stderr,
         )
+    if plan.warning:
+        print(f"vllm-mlx: {plan.warning}", file=sys.stderr)
 
 
 def _write(client: Client, plan: Plan) -> None:

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..terminal import one_line
+
+NO_KEY = "none"  # sent where the server asks for none
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -63,14 +67,15 @@ class Plan:
     unset: tuple[str, ...] = ()  # variables that would win over those
     files: Mapping[Path, str] = field(default_factory=dict)  # in the target's folder
     first_prompt: int = 0  # tokens that the client's first prompt takes, about
+    warning: str = ""  # what its user should know before it is started
     lasting: Lasting | None = None  # what `--write` writes; None: the client has no such file
 
     def script(self, title: str) -> str:
         """Does in a shell what `launch` does."""
-        lines = [f"# {title}"]
-        for path, text in self.files.items():
-            lines += [f"mkdir -p {shlex.quote(str(path.parent))}", f"cat > {shlex.quote(str(path))} <<'END'"]
-            lines += [text.rstrip("\n"), "END"]
+        lines = [f"# {one_line(comment)}" for comment in (title, self.warning) if comment]
+        for path, text in self.files.items():  # for their owner's eyes, as `write_own` makes them
+            lines += ["(", "umask 077", f"mkdir -p {shlex.quote(str(path.parent))}"]
+            lines += [f"cat > {shlex.quote(str(path))} <<'END'", text.rstrip("\n"), "END", ")"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         lines += [f"unset {name}" for name in self.unset]
         return "\n".join([*lines, *(shlex.join(command) for command in self.commands)]) + "\n"

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from ..banner import readable
 from ..failures import WrongUsage
+from ..terminal import console
 from .cached import CachedModel, cache_folder, cached_models
 from .describe import Description, describe
 
@@ -30,7 +30,7 @@ def models(
     elif not found:
         print(f"No checkpoint lies in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
     else:
-        Console(highlight=False).print(_table(found))
+        console().print(_table(found))
         print(f"In {cache_folder()}. Serve one with `vllm-mlx serve NAME`.")
 
 
