@@ -13,6 +13,7 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.prompt_pool import TENANT_THREADS
 from vllm_mlx.engine.report import EngineReport
 from vllm_mlx.processing.prefix import common_prefix
 from vllm_mlx.processing.reply import Reply
@@ -111,7 +112,7 @@ async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, Reply]:
 
 async def settled(engine: AsyncEngine) -> tuple[EngineReport, list[Entry]]:
     """The cache once nothing runs any more and what no next turn needs has gone."""
-    meeting = threading.Barrier(engine._pool._max_workers)  # of all workers: every trim that was under way is done
+    meeting = threading.Barrier(TENANT_THREADS)  # of all workers: every trim that was under way is done
     workers = [engine._pool.submit(meeting.wait) for _ in range(meeting.parties)]
     await asyncio.gather(*map(asyncio.wrap_future, workers))
     while (await asyncio.wrap_future(engine._thread.inspect(Engine.report))).num_running:

@@ -197,6 +197,11 @@ class Settings(BaseSettings):
     max_request_s: float | None = engine_setting(
         Panel.LIMITS, "max_request_s", "Longest time for a request and its reply, in seconds. Default: any."
     )
+    max_prepare_s: float = engine_setting(
+        Panel.LIMITS,
+        "max_prepare_s",
+        "Longest time in seconds to make a prompt of a request: fetching, decoding, rendering, tokenising, waiting.",
+    )
     watchdog_s: float = engine_setting(
         Panel.LIMITS, "watchdog_s", "Seconds after which a step of the engine counts as hung, and `/health` says so."
     )

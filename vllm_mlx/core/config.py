@@ -75,6 +75,7 @@ class EngineConfig:
     max_queue: int = 256  # sequences that may wait beyond those
     max_queue_s: float | None = None  # longest wait in line; None: as long as it takes
     max_request_s: float | None = None  # longest time for a request, from its place in line to its end
+    max_prepare_s: float = 120.0  # longest time to make a prompt of a request, media and waiting included
     watchdog_s: float = 120.0  # a step that takes longer hangs
     max_model_len: int | None = None  # None: the checkpoint's, or what memory holds
     max_stall_ms: float = 200.0  # longest gap that a prefill may put between two tokens of a running reply
@@ -99,7 +100,7 @@ class EngineConfig:
     media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_stall_ms", "watchdog_s", "max_prefill_chunk", "max_pixels"):
+        for name in ("max_num_seqs", "max_stall_ms", "max_prepare_s", "watchdog_s", "max_prefill_chunk", "max_pixels"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
         if self.max_queue < 0:

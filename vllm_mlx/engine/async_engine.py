@@ -5,7 +5,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +32,8 @@ from .generation import Choice, Generation
 from .line import Line
 from .metrics import Figures, metric_families
 from .pictures import RequestPictures
+from .preparing import Preparations
+from .prompt_pool import PromptPool
 from .reports import Reports
 from .stats import ReplyStats, Totals
 from .status import status_fields
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _STOP_S = 10.0  # a step that is under way may finish
-_TOKENIZER_THREADS = 2  # long prompts are rendered and tokenised off the event loop
 
 
 class AsyncEngine:
@@ -72,13 +72,16 @@ class AsyncEngine:
             vocab_size=self.info.vocab_size,
             vision=vision,
         )
-        self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="prompt")
+        self._pool = PromptPool()
         self._pictures = None
         if self._processor.takes_images:
             media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
             sampling = None if vision is None else vision.frame_sampling
             loader = ImageLoader(media, media_root, sampling=sampling)
             self._pictures = RequestPictures(self._processor, loader, self._pool, self._thread.wake)
+        self._preparations = Preparations(
+            self._processor, self._pictures, self._pool, max_prepare_s=config.max_prepare_s
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
@@ -126,8 +129,8 @@ class AsyncEngine:
         return self._thread.error is not None
 
     def error(self) -> str | None:
-        """What keeps requests from being served: the thread has ended, or hangs in a step."""
-        return self._watchdog.error() if self._thread.error is None else self._thread.error.message
+        """What keeps requests from being served: the thread has ended, or it or all that prepare prompts hang."""
+        return self._hangs() if self._thread.error is None else self._thread.error.message
 
     async def submit(self, request: Request) -> Generation:
         """Render, check and queue a request. The caller owns the generation: enter it at once, as leaving it ends it.
@@ -139,7 +142,7 @@ class AsyncEngine:
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self._loop = asyncio.get_running_loop()
         with self._line.preparing(request.sampling.n):
-            prepared = await self._prepare(request)
+            prepared = await self._preparations.prepare(request)
         self._check_open()
         seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
         choices = {seq.seq_id: self._choice(prepared, seq, index, arrived_s) for index, seq in enumerate(seqs)}
@@ -163,7 +166,8 @@ class AsyncEngine:
         Raises RequestError; ContextLengthExceeded for a prompt that is so long that it is not tokenised.
         """
         try:
-            prepared = await self._prepare(request)
+            with self._line.preparing(1):
+                prepared = await self._preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
                 raise
@@ -183,7 +187,10 @@ class AsyncEngine:
             report_age_s=age_s,
             totals=self._totals,
             num_refused=self._line.num_refused,
-            replies=[reply for generation in self._open_generations() for reply in generation.replies],
+            replies=[
+                *(reply for generation in self._open_generations() for reply in generation.replies),
+                *self._preparations.replies,
+            ],
             now=time.monotonic(),
         )
 
@@ -205,7 +212,8 @@ class AsyncEngine:
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
         """End a request, or one of its replies, with Cancelled. False if none whose salt begins so is under way."""
         own = [each for each in self._open_generations() if each.cache_salt.startswith(salts)]
-        return any(generation.cancel(request_id) for generation in own)
+        is_preparing = self._preparations.cancel(request_id, salts=salts)
+        return any(generation.cancel(request_id) for generation in own) or is_preparing
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
@@ -228,7 +236,7 @@ class AsyncEngine:
             await asyncio.sleep(0.02)
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
-        self._pool.shutdown(wait=False)
+        self._pool.shutdown()
         if self._pictures is not None:
             await self._pictures.close()
 
@@ -236,22 +244,19 @@ class AsyncEngine:
         """Rows that hold state on the device right now."""
         return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.num_rows))
 
+    def _hangs(self) -> str | None:
+        return self._watchdog.error() or self._pool.error()
+
     def _raise_if_dead(self) -> None:
         if self._thread.error is not None:
             raise self._thread.error
 
     def _check_open(self) -> None:
         self._raise_if_dead()
-        if (hangs := self._watchdog.error()) is not None:
+        if (hangs := self._hangs()) is not None:
             raise Overloaded(hangs, retry_after_s=_HANGING_RETRY_S)
         if self._closing:
             raise Overloaded("The server is shutting down.", retry_after_s=5)
-
-    async def _prepare(self, request: Request) -> Prepared:
-        """What the model does not take is refused before any of it is fetched."""
-        if self._processor.media_of(request) and self._pictures is not None:
-            return await self._pictures.prepare(request)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._processor.prepare, request)
 
     def _sequence(self, prepared: Prepared, index: int) -> Sequence:
         sampling = prepared.sampling
@@ -296,7 +301,7 @@ class AsyncEngine:
         except Exception:  # whatever it is, the reply is whole: the next turn goes without
             logger.exception("A reply could not be remembered")
         if self._config.prefix_cache and reply.token_ids:
-            self._pool.submit(self._trim_cache, prepared, choice.seq, reply)
+            self._pool.submit(self._trim_cache, prepared, choice.seq, reply, tenant=prepared.request.tenant)
         elif self._config.prefix_cache:
             self._thread.keep(choice.seq, choice.seq.num_prompt_tokens)
 

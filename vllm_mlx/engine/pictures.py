@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ..core.deadline import Deadline
@@ -15,6 +15,7 @@ from ..processing.images.loader import ImageLoader
 from ..processing.processor import Prepared, Processor
 from ..processing.tensors import Tensors
 from ..processing.vision import PixelsNeeded
+from .prompt_pool import PromptPool
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class RequestPictures:
     What a large picture stands for takes seconds to find: neither texts nor known pictures wait behind it.
     """
 
-    def __init__(self, processor: Processor, loader: ImageLoader, pool: Executor, wake: Callable[[], None]):
+    def __init__(self, processor: Processor, loader: ImageLoader, pool: PromptPool, wake: Callable[[], None]):
         """`pool`: for prompts; `wake`: called on the event loop when tensors are there that a row waits for."""
         self._processor = processor
         self._loader = loader
@@ -53,13 +54,14 @@ class RequestPictures:
     async def _prepare(self, request: Request, deadline: Deadline | None, *, whole: bool) -> Prepared:
         loop = asyncio.get_running_loop()
         parts, remake = self._processor.media_of(request), partial(self._ask, loop)
+        prompts = partial(self._pool.run, tenant=request.tenant, deadline=deadline)
         async with self._loader.shown(parts, salt=request.cache_salt, whole=whole, deadline=deadline) as shown:
             show = partial(self._processor.show, request, shown, remake)
             try:
-                known = await loop.run_in_executor(self._pool, partial(show, known_only=True))
+                known = await prompts(partial(show, known_only=True))
             except PixelsNeeded:
                 known = await loop.run_in_executor(self._renderer, show)
-        return await loop.run_in_executor(self._pool, self._processor.prepare, *known)
+        return await prompts(partial(self._processor.prepare, *known, deadline=deadline))
 
     def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: Tensors) -> None:
         """On the engine thread."""

@@ -23,7 +23,7 @@ class ReplyStats:
     """One reply under way. Times are of the monotonic clock, in seconds."""
 
     request_id: str
-    prompt_tokens: int
+    prompt_tokens: int  # 0 while the prompt is prepared
     max_tokens: int
     arrived_s: float  # before its prompt was made
     queued_s: float  # handed to the engine
@@ -102,7 +102,7 @@ class ReplyStats:
         """Of the phase it is in: prompt tokens computed, or reply tokens of those allowed."""
         if self.phase == "generation":
             return self.completion_tokens / self.max_tokens
-        return self.computed_tokens / self.prompt_tokens
+        return self.computed_tokens / max(1, self.prompt_tokens)  # not known while the prompt is prepared
 
 
 @dataclass(slots=True)

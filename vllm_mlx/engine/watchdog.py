@@ -28,14 +28,20 @@ class Watchdog:
         started_s = self._step_started_s()
         if started_s is None or time.monotonic() - started_s < self._limit_s:
             return None
-        stack = self._stack()
+        stack = stack_of(self._thread_id())
         if self._told_s != started_s:
             self._told_s = started_s
             logger.error("The engine hangs in a step:\n%s", "".join(stack.format()))
-        own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
-        where = f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-        return f"The engine has been in one step for {time.monotonic() - started_s:.0f} s{where}."
+        return f"The engine has been in one step for {time.monotonic() - started_s:.0f} s{place_in(stack)}."
 
-    def _stack(self) -> traceback.StackSummary:
-        frame = sys._current_frames().get(self._thread_id() or 0)
-        return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+
+def stack_of(thread_id: int | None) -> traceback.StackSummary:
+    """Empty if there is no such thread."""
+    frame = sys._current_frames().get(thread_id or 0)
+    return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+
+
+def place_in(stack: traceback.StackSummary) -> str:
+    """Where our own code stands in it, as the end of a sentence; empty for an empty stack."""
+    own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
+    return f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""

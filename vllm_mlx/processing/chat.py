@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..core.deadline import Deadline
 from ..core.messages import Message
 from ..core.request import Request
 from .conversation_key import TextDigest
@@ -47,17 +48,22 @@ class ChatPrompts:
         self._memory = memory
         self._check_length = check_length
 
-    def build(self, request: Request) -> tuple[ChatPrompt, Encoded]:
-        """Raises TemplateError where the template refuses the conversation."""
+    def build(self, request: Request, deadline: Deadline | None = None) -> tuple[ChatPrompt, Encoded]:
+        """Raises TemplateError where the template refuses the conversation, and what the deadline raises."""
+        check = (lambda: None) if deadline is None else deadline.check
         recalled = self._recall(request)
         request = replace(request, messages=recalled.messages)
+        check()
         rendered = self._template.rendering(request)
+        check()
         text = rendered.text
         entry = recalled.longest(text)
         base = None if entry is None else self._base(entry, text, request)
         if self._check_length is not None:
             self._check_length(text, base)
+        check()
         encoded = encode(self._tokenizer, text, base)
+        check()
         prompt = ChatPrompt(
             request=request,
             key=recalled.key,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..core.deadline import Deadline
 from ..core.errors import TemplateError
 from ..core.request import Request
 from .encoded import Encoded
@@ -18,14 +19,18 @@ class SnapshotPoints:
     def __init__(self, template: ChatTemplate):
         self._template = template
 
-    def plan(self, request: Request, encoded: Encoded) -> tuple[Point, ...]:
+    def plan(self, request: Request, encoded: Encoded, deadline: Deadline | None = None) -> tuple[Point, ...]:
         """Where later prompts are likely to part from this one.
 
         The ends of tools + system, of the conversation before its last question, of what that says, and of all of it
         before the generation suffix; and where sessions of one agent part. `encoded` is the request's prompt. A point
-        that the template lets nobody ask for is left out.
+        that the template lets nobody ask for is left out. Raises what the deadline raises.
         """
-        points = {self._common(probes, encoded) for probes in self._probes(request)}
+        points: set[Point | None] = set()
+        for probes in self._probes(request):
+            if deadline is not None:
+                deadline.check()
+            points.add(self._common(probes, encoded))
         points |= {encoded.before_space(encoded.boundary(place)) for place in volatile_places(request, encoded.text)}
         return tuple(_apart(sorted(point for point in points if point and 0 < point[1] < len(encoded.token_ids))))
 

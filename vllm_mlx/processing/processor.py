@@ -1,5 +1,6 @@
 """Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from ..core.config import CacheReasoning, EngineConfig
 from ..core.constraint import Constraint
+from ..core.deadline import Deadline
 from ..core.errors import InvalidImage, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
@@ -113,11 +115,17 @@ class Processor:
             raise Unsupported(message, param="messages")
         return parts
 
-    def prepare(self, request: Request, renditions: Sequence[Rendition] = ()) -> Prepared:
-        """`request`, `renditions`: as `show` gives them, where it shows something. Raises RequestError."""
+    def prepare(
+        self, request: Request, renditions: Sequence[Rendition] = (), *, deadline: Deadline | None = None
+    ) -> Prepared:
+        """`request`, `renditions`: as `show` gives them, where it shows something. `deadline`: None for none.
+
+        Raises RequestError, and Cancelled once the deadline was cancelled.
+        """
+        deadline = Deadline(math.inf, "") if deadline is None else deadline
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
-        prompt, chat = self._prompts.process(request, renditions)
+        prompt, chat = self._prompts.process(request, renditions, deadline)
         sampling = resolve_sampling(
             request.sampling,
             num_prompt_tokens=len(prompt.token_ids),
@@ -127,7 +135,9 @@ class Processor:
             defaults=self._defaults,
             checkpoint=self._checkpoint_defaults,
         )
+        deadline.check()
         compared = None if chat is None else self._changes.compare(chat)
+        deadline.check()
         constraint = self._guidance.constraint(request, prompt, budget)
         return Prepared(request, prompt, sampling, schemas, chat, compared, constraint)
 

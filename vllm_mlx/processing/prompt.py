@@ -1,8 +1,10 @@
 """Request → ids: renders, tokenizes, checks. Any thread may call it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..core.deadline import Deadline
 from ..core.errors import ContextLengthExceeded, InvalidParameter, TemplateError
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
@@ -42,22 +44,26 @@ class PromptProcessor:
         self._vocab_size = vocab_size if vocab_size is not None else tokenizer.vocab_size
         self._markers = reasoning_markers(reasoning) if reasoning is not None else None
 
-    def process(self, request: Request, renditions: Sequence[Rendition] = ()) -> tuple[PromptInputs, ChatPrompt | None]:
+    def process(
+        self, request: Request, renditions: Sequence[Rendition] = (), deadline: Deadline | None = None
+    ) -> tuple[PromptInputs, ChatPrompt | None]:
         """`renditions`: of the request's images. Raises RequestError where the model can take no such prompt."""
         if request.messages is not None:
-            return self._chat(request, renditions)
+            return self._chat(request, renditions, Deadline(math.inf, "") if deadline is None else deadline)
         token_ids = self._completion(request)
         self._check_length(request, token_ids)
         return PromptInputs(token_ids=tuple(token_ids)), None
 
-    def _chat(self, request: Request, renditions: Sequence[Rendition]) -> tuple[PromptInputs, ChatPrompt]:
+    def _chat(
+        self, request: Request, renditions: Sequence[Rendition], deadline: Deadline
+    ) -> tuple[PromptInputs, ChatPrompt]:
         assert request.messages is not None
         if not request.messages:
             raise InvalidParameter("`messages` must not be empty.", param="messages")
-        chat, encoded = self.chats.build(request)
+        chat, encoded = self.chats.build(request, deadline)
         self._check_length(request, chat.token_ids)
         media, edges = _place(chat, encoded, renditions)
-        points = self._points.plan(chat.request, encoded)
+        points = self._points.plan(chat.request, encoded, deadline)
         inputs = PromptInputs(
             token_ids=chat.token_ids,
             media=media,

@@ -1,0 +1,180 @@
+"""The threads that prepare prompts: whose turn it is, and what becomes of work that nobody waits for."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from vllm_mlx.core.deadline import Deadline
+from vllm_mlx.core.errors import Cancelled, TimeLimit
+from vllm_mlx.engine import prompt_pool
+from vllm_mlx.engine.prompt_pool import MAX_THREADS, TENANT_THREADS, PromptPool
+
+from ..server.running import eventually
+
+
+class Jobs:
+    """Work that runs until it is told to end, by name."""
+
+    def __init__(self, pool: PromptPool) -> None:
+        self.pool = pool
+        self.begun: list[str] = []
+        self._ends: dict[str, threading.Event] = {}
+
+    def ask(
+        self, name: str, tenant: str = "", *, is_long: bool = False, deadline: Deadline | None = None
+    ) -> "asyncio.Task[str]":
+        self._ends[name] = threading.Event()
+
+        def work() -> str:
+            self.begun.append(name)
+            assert self._ends[name].wait(30)
+            return name
+
+        running = self.pool.run(work, tenant=tenant, deadline=deadline, is_long=is_long)
+        return asyncio.get_running_loop().create_task(running)
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._ends[name].set()
+
+    async def until_begun(self, *names: str) -> None:
+        while not set(names) <= set(self.begun):
+            await asyncio.sleep(0.001)
+
+
+def with_jobs(check: Callable[[Jobs], Awaitable[None]]) -> None:
+    async def main() -> None:
+        jobs = Jobs(PromptPool())
+        try:
+            await check(jobs)
+        finally:
+            jobs.end(*jobs._ends)
+            jobs.pool.shutdown()
+
+    asyncio.run(main())
+
+
+def test_one_tenant_has_two_threads_in_order_of_arrival() -> None:
+    async def check(jobs: Jobs) -> None:
+        tasks = [jobs.ask(name) for name in "abcd"]
+        await jobs.until_begun("a", "b")
+        assert TENANT_THREADS == 2 and jobs.begun == ["a", "b"]
+        jobs.end("b")
+        await jobs.until_begun("c")
+        assert "d" not in jobs.begun
+        jobs.end(*"acd")
+        assert await asyncio.gather(*tasks) == [*"abcd"]
+
+    with_jobs(check)
+
+
+def test_nobody_waits_behind_another_tenants_prompts() -> None:
+    async def check(jobs: Jobs) -> None:
+        for number in range(20):
+            jobs.ask(f"ann {number}", "ann", is_long=number % 2 == 0)
+        await jobs.until_begun("ann 0", "ann 1")
+        jobs.ask("ben", "ben", is_long=True)
+        await jobs.until_begun("ben")
+        assert set(jobs.begun) == {"ann 0", "ann 1", "ben"}
+
+    with_jobs(check)
+
+
+def test_short_prompts_do_not_wait_behind_long_ones() -> None:
+    async def check(jobs: Jobs) -> None:
+        for name in ("long 1", "long 2", "long 3"):
+            jobs.ask(name, is_long=True)
+        jobs.ask("short")
+        await jobs.until_begun("long 1", "short")
+        assert set(jobs.begun) == {"long 1", "short"}
+        jobs.end("long 1")
+        await jobs.until_begun("long 2")
+
+    with_jobs(check)
+
+
+def test_tenants_take_turns_where_threads_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_pool, "MAX_THREADS", 1)
+
+    async def check(jobs: Jobs) -> None:
+        asked = [("ann 1", "ann"), ("ann 2", "ann"), ("ann 3", "ann"), ("ben 1", "ben"), ("ben 2", "ben")]
+        tasks = [jobs.ask(*each) for each in asked]
+        for name in ("ann 1", "ann 2", "ben 1", "ann 3", "ben 2"):
+            await jobs.until_begun(name)
+            jobs.end(name)
+        await asyncio.gather(*tasks)
+        assert jobs.begun == ["ann 1", "ann 2", "ben 1", "ann 3", "ben 2"]
+
+    with_jobs(check)
+
+
+def test_work_whose_caller_left_never_begins() -> None:
+    async def check(jobs: Jobs) -> None:
+        jobs.ask("a"), jobs.ask("b")
+        await jobs.until_begun("a", "b")
+        left = jobs.ask("left")
+        stayed = jobs.ask("stayed")
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        jobs.end("a", "stayed")
+        assert await stayed == "stayed"
+        assert "left" not in jobs.begun
+
+    with_jobs(check)
+
+
+def test_waiting_counts_towards_the_deadline() -> None:
+    async def check(jobs: Jobs) -> None:
+        jobs.ask("a"), jobs.ask("b")
+        with pytest.raises(TimeLimit, match="too slow"):
+            await jobs.ask("late", deadline=Deadline(0.01, "too slow"))
+        jobs.end("a")
+        following = jobs.ask("following")
+        jobs.end("following")
+        await following
+        assert "late" not in jobs.begun
+
+    with_jobs(check)
+
+
+def test_work_that_was_given_up_ends_before_it_begins() -> None:
+    async def check(jobs: Jobs) -> None:
+        deadline = Deadline(math.inf, "")
+        deadline.cancel()
+        with pytest.raises(Cancelled):
+            await jobs.ask("given up", deadline=deadline)
+        assert not jobs.begun
+
+    with_jobs(check)
+
+
+def test_a_hung_thread_is_replaced_and_told_once_and_only_all_of_them_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prompt_pool, "HANG_SLACK_S", 0.0)
+    monkeypatch.setattr(prompt_pool, "_LOOK_S", 0.01)
+
+    async def check(jobs: Jobs) -> None:
+        for number in range(MAX_THREADS):
+            task = jobs.ask(f"hangs {number}", deadline=Deadline(0.05, "too slow"))
+            await jobs.until_begun(f"hangs {number}")
+            assert jobs.pool.error() is None
+            await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(task.exception(), TimeLimit)
+            if number < MAX_THREADS - 1:
+                after = jobs.ask(f"works {number}")
+                await jobs.until_begun(f"works {number}")
+                jobs.end(f"works {number}")
+                assert await after
+        error = jobs.pool.error()
+        assert error is not None and "All 8 threads that prepare prompts hang" in error
+        assert jobs.pool.error() is not None
+        jobs.end("hangs 0")
+        eventually(lambda: jobs.pool.error() is None)
+
+    with_jobs(check)
+    assert caplog.text.count("A thread that prepares a prompt hangs") == MAX_THREADS

@@ -1,0 +1,117 @@
+"""Requests → prompts, off the event loop and each within one deadline. Knows nothing of the engine."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from functools import partial
+
+from ..core.deadline import Deadline
+from ..core.errors import Cancelled
+from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
+from ..core.request import Request
+from ..processing.processor import Prepared, Processor
+from .pictures import RequestPictures
+from .prompt_pool import PromptPool
+from .stats import ReplyStats
+
+LONG_CHARS = 1_000_000  # from here on a prompt takes about a second to tokenise
+
+
+class Preparations:
+    """Used on one event loop. `pictures`: None where the model takes none."""
+
+    def __init__(
+        self, processor: Processor, pictures: RequestPictures | None, pool: PromptPool, *, max_prepare_s: float
+    ):
+        self._processor = processor
+        self._pictures = pictures
+        self._pool = pool
+        self._max_prepare_s = max_prepare_s
+        self._open: set[_Preparation] = set()
+
+    @property
+    def replies(self) -> list[ReplyStats]:
+        """Of the requests that become prompts right now."""
+        return [reply for each in self._open for reply in each.replies]
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Raises RequestError, and Cancelled after `cancel`. What nobody waits for any more ends at its next check."""
+        deadline = Deadline(
+            self._max_prepare_s,
+            f"This request took more than {self._max_prepare_s:g} seconds to prepare (--max-prepare-s). Send a "
+            "shorter one, or try again when the server is less busy.",
+        )
+        preparation = _Preparation(request, asyncio.current_task())
+        self._open.add(preparation)
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                return await self._prepare(request, deadline)
+        except TimeoutError:
+            deadline.check()
+            raise
+        except asyncio.CancelledError:
+            if preparation.is_cancelled and preparation.task is not None and not preparation.task.uncancel():
+                raise Cancelled() from None
+            raise
+        finally:
+            self._open.discard(preparation)
+            deadline.cancel()
+
+    def cancel(self, request_id: str, *, salts: str = "") -> bool:
+        """End preparing a request with Cancelled. False if none with this id and a salt that begins so is prepared."""
+        found = [
+            each for each in self._open if each.request.cache_salt.startswith(salts) and request_id in each.request_ids
+        ]
+        for each in found:
+            each.cancel()
+        return bool(found)
+
+    async def _prepare(self, request: Request, deadline: Deadline) -> Prepared:
+        """What the model does not take is refused before any of it is fetched."""
+        if self._processor.media_of(request) and self._pictures is not None:
+            return await self._pictures.prepare(request, deadline)
+        work = partial(self._processor.prepare, request, deadline=deadline)
+        return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
+
+
+class _Preparation:
+    """One request that becomes a prompt in a task."""
+
+    def __init__(self, request: Request, task: "asyncio.Task[object] | None"):
+        self.request = request
+        self.task = task
+        self.is_cancelled = False
+        now, num_choices = time.monotonic(), request.sampling.n
+        ids = [request.request_id if num_choices == 1 else f"{request.request_id}-{i}" for i in range(num_choices)]
+        self.request_ids = {request.request_id, *ids}
+        self.replies = [
+            ReplyStats(
+                request_id=reply_id,
+                prompt_tokens=0,
+                max_tokens=request.sampling.max_tokens or 0,
+                arrived_s=now if request.arrived_s is None else request.arrived_s,
+                queued_s=now,
+            )
+            for reply_id in ids
+        ]
+
+    def cancel(self) -> None:
+        if self.task is not None and not self.is_cancelled:
+            self.is_cancelled = True
+            self.task.cancel()
+
+
+def is_long(request: Request) -> bool:
+    texts = [request.prompt] if isinstance(request.prompt, str) else []
+    num_chars = sum(map(len, texts))
+    return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
+
+
+def _num_chars(parts: Iterable[Part]) -> int:
+    count = 0
+    for part in parts:
+        if isinstance(part, TextPart | ReasoningPart):
+            count += len(part.text)
+        elif isinstance(part, ToolResultPart):
+            count += _num_chars(part.content)
+    return count

@@ -1,0 +1,158 @@
+"""Threads that prepare prompts, shared fairly between tenants. Knows no request."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from ..core.deadline import Deadline
+from .watchdog import place_in, stack_of
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_THREADS = 8
+TENANT_THREADS = 2  # of one tenant, of which one takes long prompts: short ones do not wait behind those
+MAX_LONG = 2  # long prompts of all tenants at once, since tokenising takes some hundred bytes for each character
+HANG_SLACK_S = 10.0  # a single call into a library may outlast the deadline by so much
+_WITHOUT_DEADLINE_S = 60.0  # after which work that nobody waits for counts as hung
+_LOOK_S = 5.0  # between two looks at whether a hung thread made room
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    work: Callable[[], Any]
+    tenant: str
+    is_long: bool
+    deadline: Deadline | None
+    hangs_at_s: float  # from then on, by the monotonic clock, it counts as hung if it still runs
+    result: "Future[Any]" = field(default_factory=Future)
+    thread_id: int | None = None
+    is_reported: bool = False
+
+    @property
+    def is_hung(self) -> bool:
+        return time.monotonic() > self.hangs_at_s
+
+    def run(self) -> None:
+        if not self.result.set_running_or_notify_cancel():
+            return
+        self.thread_id = threading.get_ident()
+        try:
+            if self.deadline is not None:
+                self.deadline.check()
+            self.result.set_result(self.work())
+        except BaseException as error:  # the caller's, as in any executor
+            self.result.set_exception(error)
+
+
+class PromptPool:
+    """Any thread may call it. Work of one tenant starts in order of arrival, long prompts apart from short ones.
+
+    Tenants take turns. Each has threads of its own as long as there are any left, so that nobody waits behind
+    another's prompts. A thread that hangs is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompt")
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next tenant first
+        self._running: list[_Job] = []
+
+    async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
+        """Raises what `work` raises, and what the deadline raises, which counts from now on.
+
+        Work that did not begin before that, or before the caller was cancelled, is dropped.
+        """
+        job = self._add(work, tenant, deadline, is_long)
+        result: asyncio.Future[T] = asyncio.wrap_future(job.result)
+        try:
+            while not result.done():
+                rest_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline.remaining_s)
+                await asyncio.wait({result}, timeout=rest_s)
+                if not result.done():
+                    self._start_waiting()
+                    if deadline is not None:
+                        deadline.check()
+            return result.result()
+        finally:
+            result.cancel()
+            self._drop(job)
+
+    def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
+        """Work that no request waits for."""
+        return self._add(partial(function, *args), tenant, None, False).result
+
+    def error(self) -> str | None:
+        """Why no prompt can be prepared: all threads hang. The stack of each that hangs is logged once."""
+        hung = [job for job in list(self._running) if job.is_hung]
+        for job in hung:
+            if not job.is_reported:
+                job.is_reported = True
+                logger.error("A thread that prepares a prompt hangs:\n%s", "".join(stack_of(job.thread_id).format()))
+        if len(hung) < MAX_THREADS:
+            return None
+        return f"All {MAX_THREADS} threads that prepare prompts hang{place_in(stack_of(hung[0].thread_id))}."
+
+    def shutdown(self) -> None:
+        with self._lock:
+            waiting = [job for jobs in self._waiting.values() for job in jobs]
+            self._waiting.clear()
+        for job in waiting:
+            job.result.cancel()
+        self._threads.shutdown(wait=False)
+
+    def _add(self, work: Callable[[], Any], tenant: str, deadline: Deadline | None, is_long: bool) -> _Job:
+        limit_s = _WITHOUT_DEADLINE_S if deadline is None else deadline.remaining_s
+        job = _Job(work, tenant, is_long, deadline, time.monotonic() + limit_s + HANG_SLACK_S)
+        with self._lock:
+            self._waiting.setdefault(tenant, deque()).append(job)
+        self._start_waiting()
+        return job
+
+    def _drop(self, job: _Job) -> None:
+        with self._lock:
+            jobs = self._waiting.get(job.tenant)
+            if jobs is not None and job in jobs:
+                self._take(job)
+
+    def _start_waiting(self) -> None:
+        with self._lock:
+            while len(self._running) < MAX_THREADS and (job := self._next()) is not None:
+                self._take(job)
+                self._running.append(job)
+                self._threads.submit(self._run, job)
+
+    def _next(self) -> _Job | None:
+        return next((job for jobs in self._waiting.values() for job in jobs if self._may_start(job)), None)
+
+    def _take(self, job: _Job) -> None:
+        """Out of the line; its tenant's next turn is after everybody else's."""
+        jobs = self._waiting[job.tenant]
+        jobs.remove(job)
+        self._waiting.move_to_end(job.tenant)
+        if not jobs:
+            del self._waiting[job.tenant]
+
+    def _may_start(self, job: _Job) -> bool:
+        working = [each for each in self._running if not each.is_hung]
+        own = [each for each in working if each.tenant == job.tenant]
+        if len(own) >= TENANT_THREADS:
+            return False
+        return not job.is_long or (
+            not any(each.is_long for each in own) and sum(each.is_long for each in working) < MAX_LONG
+        )
+
+    def _run(self, job: _Job) -> None:
+        try:
+            job.run()
+        finally:
+            with self._lock:
+                self._running.remove(job)
+            self._start_waiting()
