@@ -121,6 +121,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "model": "m",
         "max_num_seqs": 5,
         "max_queue": 6,
+        "max_prepare_s": 9,
         "watchdog_s": 9,
         "max_queue_s": 7,
         "max_request_s": 8,
