@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from .api.openai.decode import decode_chat
 from .api.openai.errors import encode_validation
 from .api.openai.schema import ChatCompletionBody
+from .api.text import well_formed, well_formed_json
 from .core.config import EngineConfig
 from .core.errors import InvalidParameter
 from .core.events import (
@@ -108,7 +109,7 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
         for number, conversation in enumerate(conversations):
-            body = _chat_body({"messages": list(conversation), **fields})
+            body = _chat_body(well_formed_json({"messages": list(conversation), **fields}))
             decoded = decode_chat(body, reply_id=f"chat-{number}", model="", created=0)
             request = decoded.requests[0]
             requests.append(request if sampling_params is None else replace(request, sampling=sampling_params))
@@ -154,10 +155,10 @@ class LLM:
 def _prompts(prompts: Prompt | Items[Prompt]) -> list[str | tuple[int, ...]]:
     """One prompt or several, as texts and tuples of ids."""
     if isinstance(prompts, str):
-        return [prompts]
+        return [well_formed(prompts)]
     if prompts and isinstance(prompts[0], int):
         return [tuple(cast(Items[int], prompts))]
-    return [item if isinstance(item, str) else tuple(item) for item in cast(Items[Prompt], prompts)]
+    return [well_formed(item) if isinstance(item, str) else tuple(item) for item in cast(Items[Prompt], prompts)]
 
 
 def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:

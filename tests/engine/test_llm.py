@@ -97,3 +97,10 @@ def test_a_guide_and_a_budget_of_sampling_params(llm):
     assert re.fullmatch("[0-9]{3}", output.text)
     [output] = llm.generate("Once <think>", SamplingParams(guide=guide, thinking_token_budget=4, max_tokens=40))
     assert re.fullmatch(r"(?s).*</think>\n{0,2}[0-9]{3}", output.text)
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(llm):
+    cut, whole = llm.chat([[{"role": "user", "content": text}] for text in ("cut \ud83d", "cut \ufffd")], GREEDY)
+    assert cut.text == whole.text and cut.num_prompt_tokens == whole.num_prompt_tokens
+    cut, whole = llm.generate(["cut \ud83d", "cut \ufffd"], GREEDY)
+    assert cut.text == whole.text and cut.num_prompt_tokens == whole.num_prompt_tokens

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mlx.processing.stop import StopMatcher
+from vllm_mlx.processing.stop import StopMatcher, _Search
 
 
 def run(pieces: list[str], stop: list[str], **options: bool) -> tuple[str, str | None]:
@@ -63,3 +63,20 @@ def test_only_what_may_become_a_match_is_held_back() -> None:
 
 def test_match_is_shown_on_request() -> None:
     assert run(list("a STOP b"), ["STOP"], include_match=True) == ("a STOP", "STOP")
+
+
+def test_a_stop_string_that_nearly_matches_everywhere_takes_linear_time() -> None:
+    """Each step of the search is counted: there are at most two for each character."""
+    search = _Search("a" * 500 + "z")
+    steps = 0
+
+    class Counted(str):
+        def __getitem__(self, index: object) -> str:  # type: ignore[override]
+            nonlocal steps
+            steps += 1
+            return super().__getitem__(index)  # type: ignore[index]
+
+    search.stop = Counted(search.stop)
+    text = ("a" * 499 + "b") * 20
+    assert search.feed(text) is None
+    assert steps <= 3 * len(text)

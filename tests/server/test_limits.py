@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from vllm_mlx.api.text import MAX_DEPTH, is_deeper
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.limits import RequestLimits
 from vllm_mlx.core.request import Request
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.connection import ConnectionLimits
-from vllm_mlx.server.json_bytes import MAX_DEPTH, is_deeper
 from vllm_mlx.server.limits import BODIES
 from vllm_mlx.server.rates import RateLimit
 

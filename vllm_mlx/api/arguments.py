@@ -1,9 +1,8 @@
 """Arguments of a tool call, as templates and clients read them. Knows no protocol."""
 
-import json
 from typing import Any
 
-from .text import well_formed, well_formed_json
+from .text import json_in
 
 RAW_ARGUMENTS = "_raw"
 
@@ -15,17 +14,17 @@ def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
     nothing at all is an empty dict.
     """
     if isinstance(text, dict):
-        return dict(well_formed_json(text))
+        return text
     if text is None or not text.strip():
         return {}
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_in(text)
+    except ValueError:
         value = text
     match value:
         case dict():
-            return dict(well_formed_json(value))
+            return value
         case None:
             return {}
         case _:
-            return {RAW_ARGUMENTS: well_formed(text)}
+            return {RAW_ARGUMENTS: text}

@@ -1,6 +1,5 @@
 """What a client says a reply must look like → core guides. Knows no protocol's envelope."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -16,7 +15,7 @@ from ..core.guide import (
     StructuralTag,
     TagStructure,
 )
-from .text import well_formed, well_formed_json
+from .text import json_in
 
 ANY_OBJECT = JsonSchema({"type": "object"})
 _NOTHING_DONE = ("disable_fallback", "disable_any_whitespace")  # there is no fallback, and white space is bounded
@@ -108,16 +107,13 @@ def _json(value: Any, path: str) -> JsonSchema:
     schema = _parsed(value, path)
     if not isinstance(schema, Mapping | bool):
         _fail(path, "a JSON schema: an object, true or false")
-    try:
-        return JsonSchema(well_formed_json(schema))
-    except RecursionError as error:
-        raise InvalidParameter(f"`{path}` is nested too deeply.", param=path) from error
+    return JsonSchema(schema)
 
 
 def _structural_tag(value: Any, path: str) -> StructuralTag | StructuralFormat:
     """In either of its two forms."""
     if isinstance(value, Mapping) and isinstance(value.get("format"), Mapping):
-        return StructuralFormat(well_formed_json(value["format"]))
+        return StructuralFormat(value["format"])
     if not isinstance(value, Mapping) or not isinstance(value.get("structures"), list):
         raise InvalidParameter(
             f"`{path}` must hold a `format`, or `structures`, each of `begin`, `schema` and `end`, and `triggers`.",
@@ -144,15 +140,15 @@ def _parsed(value: Any, path: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return json_in(value)
+    except ValueError as error:
         raise InvalidParameter(f"`{path}` is no JSON: {error}", param=path) from error
 
 
 def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
         _fail(path, "a text")
-    return well_formed(value)
+    return value
 
 
 def _fail(path: str, wanted: str) -> NoReturn:

@@ -3,7 +3,6 @@
 from typing import Literal
 
 from ..core.messages import ImagePart
-from .text import well_formed
 
 Detail = Literal["auto", "low", "high", "original"]
 LOW_DETAIL_SIDE = 512  # pixels
@@ -11,4 +10,4 @@ LOW_DETAIL_SIDE = 512  # pixels
 
 def decode_image(url: str, detail: Detail | None, *, param: str) -> ImagePart:
     """`low`: shrunk to fit a square of `LOW_DETAIL_SIDE`. Otherwise the model's own processor sets the size."""
-    return ImagePart(well_formed(url), max_side=LOW_DETAIL_SIDE if detail == "low" else None, param=param)
+    return ImagePart(url, max_side=LOW_DETAIL_SIDE if detail == "low" else None, param=param)

@@ -1,7 +1,14 @@
-"""Text as tokenizers can take it: JSON may carry half a surrogate pair, where a client cut a string inside an emoji."""
+"""Well-formed text, and the JSON that a text holds.
+
+A client that cuts a string inside an emoji sends half a surrogate pair, which no tokenizer takes. It is replaced where
+texts come in: the server does it when it parses a body, the Python API with its arguments. Inside, texts are trusted.
+"""
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+MAX_DEPTH = 128  # of objects and lists in each other: what walks over them recurses
 
 
 def well_formed(text: str) -> str:
@@ -16,7 +23,35 @@ def well_formed(text: str) -> str:
 
 
 def well_formed_json(value: Any) -> Any:
-    """The same for every string inside a JSON value, which is returned as it is if it needs nothing."""
-    text = json.dumps(value, ensure_ascii=False)
-    clean = well_formed(text)
-    return value if clean is text else json.loads(clean)
+    """The same for every text inside a JSON value, names of fields included. Anything else stays as it is."""
+    match value:
+        case str():
+            return well_formed(value)
+        case Mapping():
+            return {well_formed_json(name): well_formed_json(each) for name, each in value.items()}
+        case list() | tuple():
+            return [well_formed_json(each) for each in value]
+        case _:
+            return value
+
+
+def json_in(text: str) -> Any:
+    """The JSON value that a text holds. Raises ValueError for other texts, and for a value that nests too deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    if is_deeper(value, MAX_DEPTH):
+        raise ValueError("it nests too deep")
+    return well_formed_json(value) if r"\ud" in text or r"\uD" in text else value
+
+
+def is_deeper(value: Any, max_depth: int) -> bool:
+    """Level by level, so that this itself needs no stack."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        if not inside:
+            return False
+        level = [each for part in inside for each in part if isinstance(each, dict | list)]
+    return True

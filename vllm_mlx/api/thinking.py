@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.errors import InvalidParameter, Unsupported
-from .text import well_formed_json
+from ..core.request import check_budget
 
 # The renderer owns these: a request that set them would change what the other fields mean.
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -24,7 +24,7 @@ def decode_thinking(
     effort: str | None, template_kwargs: Mapping[str, Any] | None
 ) -> tuple[Literal["auto", "on", "off"], dict[str, Any]]:
     """An `enable_thinking` inside `chat_template_kwargs` goes before the effort; the template sees both."""
-    kwargs: dict[str, Any] = dict(well_formed_json(dict(template_kwargs or {})))
+    kwargs: dict[str, Any] = dict(template_kwargs or {})
     for name in RESERVED_TEMPLATE_KWARGS & kwargs.keys():
         raise Unsupported(
             f"`chat_template_kwargs.{name}` is not supported: use the request field of that meaning.",
@@ -53,10 +53,7 @@ def budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
         value = template_kwargs.get(name)
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < -1:
-            raise InvalidParameter(
-                f"`chat_template_kwargs.{name}` must be a non-negative integer or -1 for unlimited.",
-                param=f"chat_template_kwargs.{name}",
-            )
+        check_budget(value, f"chat_template_kwargs.{name}")
+        assert isinstance(value, int), "it was checked"
         return None if value == -1 else value
     return None

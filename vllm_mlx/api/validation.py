@@ -54,7 +54,7 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
     """Follows `loc` through the input, which leaves out the names that pydantic gives to branches of a union."""
     path, value = "", body
     loc = error["loc"]
-    for step, following in zip(loc, (*loc[1:], None), strict=True):
+    for step, following in zip(loc, (*loc, None)[1:], strict=True):
         if isinstance(step, int) and isinstance(value, list) and step < len(value):
             path, value = f"{path}[{step}]", value[step]
         elif isinstance(step, str) and isinstance(value, dict) and step in value:

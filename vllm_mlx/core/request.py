@@ -1,7 +1,7 @@
 """What a client asked for, whichever protocol carried it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +12,10 @@ from .messages import Message, ToolChoice, ToolSpec
 
 MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024  # characters: it is part of many keys
+MAX_INTEGER = 2**63 - 1
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1_000  # of one stop string
+MAX_STOP_TOKEN_IDS = 1_000
 MAX_LOGIT_BIAS = 300
 
 
@@ -57,15 +60,14 @@ class SamplingParams:
         _check_range("min_tokens", self.min_tokens, 0, None)
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_number("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _check_number("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
         for token_id in self.stop_token_ids:
             _check_range("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias[{token_id}]", bias, -100, 100)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParameter(f"`stop` takes at most {MAX_STOP_STRINGS} strings.", param="stop")
-        if any(not text for text in self.stop):
-            raise InvalidParameter("`stop` must not contain an empty string.", param="stop")
-        _check_budget(self.thinking_token_budget)
+        check_stop("stop", self.stop)
+        check_budget(self.thinking_token_budget, "thinking_token_budget")
         if self.guide is not None and self.ignore_eos:
             raise InvalidParameter(
                 f"`ignore_eos` does not go with `{self.guide.param}`: a guided reply ends where it is complete.",
@@ -78,12 +80,25 @@ class SamplingParams:
             )
 
 
-def _check_budget(budget: Any) -> None:
-    if budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and budget >= -1):
+def check_stop(name: str, stop: Sequence[str]) -> None:
+    """Raises InvalidParameter, naming the field, for stop strings beyond a bound."""
+    _check_number(name, stop, MAX_STOP_STRINGS)
+    if not all(stop):
+        raise InvalidParameter(f"`{name}` must not contain an empty string.", param=name)
+    if any(len(text) > MAX_STOP_CHARS for text in stop):
+        raise InvalidParameter(f"`{name}` takes strings of at most {MAX_STOP_CHARS} characters.", param=name)
+
+
+def check_budget(budget: Any, name: str) -> None:
+    """Raises InvalidParameter, naming the field, for what is no number of tokens. -1: no bound."""
+    if budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and -1 <= budget <= MAX_INTEGER):
         return
-    raise InvalidParameter(
-        "`thinking_token_budget` must be a non-negative integer or -1 for unlimited.", param="thinking_token_budget"
-    )
+    raise InvalidParameter(f"`{name}` must be a non-negative integer or -1 for unlimited.", param=name)
+
+
+def _check_number(name: str, items: Sized, most: int) -> None:
+    if len(items) > most:
+        raise InvalidParameter(f"`{name}` takes at most {most} entries, got {len(items)}.", param=name)
 
 
 def _check_range(
@@ -91,7 +106,9 @@ def _check_range(
 ) -> None:
     if value is None:
         return
-    if not math.isfinite(value):
+    if isinstance(value, int):
+        high = MAX_INTEGER if high is None else high
+    elif not math.isfinite(value):
         raise InvalidParameter(f"`{name}` must be a finite number.", param=name)
     if low is not None and (value <= low if open_low else value < low):
         raise InvalidParameter(

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from ..api.text import MAX_DEPTH, is_deeper
 from ..core.errors import InvalidParameter
 
 LARGE_BYTES = 64 * 1024
-MAX_DEPTH = 128  # of objects and lists in each other: what walks over them recurses
 MAX_PARTS = 500_000
 MAX_VALUES = 2_000_000  # enough for a million token ids
 MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
@@ -44,17 +44,6 @@ def read_json(text: bytes) -> Any:
     if is_deeper(value, MAX_DEPTH):
         raise _refusal(_DEEP)
     return value
-
-
-def is_deeper(value: Any, max_depth: int) -> bool:
-    """Level by level, so that this itself needs no stack."""
-    level = [value]
-    for _ in range(max_depth + 1):
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        if not inside:
-            return False
-        level = [each for part in inside for each in part if isinstance(each, dict | list)]
-    return True
 
 
 def _parse(text: bytes) -> Any:

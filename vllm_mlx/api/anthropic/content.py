@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from ...core.errors import Unsupported, shown
 from ...core.messages import ImagePart, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..sealed import unseal
-from ..text import well_formed, well_formed_json
 from .schema import (
     AssistantMessage,
     Base64Source,
@@ -42,7 +41,7 @@ ShownBlock = (
 def decode_shown(content: str | Sequence[ShownBlock], tools: Toolbox, path: str) -> tuple[Shown, ...]:
     """A string is one text block."""
     if isinstance(content, str):
-        return (TextPart(well_formed(content)),)
+        return (TextPart(content),)
     return tuple(
         part for number, block in enumerate(content) for part in decode_block(block, tools, f"{path}[{number}]")
     )
@@ -51,14 +50,14 @@ def decode_shown(content: str | Sequence[ShownBlock], tools: Toolbox, path: str)
 def decode_block(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
     match block:
         case TextBlock(text=text):
-            return (TextPart(well_formed(text)),)
+            return (TextPart(text),)
         case ImageBlock():
             return (_image(block, path),)
         case DocumentBlock():
             return _document(block, tools, path)
         case SearchResultBlock():
             texts = [block.title, block.source, *(each.text for each in block.content)]
-            return (TextPart(well_formed("\n".join(texts))),)
+            return (TextPart("\n".join(texts)),)
         case ToolReferenceBlock(tool_name=name):
             return (TextPart(tools.introduce(name)),)
         case ToolAdditionBlock(tool=change):
@@ -76,21 +75,21 @@ def decode_result(block: ToolResultBlock, names: dict[str, str], tools: Toolbox,
 
 def decode_assistant(message: AssistantMessage) -> tuple[Part, ...]:
     if isinstance(message.content, str):
-        return (TextPart(well_formed(message.content)),)
+        return (TextPart(message.content),)
     parts: list[Part] = []
     for block in message.content:
         match block:
             case TextBlock(text=text):
-                parts.append(TextPart(well_formed(text)))
+                parts.append(TextPart(text))
             case ThinkingBlock():
                 thinking = block.thinking or unseal(block.signature or "")
                 if thinking:
-                    parts.append(ReasoningPart(well_formed(thinking)))
+                    parts.append(ReasoningPart(thinking))
             case RedactedThinkingBlock():
                 pass  # only its maker can read it
             case ToolUseBlock(id=call_id, name=name, input=arguments):
-                arguments = dict(well_formed_json(arguments or {}))
-                parts.append(ToolCallPart(decode_call_id(call_id), well_formed(name), arguments))
+                arguments = dict(arguments or {})
+                parts.append(ToolCallPart(decode_call_id(call_id), name, arguments))
     return tuple(parts)
 
 
@@ -111,19 +110,19 @@ def decode_call_id(call_id: str) -> str:
 def _image(block: ImageBlock, path: str) -> ImagePart:
     match block.source:
         case Base64Source(media_type=media_type, data=data):
-            return ImagePart(well_formed(f"data:{media_type};base64,{data}"), param=f"{path}.source")
+            return ImagePart(f"data:{media_type};base64,{data}", param=f"{path}.source")
         case URLSource(url=url):
-            return ImagePart(well_formed(url), param=f"{path}.source")
+            return ImagePart(url, param=f"{path}.source")
         case FileSource():
             raise _no_files(path)
 
 
 def _document(block: DocumentBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
     head = "\n".join(filter(None, (block.title, block.context)))
-    heading = (TextPart(well_formed(head)),) if head else ()
+    heading = (TextPart(head),) if head else ()
     match block.source:
         case TextSource(data=text):
-            return (*heading, TextPart(well_formed(text)))
+            return (*heading, TextPart(text))
         case ContentSource(content=content):
             return (*heading, *decode_shown(content, tools, f"{path}.source.content"))
         case Base64Source(media_type=media_type):

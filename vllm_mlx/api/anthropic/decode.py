@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...core.errors import InvalidParameter, Unsupported
+from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.guide import Guide
 from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
-from ...core.request import MAX_STOP_STRINGS, Request, SamplingParams
+from ...core.request import Request, SamplingParams, check_stop
 from ...processing.quirks import without_client_marks
 from ..guides import decode_format, one_guide
 from .content import decode_assistant, decode_block, decode_result, decode_shown
@@ -151,7 +151,7 @@ def _check_budget(body: MessagesBody) -> None:
     budget = body.thinking.budget_tokens
     if budget < MIN_BUDGET_TOKENS:
         raise InvalidParameter(
-            f"`thinking.budget_tokens` must be at least {MIN_BUDGET_TOKENS}, got {budget}.",
+            f"`thinking.budget_tokens` must be at least {MIN_BUDGET_TOKENS}, got {shown(str(budget))}.",
             param="thinking.budget_tokens",
         )
     if budget >= body.max_tokens:
@@ -190,8 +190,5 @@ def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
 
 
 def _stop(sequences: Sequence[str]) -> tuple[str, ...]:
-    if any(not text for text in sequences):
-        raise InvalidParameter("`stop_sequences` must not contain an empty string.", param="stop_sequences")
-    if len(sequences) > MAX_STOP_STRINGS:
-        raise InvalidParameter(f"`stop_sequences` takes at most {MAX_STOP_STRINGS} strings.", param="stop_sequences")
+    check_stop("stop_sequences", sequences)
     return tuple(sequences)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from ...core.errors import InvalidParameter
 from ...core.messages import ToolChoice, ToolSpec
-from ..text import well_formed, well_formed_json
 from .schema import ToolChange, WireTool, WireToolChoice
 
 # Anthropic runs these on its own servers; a model here could call them only in vain.
@@ -27,9 +26,9 @@ class Toolbox:
 
     def introduce(self, name: str) -> str:
         """What stands where the conversation brings a tool in: its definition, as templates list tools."""
-        spec = self._by_name.get(well_formed(name))
+        spec = self._by_name.get(name)
         if spec is None:
-            return f"The tool {well_formed(name)} is not available."
+            return f"The tool {name} is not available."
         return json.dumps(spec.to_openai(), ensure_ascii=False)
 
     def add(self, change: ToolChange, path: str) -> str:
@@ -40,7 +39,7 @@ class Toolbox:
         return self.introduce(_name(change, path))
 
     def remove(self, change: ToolChange, path: str) -> str:
-        return f"The tool {well_formed(_name(change, path))} is no longer available."
+        return f"The tool {_name(change, path)} is no longer available."
 
 
 def decode_tool_choice(choice: WireToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
@@ -54,9 +53,9 @@ def decode_tool_choice(choice: WireToolChoice | None, tools: Toolbox) -> tuple[T
                 raise InvalidParameter("`tool_choice` 'any' needs `tools`.", param="tool_choice")
             return ToolChoice("required"), most
         case "tool":
-            if well_formed(choice.name or "") not in {spec.name for spec in (*tools.listed, *tools.deferred)}:
+            if choice.name not in {spec.name for spec in (*tools.listed, *tools.deferred)}:
                 raise InvalidParameter("`tool_choice.name` names none of the `tools`.", param="tool_choice.name")
-            return ToolChoice("required", well_formed(choice.name or "")), most
+            return ToolChoice("required", choice.name), most
         case mode:
             return ToolChoice(mode), most
 
@@ -67,9 +66,9 @@ def _spec(tool: WireTool, path: str) -> ToolSpec:
     if tool.input_schema is None and (tool.type or "custom") == "custom":
         raise InvalidParameter(f"`{path}.input_schema` is required.", param=f"{path}.input_schema")
     return ToolSpec(
-        name=well_formed(tool.name),
-        description=None if tool.description is None else well_formed(tool.description),
-        parameters=well_formed_json(tool.input_schema),
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
         strict=bool(tool.strict),
         param=f"{path}.input_schema",
     )

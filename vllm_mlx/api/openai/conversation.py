@@ -17,7 +17,6 @@ from ...core.messages import (
 from ..arguments import decode_arguments
 from ..extras import check_extras
 from ..images import decode_image
-from ..text import well_formed, well_formed_json
 from .fields import (
     MESSAGE_FIELDS,
     NO_FIELDS,
@@ -77,9 +76,9 @@ def decode_tools(tools: Iterable[WireTool]) -> tuple[ToolSpec, ...]:
         check_extras(function, NO_FIELDS, f"{path}function.")
         specs.append(
             ToolSpec(
-                name=well_formed(function.name),
-                description=None if function.description is None else well_formed(function.description),
-                parameters=well_formed_json(function.parameters),
+                name=function.name,
+                description=function.description,
+                parameters=function.parameters,
                 strict=bool(function.strict),
                 param=f"{path}function.parameters",
             )
@@ -88,14 +87,14 @@ def decode_tools(tools: Iterable[WireTool]) -> tuple[ToolSpec, ...]:
 
 
 def _message(role: Any, parts: Sequence[Part], name: str | None) -> Message:
-    return Message(role, tuple(parts), None if name is None else well_formed(name))
+    return Message(role, tuple(parts), name)
 
 
 def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[ShownPart, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
-        return (TextPart(well_formed(content)),)
+        return (TextPart(content),)
     return tuple(_part(part, f"{path}content[{number}].") for number, part in enumerate(content))
 
 
@@ -103,7 +102,7 @@ def _part(part: AnyPart, path: str) -> ShownPart:
     check_extras(part, PART_FIELDS, path)
     match part:
         case WireText(text=text) | WireRefusal(refusal=text):
-            return TextPart(well_formed(text))
+            return TextPart(text)
         case WireImage(image_url=image):
             return _image(image, path)
         case WireVideo():
@@ -125,9 +124,9 @@ def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:
     parts: list[Part] = []
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
-        parts.append(ReasoningPart(well_formed(reasoning)))
+        parts.append(ReasoningPart(reasoning))
     if message.content is None and message.refusal:
-        parts.append(TextPart(well_formed(message.refusal)))
+        parts.append(TextPart(message.refusal))
     return [*parts, *_parts(message.content, path)]
 
 

@@ -13,7 +13,6 @@ from ...processing.quirks import without_client_marks
 from ..extras import check_extras
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..reasoning import ReasoningMode
-from ..text import well_formed
 from ..thinking import budget_in, decode_thinking
 from .conversation import decode_messages, decode_tools
 from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS
@@ -194,12 +193,12 @@ def _include_usage(body: GenerationBody) -> bool:
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
     """One text, several texts, one list of ids, several lists of ids."""
     if isinstance(prompt, str):
-        return [well_formed(prompt)]
+        return [prompt]
     if not prompt:
         raise InvalidParameter("`prompt` must not be empty.", param="prompt")
     if isinstance(prompt[0], int):
         return [tuple(_token_ids(prompt))]
-    return [well_formed(each) if isinstance(each, str) else tuple(_token_ids(each)) for each in prompt]
+    return [each if isinstance(each, str) else tuple(_token_ids(each)) for each in prompt]
 
 
 def _token_ids(ids: Any) -> list[int]:

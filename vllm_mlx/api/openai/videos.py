@@ -6,7 +6,6 @@ from ...core.messages import MediaPart, VideoPart
 from ...core.request import Request
 from ...processing.images.parts import media_parts, replace_media
 from ..extras import check_extras
-from ..text import well_formed
 from .fields import NO_FIELDS
 from .schema import WireFrames, WireProcessorOptions, WireVideo
 
@@ -15,13 +14,13 @@ def decode_video(part: WireVideo, path: str) -> VideoPart:
     """The address may stand where the object with the address belongs, as for images."""
     video = part.video_url
     if isinstance(video, str):
-        return VideoPart(well_formed(video), fps=part.fps, param=f"{path}video_url")
+        return VideoPart(video, fps=part.fps, param=f"{path}video_url")
     check_extras(video, NO_FIELDS, f"{path}video_url.")
-    return VideoPart(well_formed(video.url), fps=part.fps, param=f"{path}video_url")
+    return VideoPart(video.url, fps=part.fps, param=f"{path}video_url")
 
 
 def decode_frames(part: WireFrames, path: str) -> VideoPart:
-    return VideoPart(tuple(map(well_formed, part.video)), fps=part.fps, param=f"{path}video")
+    return VideoPart(tuple(part.video), fps=part.fps, param=f"{path}video")
 
 
 def with_options(request: Request, options: WireProcessorOptions | None) -> Request:

@@ -10,7 +10,6 @@ from ...core.request import Request, SamplingParams
 from ...processing.quirks import without_client_marks
 from ..extras import Refused, check_extras
 from ..guides import decode_format
-from ..text import well_formed
 from ..thinking import budget_in, decode_thinking
 from .fields import BODY_FIELDS, INCLUDED
 from .items import decode_items
@@ -97,7 +96,7 @@ def _messages(body: ResponsesBody, items: Sequence[WireItem]) -> tuple[Message, 
     """`instructions` are this request's own: those of earlier responses are not repeated."""
     messages = decode_items(items)
     if body.instructions:
-        messages.insert(0, Message("system", (TextPart(well_formed(body.instructions)),)))
+        messages.insert(0, Message("system", (TextPart(body.instructions),)))
     if not messages:
         raise InvalidParameter("`input` must not be empty.", param="input")
     return without_client_marks(messages)

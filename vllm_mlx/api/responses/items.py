@@ -17,7 +17,6 @@ from ...core.messages import (
 from ..arguments import decode_arguments
 from ..images import decode_image
 from ..sealed import unseal
-from ..text import well_formed
 from .fields import SKIPPED_ITEMS
 from .schema import (
     CallOutputItem,
@@ -83,8 +82,8 @@ class _Conversation:
         return self._messages
 
     def _call(self, call_id: str, name: str, arguments: str | dict[str, Any] | None) -> None:
-        self._names[call_id] = well_formed(name)
-        self._reply.append(ToolCallPart(call_id, well_formed(name), decode_arguments(arguments)))
+        self._names[call_id] = name
+        self._reply.append(ToolCallPart(call_id, name, decode_arguments(arguments)))
 
     def _append(self, message: Message) -> None:
         self._flush()
@@ -100,19 +99,19 @@ def _reasoning(item: ReasoningItem) -> list[Part]:
     """The text itself, else what we packed it into, else its summary, which from this server is the text too."""
     text = "".join(part.text for part in item.content or ())
     text = text or unseal(item.encrypted_content or "") or "\n".join(part.text for part in item.summary or ())
-    return [ReasoningPart(well_formed(text))] if text else []
+    return [ReasoningPart(text)] if text else []
 
 
 def _parts(content: str | Sequence[WirePart], path: str) -> tuple[TextPart | ImagePart, ...]:
     if isinstance(content, str):
-        return (TextPart(well_formed(content)),)
+        return (TextPart(content),)
     return tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
 
 
 def _part(part: WirePart, path: str) -> TextPart | ImagePart:
     match part:
         case InputText(text=text) | RefusalPart(refusal=text):
-            return TextPart(well_formed(text))
+            return TextPart(text)
         case InputImage(image_url=str(url), file_id=None, detail=detail):
             return decode_image(url, detail, param=f"{path}.image_url")
         case InputImage() | InputFile():

@@ -37,7 +37,9 @@ def stored(decoded: DecodedResponse, reply: ResponseReply, previous_id: str | No
     items: list[dict[str, Any]] = []
     for number, item in enumerate(decoded.items):
         given = item.model_dump(exclude_unset=True)
-        items.append({"id": f"in_{unique}{number:04}", **given, "type": item.type})
+        if not isinstance(given.get("id"), str):
+            given["id"] = f"in_{unique}{number:04}"
+        items.append({"id": given["id"], **given, "type": item.type})
     num_bytes = len(reply.to_json()) + sum(map(_num_bytes, items))
     return StoredResponse(reply=reply, input=tuple(items), previous_id=previous_id, num_bytes=num_bytes)
 
@@ -66,7 +68,7 @@ def item_list(
     """One page. An `after` that names no item starts from the first."""
     ordered = list(reversed(items)) if newest_first else list(items)
     ids = [item["id"] for item in ordered]
-    start = ids.index(after) + 1 if after in ids else 0
+    start = ids.index(after) + 1 if after is not None and after in ids else 0
     page = [dict(item) for item in ordered[start : start + limit]]
     return InputItemList(
         object="list",

@@ -6,7 +6,6 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import ToolChoice, ToolSpec
-from ..text import well_formed, well_formed_json
 from .schema import WireTool, WireToolChoice
 
 SEPARATOR = "__"
@@ -54,9 +53,9 @@ def decode_tool_choice(choice: str | WireToolChoice | None, tools: Sequence[Tool
         case "required":
             return ToolChoice("required")
         case WireToolChoice(type="function" | "custom", name=str(name)):
-            if well_formed(name) not in {tool.name for tool in tools}:
+            if name not in {tool.name for tool in tools}:
                 raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
-            return ToolChoice("required", well_formed(name))
+            return ToolChoice("required", name)
         case WireToolChoice(type=kind):
             raise Unsupported(
                 f"`tool_choice` of type '{shown(kind)}' is not supported. Name a function, or use 'required'.",
@@ -88,9 +87,9 @@ def _custom(tool: WireTool, path: str) -> ToolSpec:
         case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
             text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
     return ToolSpec(
-        name=well_formed(tool.name),
-        description=None if tool.description is None else well_formed(tool.description),
-        parameters=well_formed_json({"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}),
+        name=tool.name,
+        description=tool.description,
+        parameters={"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]},
         param=f"{path}.format",
     )
 
@@ -99,9 +98,9 @@ def _spec(tool: WireTool, namespace: str | None, path: str) -> ToolSpec:
     if not tool.name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     return ToolSpec(
-        name=well_formed(flat_name(namespace, tool.name)),
-        description=None if tool.description is None else well_formed(tool.description),
-        parameters=well_formed_json(tool.parameters),
+        name=flat_name(namespace, tool.name),
+        description=tool.description,
+        parameters=tool.parameters,
         strict=bool(tool.strict),
         param=f"{path}.parameters",
     )
