@@ -10,6 +10,7 @@ from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.demo import demo_path
+from vllm_mlx.processing.next_turn import _absent
 from vllm_mlx.processing.prefix import common_prefix
 from vllm_mlx.processing.processor import Processor
 from vllm_mlx.processing.reply import Reply
@@ -122,3 +123,29 @@ def test_completions_keep_everything(processor_with) -> None:
     assert processor.kept_tokens(prepared, reply) == len(prepared.prompt.token_ids) + 3
     processor.remember(prepared, reply)
     assert len(processor.replies) == 0
+
+
+class Watched(str):
+    """A text that counts how often it is searched."""
+
+    num_searches = 0
+
+    def __contains__(self, text: object) -> bool:
+        self.num_searches += 1
+        return super().__contains__(text)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("",),
+        ("sentinel", "sentinel0"),
+        (" ".join(f"sentinel{number}" for number in range(16_000)), "sentinel000 sentinel0001"),
+        ("sentinelsentinel00sentinel",),
+    ],
+)
+def test_a_sentinel_is_found_at_once_and_stands_nowhere(texts: tuple[str, ...]) -> None:
+    watched = tuple(map(Watched, texts))
+    sentinel = _absent(*watched)
+    assert all(sentinel not in text for text in texts)
+    assert sum(text.num_searches for text in watched) <= len(texts)

@@ -1,5 +1,6 @@
 """What altered a prompt that should have extended the last one, and in which message that shows."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,3 +176,13 @@ def test_the_earlier_prompts_of_a_conversation_go_first(processor_with, monkeypa
         session.answer(CALL)
         session.give_results("more")
     assert other.prepare().compared.last is not None
+
+
+@pytest.mark.parametrize("char", ["a", "é", "東", "🙂"])
+def test_the_text_of_a_prompt_counts_in_bytes(processor_with, char: str) -> None:
+    processor = processor_with("keeps reasoning")
+    session = Session(processor, messages=(user(char * 20_000),))
+    session.answer("Done.<|im_end|>")
+    held = processor._changes._held
+    [prompt] = held.prompts
+    assert held.num_bytes >= sys.getsizeof(prompt.text) + sys.getsizeof(prompt.token_ids)

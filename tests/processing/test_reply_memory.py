@@ -1,19 +1,23 @@
 """Remembered replies: found in conversations, chained, bounded, shared by threads."""
 
+import gc
 import random
+import sys
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
-from vllm_mlx.core.messages import ImagePart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.processing.conversation_key import TextDigest, first_key, next_key
 from vllm_mlx.processing.reply import Reply
 from vllm_mlx.processing.reply_memory import Remembered, ReplyMemory
+from vllm_mlx.processing.tokenizer import Tokenizer
 
-from .turns import user
+from .turns import Session, letter_by_letter, make_processor, user
 
 
 def said(text: str, *more: ReasoningPart | ToolCallPart) -> Message:
@@ -39,7 +43,7 @@ def entry_after(
         base_chars=0 if base is None else base.text_length + 1,
         base_tokens=base_tokens,
         tail=array("I", range(base_tokens, base_tokens + num_ids)),
-        reply=Reply(message=reply, token_ids=tuple(range(base_tokens + num_ids, base_tokens + num_ids + 3))),
+        reply=Reply(message=reply, token_ids=array("I", range(base_tokens + num_ids, base_tokens + num_ids + 3))),
     )
 
 
@@ -198,3 +202,42 @@ def test_threads_share_it() -> None:
         for done in [pool.submit(work, name) for name in "abcd"]:
             done.result()
     assert memory.num_bytes == sum(entry.num_bytes for entry in memory._recency)
+
+
+def taken(value: object) -> int:
+    """Bytes of all objects that are reached from it, each once; types and modules are not its own."""
+    seen: dict[int, object] = {}
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen and not isinstance(each, type | ModuleType):
+            seen[id(each)] = each
+            waiting += gc.get_referents(each)
+    return sum(map(sys.getsizeof, seen.values()))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (TextPart("a" * 50_000),),
+        (TextPart("é" * 50_000),),
+        (ReasoningPart("東" * 50_000), TextPart("🙂" * 50_000)),
+        (ToolCallPart("c", "f", {"a": [[] for _ in range(5_000)]}),),
+        (ToolCallPart("c", "f", {str(number): {"x": number + 0.5} for number in range(5_000)}),),
+        (ToolCallPart("c", "f", {"a": [f"{number}" for number in range(5_000)]}),),
+    ],
+)
+def test_what_an_entry_takes_is_counted_as_it_is(parts: tuple[Part, ...]) -> None:
+    entry = entry_after((), Message("assistant", parts), num_ids=50_000)
+    entry = replace(entry, reply=replace(entry.reply, token_ids=array("I", range(60_000))))
+    assert taken(entry) <= entry.num_bytes <= 1.5 * taken(entry)
+
+
+def test_a_remembered_reply_holds_its_ids_as_numbers_of_four_bytes(qwen: Tokenizer) -> None:
+    processor = make_processor(qwen)
+    session = Session(processor, messages=(user("hi"),), encode=letter_by_letter)
+    turn = session.answer("a" * 20_000 + "<|im_end|>")
+    [entry] = processor.replies._recency
+    assert list(entry.reply.token_ids) == list(turn.reply.token_ids)
+    assert taken(entry.reply.token_ids) <= 4 * len(turn.reply.token_ids) + 200
+    assert processor.replies.num_bytes >= taken(entry)

@@ -140,6 +140,8 @@ def _entry(prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> Remem
         base_tokens=num_base,
         tail=array("I", prompt.token_ids[num_base:]),
         marks=prompt.marks,
-        reply=replace(reply, message=whole_message(prompt.request, reply.message)),
+        reply=replace(
+            reply, message=whole_message(prompt.request, reply.message), token_ids=array("I", reply.token_ids)
+        ),
         starts_in_reasoning=starts_in_reasoning,
     )

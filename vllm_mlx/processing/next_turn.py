@@ -1,10 +1,14 @@
 """What a next turn will contain of a prompt and its reply. Asks the template by rendering; keeps nothing."""
 
+import re
+
 from ..core.config import CacheReasoning
 from ..core.errors import TemplateError
 from .chat import ChatPrompt, ChatPrompts, whole_message
 from .probes import after_reply
 from .reply import Reply
+
+_SENTINEL = re.compile("sentinel(0*)")
 
 
 class NextTurn:
@@ -38,8 +42,6 @@ class NextTurn:
 
 
 def _absent(*texts: str) -> str:
-    """A text that occurs in none of these."""
-    number = 0
-    while any(f"sentinel{number}" in text for text in texts):
-        number += 1
-    return f"sentinel{number}"
+    """A text that occurs in none of these: one more zero than stand behind its word anywhere in them."""
+    runs = (found.group(1) for text in texts for found in _SENTINEL.finditer(text))
+    return "sentinel" + "0" * (max(map(len, runs), default=0) + 1)

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from sys import getsizeof
 
 from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ..core.prompt_change import ChangeCause, PromptChange
@@ -20,6 +21,8 @@ from .reply import Reply
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20
+_FIXED_BYTES = 1024  # of one prompt: its objects and its places in the dictionaries
+_DIGEST_BYTES = 64  # as an object, and its place in a tuple
 _WINDOW = 64  # tokens
 _LEAST_SHARED = 0.5  # of an earlier prompt's messages, for a reply of text alone to be that prompt's
 
@@ -36,7 +39,8 @@ class _Prompt:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.text) + self.token_ids.itemsize * len(self.token_ids) + 16 * len(self.messages)
+        digests = _DIGEST_BYTES * (len(self.messages) + len(self.keys))
+        return _FIXED_BYTES + getsizeof(self.text) + getsizeof(self.token_ids) + digests
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """One reply as the model wrote it: its message and its ids. Knows no prompt and no template."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ _MAX_DEPTH = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     message: Message  # arguments in the order in which they were written
-    token_ids: tuple[int, ...]  # all that were sampled until the reply ended, its stop token included
+    token_ids: Sequence[int]  # all that were sampled until the reply ended, its stop token included
     is_whole: bool = True  # every call in it was closed and can be read
 
     @property

@@ -1,13 +1,14 @@
 """Replies given, found again in the conversations that contain them. Knows messages and ids, no template."""
 
-import json
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
+from typing import Any
 
-from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
+from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from .conversation_key import TextDigest, first_key, next_key
 from .declared import Declared, declared_arguments
 from .echo import calls_of, is_echo
@@ -16,7 +17,8 @@ from .reply import Reply
 MAX_REPLIES = 8192
 MAX_BYTES = 64 << 20
 _FIXED_BYTES = 2048  # of one entry: its objects, keys and digests
-_ID_BYTES = array("I").itemsize
+_MARK_BYTES = 128
+_PART_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -40,8 +42,8 @@ class Remembered:
 
     @property
     def num_bytes(self) -> int:
-        num_ids = len(self.tail) + 2 * len(self.reply.token_ids)
-        return _FIXED_BYTES + num_ids * _ID_BYTES + _text_bytes(self.reply.message)
+        own = _FIXED_BYTES + _MARK_BYTES * len(self.marks) + getsizeof(self.tail)
+        return own + getsizeof(self.reply.token_ids) + sum(map(_part_bytes, self.reply.message.parts))
 
     def token_ids(self, end: int) -> list[int]:
         """The first `end` ids of prompt + reply."""
@@ -191,15 +193,24 @@ def _without_base(entry: Remembered, prompt_token_ids: Sequence[int]) -> Remembe
     )
 
 
-def _text_bytes(message: Message) -> int:
-    """About what the message holds: four bytes a character, and its JSON twice over for objects."""
-    total = 0
-    for part in message.parts:
-        match part:
-            case TextPart(text) | ReasoningPart(text):
-                total += 4 * len(text)
-            case ToolCallPart(arguments=arguments):
-                total += 8 * len(json.dumps(arguments))
-            case _:
-                pass
+def _part_bytes(part: Part) -> int:
+    match part:
+        case TextPart(text) | ReasoningPart(text):
+            return _PART_BYTES + getsizeof(text)
+        case ToolCallPart(call_id, name, arguments):
+            return _PART_BYTES + getsizeof(call_id) + getsizeof(name) + _json_bytes(arguments)
+        case _:
+            return _PART_BYTES
+
+
+def _json_bytes(value: Any) -> int:
+    """The memory that a JSON value takes. What several values share is counted for each of them."""
+    total, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        total += getsizeof(each)
+        if isinstance(each, dict):
+            waiting += [*each, *each.values()]
+        elif isinstance(each, list):
+            waiting += each
     return total
