@@ -180,7 +180,7 @@ class Drawing:
     def _thoughts(self, chance: random.Random, num_bytes: int, path: str) -> tuple[str, Any]:
         """Sealed reasoning that unpacks to far more than it is."""
         assert self._protocol.thoughts is not None
-        word = _sealed(chance.choice([b"a", b"word ", b"\xff"]))
+        word = sealed_word(chance.choice([b"a", b"word ", b"\xff"]))
         num = max(1, num_bytes // len(word))
         return f"{num} sealed thoughts", self._on(path, self._protocol.thoughts(word, num))
 
@@ -189,7 +189,7 @@ class Drawing:
 
 
 @functools.cache
-def _sealed(unit: bytes) -> str:
+def sealed_word(unit: bytes) -> str:
     """Reasoning as this server packs it for clients that keep it."""
     return "vllm-mlx.1." + base64.urlsafe_b64encode(zlib.compress(unit * (PACK_BYTES // len(unit)))).decode()
 

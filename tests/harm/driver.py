@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from .heartbeat import Heartbeat, Seen
+from .heartbeat import PATIENCE_S, Heartbeat, Seen
 from .target import OTHER, Target
 from .vitals import Vitals
 from .wire import Outcome, Shot, fire
@@ -76,9 +76,10 @@ class ServerLost(Exception):
 class Driver:
     """Owns the heartbeat. One attack at a time."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: how long the other clients wait for an answer."""
         self.target = target
-        self._heart = Heartbeat(target.port, OTHER)
+        self._heart = Heartbeat(target.port, OTHER, patience_s=patience_s)
 
     def close(self) -> None:
         self._heart.close()

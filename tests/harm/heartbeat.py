@@ -43,10 +43,10 @@ class Seen:
 class Heartbeat:
     """The process, from the side of the driver."""
 
-    def __init__(self, port: int, key: str, *, chat_bytes: int = 0) -> None:
+    def __init__(self, port: int, key: str, *, chat_bytes: int = 0, patience_s: float = PATIENCE_S) -> None:
         """`chat_bytes`: so much longer are the bodies of the short chats."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harm.heartbeat", str(port), key, str(chat_bytes)],
+            [sys.executable, "-m", "tests.harm.heartbeat", str(port), key, str(chat_bytes), str(patience_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -79,8 +79,8 @@ class Heartbeat:
 class _Beats:
     """The clients, in the process of the heartbeat."""
 
-    def __init__(self, port: int, key: str, chat_bytes: int) -> None:
-        self._port, self._key = port, key
+    def __init__(self, port: int, key: str, chat_bytes: int, patience_s: float) -> None:
+        self._port, self._key, self._patience_s = port, key, patience_s
         self._short = {**SHORT, "metadata": {"padding": "x" * chat_bytes}}
         self._seen = Seen()
         self._stopped = asyncio.Event()
@@ -90,14 +90,14 @@ class _Beats:
         clients = {"health": self._look, "stream": self._stream, "chat": self._chat}
         tasks = [asyncio.create_task(self._fenced(clients[name])) for name in names]
         if "stream" in names:
-            await asyncio.wait({asyncio.create_task(self._streams.wait())}, timeout=PATIENCE_S)
+            await asyncio.wait({asyncio.create_task(self._streams.wait())}, timeout=self._patience_s)
         print("beats", flush=True)
         await stop()
         self._stopped.set()
-        _, late = await asyncio.wait(tasks, timeout=PATIENCE_S)
+        _, late = await asyncio.wait(tasks, timeout=self._patience_s)
         for task in late:
             task.cancel()
-            self._seen.faults.append(f"another client waited {PATIENCE_S:g} s for an answer")
+            self._seen.faults.append(f"another client waited {self._patience_s:g} s for an answer")
         return self._seen
 
     async def _fenced(self, client: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -177,7 +177,7 @@ class _Beats:
             self._seen.faults.append(what)
 
 
-async def _serve(port: int, key: str, chat_bytes: int) -> None:
+async def _serve(port: int, key: str, chat_bytes: int, patience_s: float) -> None:
     words = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
 
@@ -186,7 +186,7 @@ async def _serve(port: int, key: str, chat_bytes: int) -> None:
 
     while line := await words.readline():
         _, *names = line.decode().split()
-        print(json.dumps(vars(await _Beats(port, key, chat_bytes).until(names, rest))), flush=True)
+        print(json.dumps(vars(await _Beats(port, key, chat_bytes, patience_s).until(names, rest))), flush=True)
 
 
 def main() -> None:
@@ -194,8 +194,9 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("key")
     parser.add_argument("chat_bytes", type=int)
+    parser.add_argument("patience_s", type=float)
     options = parser.parse_args()
-    asyncio.run(_serve(options.port, options.key, options.chat_bytes))
+    asyncio.run(_serve(options.port, options.key, options.chat_bytes, options.patience_s))
 
 
 if __name__ == "__main__":

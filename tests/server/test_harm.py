@@ -1,0 +1,89 @@
+"""No request harms anybody else: a real server with two keys is attacked, beside other clients.
+
+Each class of attack that ever succeeded stands here with a request of it, and some are drawn for each protocol.
+`scripts/fuzz --what harm` draws on.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.harm.cases import Drawing
+from tests.harm.driver import Attack
+from tests.harm.fields import Document
+from tests.harm.gate import Gate, attack
+from tests.harm.media import blank_png
+from tests.harm.protocols import PROTOCOLS
+from tests.harm.target import ATTACKER
+from tests.harm.values import SURROGATE, repeated
+from tests.harm.wire import Shot, request
+
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = (PROTOCOLS[name].paths[0] for name in PROTOCOLS)
+SEEDS = range(1, 6)
+
+
+@pytest.fixture(scope="module")
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.close()
+
+
+@pytest.fixture(scope="module")
+def document(gate: Gate) -> Document:
+    return Document(gate.driver.target.get("/openapi.json").json())
+
+
+def chat(content: Any = "Hi", **fields: Any) -> Any:
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
+
+
+def response(**fields: Any) -> Any:
+    return {"input": "Hi", "max_output_tokens": 1, **fields}
+
+
+def frames(side: int, *others: str) -> Any:
+    return chat([{"type": "video", "video": [*[blank_png(side)] * 8, *others]}])
+
+
+ATTACKS: dict[str, Attack] = {
+    "a background response that cannot be echoed": attack(
+        RESPONSES, response(metadata={"k": SURROGATE}, background=True), num=3
+    ),
+    "wrong messages": attack(CHAT, {"messages": repeated(0, 500_000)}),
+    "wrong prompts": attack(COMPLETIONS, {"prompt": repeated({}, 500_000)}),
+    "wrong items": attack(RESPONSES, {"input": repeated(0, 500_000)}),
+    "wrong blocks": attack(MESSAGES, chat(repeated(0, 500_000))),
+    "small parts": attack(CHAT, chat(repeated({"type": "text", "text": ""}, 2_000_000))),
+    "an ignored field of small pieces": attack(CHAT, chat(prediction=repeated({}, 2_000_000))),
+    "frames of many pixels": attack(CHAT, frames(3500)),
+    "refused frames of many pixels": attack(CHAT, frames(3500, blank_png(64)), num=2),
+    "a video of commas": attack(
+        CHAT, chat([{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * 2_000_000}}])
+    ),
+    "texts far beyond the context": attack(COMPLETIONS, {"prompt": "the fox sees a river " * 200_000}, num=2),
+    "many biases": attack(CHAT, chat(logit_bias={str(at): 1.5 for at in range(100_000)}), num=4),
+    "a long stop string": attack(CHAT, chat(stop=["a" * 500_000 + "z"])),
+    "pipelined, and the client leaves": Attack(
+        CHAT,
+        CHAT,
+        (Shot((request(CHAT, b'{"messages":[{"role":"user","content":"Go."}],"max_tokens":3000,"ignore_eos":true}',
+                       ATTACKER) + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",), num_answers=0),),
+    ),
+    "pipelined without a key": Attack(
+        CHAT, CHAT, (Shot((b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000,), must_answer=False),)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_that_once_succeeded_harms_nobody(gate: Gate, name: str) -> None:
+    assert gate.faults(ATTACKS[name]) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_drawn_attacks_harm_nobody(gate: Gate, document: Document, protocol: str) -> None:
+    drawing = Drawing(protocol, document, most_bytes=30_000, is_huge=False)
+    cases = [drawing.draw(seed) for seed in SEEDS]
+    assert [(case.repeat, faults) for case in cases if (faults := gate.faults(case.attack))] == []
