@@ -6,20 +6,23 @@ from pathlib import Path
 import pytest
 
 from vllm_mlx.cli.keys import read_keys, refuse_open_door
+from vllm_mlx.cli.remote import find_server
+from vllm_mlx.cli.settings import flag_name
 from vllm_mlx.cli.sources import load_settings
 from vllm_mlx.core.errors import ConfigError
 
 
 def test_keys_of_flags_and_file_are_joined(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
-    file.write_text("# for the laptops\nfirst\n\n  second  \nfirst\n")
+    file.write_text("# for the laptops\nfirst\n\n  second  \nann:sk-a:b\n")
     file.chmod(0o600)
-    settings = load_settings({"api_key": ["third", "a,b"], "api_key_file": str(file)})
-    assert settings.api_keys == ("third", "a,b", "first", "second")
+    settings = load_settings({"api_key": ["third", "a,b", "first"], "api_key_file": str(file)})
+    assert settings.api_keys == ("third", "a,b", "first", "second", "sk-a:b")
+    assert [key.name for key in settings.keys] == ["key1", "key2", "key3", "key4", "ann"]
     assert not caplog.records
     file.chmod(0o644)
     with caplog.at_level(logging.WARNING):
-        assert read_keys(file) == ("first", "second", "first")
+        assert [line.secret for line in read_keys(file, "--api-key-file")] == ["first", "second", "sk-a:b"]
     assert "chmod 600" in caplog.text and "first" not in caplog.text
 
 
@@ -38,7 +41,68 @@ def test_a_file_without_keys_is_no_open_door(tmp_path: Path, content: bytes | No
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=words):
-        read_keys(file)
+        read_keys(file, "--api-key-file")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ann:s3cret\nben:s3cret", "line 2 of .*keys: the key of line 1 comes again"),
+        ("s3cret\n# x\ns3cret", "line 3 of .*keys: the key of line 1 comes again"),
+        ("ann:s3cret\nann:other", "line 2 of .*keys: the name ann is that of line 1"),
+        ("ann smith:s3cret", "line 1 of .*keys: before the colon comes a name of letters"),
+        (":s3cret", "before the colon comes a name of letters"),
+        ("\nann:", "line 2 of .*keys: the name has no key"),
+        ("ann:s3cret high", "line 1 of .*keys: a key has no spaces and nothing may follow it"),
+        ("ann: s3cret", "a key has no spaces"),
+        ("s3cret # of Ann", "Begin comments on their own line"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["api_key_file", "admin_key_file"])
+def test_a_bad_line_is_named_and_never_quoted(tmp_path: Path, text: str, words: str, flag: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        _ = load_settings({flag: str(file)}).keys
+    assert caught.value.message.startswith(f"{flag_name(flag)}: ") and "s3cret" not in caught.value.message
+
+
+def test_admin_keys_are_no_ordinary_ones(tmp_path: Path) -> None:
+    ordinary, admins = tmp_path / "keys", tmp_path / "admins"
+    ordinary.write_text("ann:a\nkey1:b")
+    admins.write_text("root:r\nplain")
+    settings = load_settings({"api_key": ["f"], "api_key_file": str(ordinary), "admin_key_file": str(admins)})
+    told = [(key.name, key.secret, key.is_admin) for key in settings.keys]
+    assert told == [
+        ("key2", "f", False),
+        ("ann", "a", False),
+        ("key1", "b", False),
+        ("root", "r", True),
+        ("key3", "plain", True),
+    ]
+    assert settings.api_keys == ("f", "a", "b")
+
+
+@pytest.mark.parametrize(("line", "words"), [("root:a", "the key is an ordinary one too"), ("ann:r", "the name ann")])
+def test_a_key_or_name_stands_in_one_file_only(tmp_path: Path, line: str, words: str) -> None:
+    ordinary, admins = tmp_path / "keys", tmp_path / "admins"
+    ordinary.write_text("ann:a")
+    admins.write_text(line)
+    with pytest.raises(ConfigError, match=words):
+        _ = load_settings({"api_key_file": str(ordinary), "admin_key_file": str(admins)}).keys
+
+
+@pytest.mark.parametrize(("as_admin", "expected"), [(False, "a"), (True, "r")])
+def test_commands_that_manage_send_an_admin_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_admin: bool, expected: str
+) -> None:
+    for name, text in (("API", "ann:a"), ("ADMIN", "root:r")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv(f"VLLM_MLX_{name}_KEY_FILE", str(tmp_path / name))
+    assert find_server(None, None, as_admin=as_admin).api_key == expected
+    assert find_server("http://elsewhere", None, as_admin=as_admin).api_key is None
+    monkeypatch.delenv("VLLM_MLX_API_KEY_FILE")
+    assert find_server(None, None, as_admin=as_admin).api_key == ("r" if as_admin else None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "mymac.local"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from vllm_mlx.core.api_key import unnamed_keys
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import EngineServer, listen
@@ -38,6 +39,10 @@ class Running:
 
 @contextlib.contextmanager
 def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[Running]:
+    """Keys may be given as strings: `key1`, `key2` and so on are their names."""
+    given = settings.get("api_keys", ())
+    if all(isinstance(key, str) for key in given):  # type: ignore[attr-defined]
+        settings["api_keys"] = unnamed_keys(given)  # type: ignore[arg-type]
     config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
     sock = listen("127.0.0.1", 0)
     started = threading.Event()

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from vllm_mlx.core.api_key import unnamed_keys
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.server import run
 from vllm_mlx.server.config import ServerConfig
@@ -179,7 +180,11 @@ def test_the_openapi_document_describes_bodies_and_replies(client: httpx.Client)
 
 @pytest.mark.parametrize(
     "settings",
-    [{"served_model_names": ()}, {"served_model_names": ("",)}, {"served_model_names": ("a",), "api_keys": ("",)}],
+    [
+        {"served_model_names": ()},
+        {"served_model_names": ("",)},
+        {"served_model_names": ("a",), "api_keys": unnamed_keys([""])},
+    ],
 )
 def test_settings_that_cannot_serve(settings: Any) -> None:
     with pytest.raises(ConfigError):

@@ -20,7 +20,7 @@ def cache(
     api_key: KeyOption = None,
 ) -> None:
     """Show what the server's prefix cache holds, or clear it."""
-    server = find_server(url, api_key)
+    server = find_server(url, api_key, as_admin=True)
     held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
     if as_json:
         print(json.dumps(held, indent=2))

@@ -122,10 +122,11 @@ class Remote:
         return error_message(_parsed(response.text)) or f"{self.url} answered {response.status_code}."
 
 
-def find_server(url: str | None, api_key: str | None) -> Remote:
+def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False) -> Remote:
     """The server `url`, or the one that `serve` would start with the settings of this machine.
 
-    A key from the settings is sent to this machine only. Raises WrongUsage, ConfigError.
+    A key from the settings is sent to this machine only; `as_admin` prefers an admin key.
+    Raises WrongUsage, ConfigError.
     """
     settings = load_settings({})
     if url is None:
@@ -134,7 +135,8 @@ def find_server(url: str | None, api_key: str | None) -> Remote:
         url = local_url(settings.host, settings.port)
     url = normalised(url)
     if api_key is None and is_loopback(url):
-        api_key = next(iter(settings.api_keys), None)
+        keys = sorted(settings.keys, key=lambda key: key.is_admin is not as_admin)
+        api_key = next((key.secret for key in keys if as_admin or not key.is_admin), None)
     return Remote(url, api_key)
 
 

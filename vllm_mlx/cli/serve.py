@@ -45,7 +45,9 @@ def _serve(settings: Settings) -> None:
     from ..server.run import listen, run
 
     config = server_config(settings)
-    refuse_open_door(settings.host, has_keys=bool(config.api_keys), insecure=settings.insecure)
+    refuse_open_door(
+        settings.host, has_keys=not all(key.is_admin for key in config.api_keys), insecure=settings.insecure
+    )
     sock = listen(settings.host, settings.port)
     screen = console()
     screen.print(f"Loading {settings.model}", markup=False)
@@ -61,7 +63,7 @@ def _serve(settings: Settings) -> None:
         budget_bytes=engine.memory.total_bytes,
         load_s=time.monotonic() - started_s,
         names=config.served_model_names,
-        api_keys=config.api_keys,
+        api_keys=settings.api_keys,
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
     )
@@ -83,7 +85,7 @@ def server_config(settings: Settings) -> "ServerConfig":
 
     return ServerConfig(
         served_model_names=settings.served_model_names,
-        api_keys=settings.api_keys,
+        api_keys=settings.keys,
         metrics_open=settings.metrics_open,
         host_names=settings.host_names,
         cors_origins=settings.cors_origin,

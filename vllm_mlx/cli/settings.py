@@ -14,13 +14,14 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ..core.api_key import APIKey
 from ..core.config import CacheReasoning, EngineConfig, MediaConfig, ReasoningStrings, SamplingDefaults, ToolGrammar
 from ..core.errors import ConfigError, InvalidParameter
 from ..core.limits import RequestLimits
 from ..core.machine import physical_memory
 from ..core.request import SamplingParams
 from .banner import is_local
-from .keys import read_keys
+from .keys import all_keys
 from .memory import MemoryAmount, parse_bytes, parse_memory
 from .per_prompt import DEFAULT, max_per_prompt, parse_limit
 
@@ -150,7 +151,10 @@ class Settings(BaseSettings):
         Panel.SERVER, (), "Key that clients must send, as `Authorization: Bearer` or `x-api-key`. Default: none asked."
     )
     api_key_file: Path | None = setting(
-        Panel.SERVER, None, "File of such keys, one on each line; `#` begins a comment. Their holders share no cache."
+        Panel.SERVER, None, "File of such keys, one on each line, as `NAME:KEY`. Their holders share no cache."
+    )
+    admin_key_file: Path | None = setting(
+        Panel.SERVER, None, "File of keys, written alike, that may also cancel and clear what belongs to others."
     )
     metrics_open: bool = setting(Panel.SERVER, False, "Let `/metrics` be read without a key.")
     insecure: bool = setting(
@@ -319,10 +323,14 @@ class Settings(BaseSettings):
         return (folder.resolve().name,) if folder.is_dir() else (self.model,)
 
     @property
-    def api_keys(self) -> tuple[str, ...]:
+    def keys(self) -> tuple[APIKey, ...]:
         """Raises ConfigError."""
-        given = tuple(key.get_secret_value() for key in self.api_key)
-        return given if self.api_key_file is None else tuple(dict.fromkeys((*given, *read_keys(self.api_key_file))))
+        return all_keys((key.get_secret_value() for key in self.api_key), self.api_key_file, self.admin_key_file)
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """What ordinary clients send. Raises ConfigError."""
+        return tuple(key.secret for key in self.keys if not key.is_admin)
 
     @property
     def host_names(self) -> tuple[str, ...]:

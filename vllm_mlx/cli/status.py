@@ -24,7 +24,7 @@ def status(
     api_key: KeyOption = None,
 ) -> None:
     """Show what the server is doing: requests, speed, memory, cache. Ctrl-C ends it."""
-    server = find_server(url, api_key)
+    server = find_server(url, api_key, as_admin=True)
     screen = console()
     fields = server.get("/v1/status")
     if as_json:

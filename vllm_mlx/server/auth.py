@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core.api_key import APIKey
 from .errors import http_error
 
 # The page asks for the key itself, and all that it shows; clients probe the others before they send one.
@@ -16,32 +17,39 @@ NO_KEY = "Send a valid API key: `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
 
 class APIKeyAuth:
-    """Answers 401 to any request without a right key, but for the open paths. Says whose request a right one is."""
+    """Answers 401 to any request without a right key, but for the open paths. Says whose request a right one is.
 
-    def __init__(self, app: ASGIApp, *, api_keys: Iterable[str], open_paths: Iterable[str] = ()) -> None:
+    With admin keys alone, requests without one are answered too: they manage nothing.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_keys: Iterable[APIKey], open_paths: Iterable[str] = ()) -> None:
         self._app = app
         self._open_paths = OPEN_PATHS | frozenset(open_paths)
-        self._digests = [_digest(key.encode()) for key in dict.fromkeys(api_keys)]
+        self._keys = [(_digest(key.secret.encode()), key) for key in api_keys]
+        self._asks_for_key = any(not key.is_admin for _, key in self._keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         digest = _digest(_given_key(scope))
-        if self._is_allowed(digest):
+        key = self._key_of(digest)
+        if key is not None or not self._asks_for_key:
             state = scope.setdefault("state", {})
-            state["tenant"] = digest.hex()
-            state["is_only_tenant"] = state["is_admin"] = len(self._digests) == 1
+            state["is_admin"] = False
+            if key is not None:
+                state["tenant"], state["key_name"] = digest.hex(), key.name
+                state["is_admin"] = key.is_admin or len(self._keys) == 1
             await self._app(scope, receive, send)
             return
         response = http_error(scope["path"], 401, NO_KEY)
         response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
 
-    def _is_allowed(self, given: bytes) -> bool:
+    def _key_of(self, given: bytes) -> APIKey | None:
         # All digests have one length and all are compared, each in constant time: timing tells nothing.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(matches)
+        matches = [key for digest, key in self._keys if hmac.compare_digest(given, digest)]
+        return matches[0] if matches else None
 
 
 def _digest(key: bytes) -> bytes:

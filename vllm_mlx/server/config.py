@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..core.api_key import APIKey
 from ..core.errors import ConfigError
 from ..core.limits import RequestLimits
 from .connection import ConnectionLimits
@@ -13,7 +14,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024  # images come inside the body
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     served_model_names: tuple[str, ...]  # the first is the one used when a request names none
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is asked for
+    api_keys: tuple[APIKey, ...] = ()  # without an ordinary one, no key is asked for
     metrics_open: bool = False  # /metrics needs no key
     host_names: tuple[str, ...] = ()  # the server answers under, beside addresses and localhost; "*": under any
     cors_origins: tuple[str, ...] = ()  # none: no CORS headers
@@ -35,5 +36,5 @@ class ServerConfig:
             raise ConfigError("--max-requests-per-minute must be greater than 0.")
         if self.body_s <= 0:
             raise ConfigError("--slow-client-s must be greater than 0.")
-        if not all(self.api_keys):
+        if not all(key.secret for key in self.api_keys):
             raise ConfigError("--api-key must not be empty.")

@@ -54,6 +54,7 @@ class RequestRecord:
     status: int = 0
     reply_id: str | None = None
     model: str | None = None
+    key_name: str | None = None
     error_code: str | None = None
     error_message: str | None = None
     first_output_s: float | None = None
@@ -139,6 +140,7 @@ class RequestRecord:
             "status": self.status,
             "method": self.method,
             "path": self.path,
+            "key": self.key_name,
             "reply": self.reply_id,
             "model": self.model,
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
@@ -222,6 +224,7 @@ class RequestLog:
             if not record.status:
                 await internal_error(record.path, record.request_id)(scope, receive, send_start)
         finally:
+            record.key_name = scope["state"].get("key_name")
             self._note(record)
             if not record.is_quiet:
                 requests_logger.info("%s", record.line(time.monotonic()))

@@ -1,14 +1,20 @@
 """Whose request this is. Holders of different keys share no cached state, so none can time another's prompts.
 
-Nor can one end, clear or read what is another's. Where there is one key, or none, everything is its holder's.
+Nor can one end, clear or read what is another's; an admin may end and clear it.
 """
 
 import ipaddress
 from dataclasses import replace
 
+from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from ..core.request import Request
+
+_NOT_ADMIN = (
+    "Only clients on the server's machine or holders of an admin key may do this: start the server with "
+    "--admin-key-file, and send a key of that file."
+)
 
 
 def tenant_of(scope: Scope) -> str:
@@ -20,16 +26,21 @@ def tenant_of(scope: Scope) -> str:
 def is_admin(scope: Scope) -> bool:
     """Whether the sender may see, cancel and clear what belongs to any client.
 
-    With API keys, the key decides. Without any, only clients on this machine may.
+    Holders of an admin key may, and so may the holder of the only key. Where no key is asked for and there is no admin
+    key, clients on this machine may.
     """
     by_key: bool | None = scope.get("state", {}).get("is_admin")
     return _comes_from_this_machine(scope) if by_key is None else by_key
 
 
-def own_salts(scope: Scope) -> str:
-    """What the salts of all the holder's requests begin with."""
-    is_alone = scope.get("state", {}).get("is_only_tenant", True)
-    return "" if is_alone else _salts_of(tenant_of(scope))
+def managed_salts(scope: Scope) -> str:
+    """What the salts of all requests begin with that the sender may cancel or clear. Raises HTTPException."""
+    if is_admin(scope):
+        return ""
+    tenant = tenant_of(scope)
+    if not tenant:
+        raise HTTPException(403, _NOT_ADMIN)
+    return _salts_of(tenant)
 
 
 def kept_apart(request: Request, scope: Scope) -> Request:

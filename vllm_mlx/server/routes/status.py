@@ -15,7 +15,7 @@ from ...api.openai.replies import ErrorReply
 from ...core.errors import shown
 from ..history import History
 from ..ports import Engine
-from ..tenants import own_salts
+from ..tenants import managed_salts
 from ..watching import StatusStream
 
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
@@ -60,8 +60,8 @@ def _add_status(router: APIRouter, engine: Engine, current: Current, history: Hi
 def _add_cancel(router: APIRouter, engine: Engine) -> None:
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
-        """End a request that came with the same key and that /v1/status lists. Its client is told."""
-        if not engine.cancel(request_id, salts=own_salts(http.scope)):
+        """End a request that /v1/status lists: of the same key, or any with an admin key. Its client gets an error."""
+        if not engine.cancel(request_id, salts=managed_salts(http.scope)):
             raise HTTPException(404, f"No request `{shown(request_id)}` is under way.")
         return {"object": "request.cancelled", "id": request_id}
 
@@ -78,8 +78,8 @@ def _add_cache(router: APIRouter, engine: Engine) -> None:
 
     @router.delete("/v1/cache")
     async def clear_cache(http: Request) -> dict[str, Any]:
-        """Forget all cached state of requests that came with the same key. Running replies go on."""
-        freed_bytes = await engine.clear_cache(salts=own_salts(http.scope))
+        """Forget the cached state of requests of the same key; with an admin key, of all. Running replies go on."""
+        freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope))
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
 
 
