@@ -1,8 +1,8 @@
 """What vision towers made of images, by salt and digest, within a number of bytes. Opaque values; no mlx, no clock.
 
 Requests of different salts share nothing, or one could tell by its time that a picture was seen by another. The least
-recently used go first. Rows copy what they need into their own state, so an entry may go between any two steps: the tower
-is then run again. What a step counts on is held until the next one is planned.
+recently used go first. Rows copy what they need into their own state, so an entry may go between any two steps: the
+tower is then run again. What a step counts on is held until the next one is planned.
 """
 
 from collections import OrderedDict
