@@ -1,13 +1,16 @@
 """The line before the engine is bounded, in length and in time, and who is refused leaves nothing behind."""
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError, TimeLimit, TooManyRequests
 from vllm_mlx.core.events import Failed, Finished
+from vllm_mlx.core.request import Request
 from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.line import Line
 
 from .test_async_engine import collect, last, request, until_idle, until_running
 
@@ -80,6 +83,56 @@ def test_a_request_that_takes_too_long_is_ended(checkpoint):
     long, short = asyncio.run(run())
     assert isinstance(last(long).error, TimeLimit) and "--max-request-s" in last(long).error.message
     assert isinstance(last(short), Finished)
+
+
+def places(line: Line, tenant: str, wanted: int, held: ExitStack, num_choices: int = 1) -> int:
+    """How many of the wanted requests of a tenant find a place, which they keep."""
+    asked = Request(request_id="r", prompt="Hi", tenant=tenant)
+    found = 0
+    for _ in range(wanted):
+        try:
+            held.enter_context(line.preparing(asked, num_choices))
+        except TooManyRequests:
+            continue
+        found += num_choices
+    return found
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line(EngineConfig(model="m", max_num_seqs=2, max_queue=8), list)
+
+
+def test_one_tenant_may_fill_the_line_and_no_more(line):
+    with ExitStack() as held:
+        assert places(line, "ann", 20, held) == 10
+
+
+def test_a_tenant_finds_its_share_of_a_line_that_another_has_filled(line):
+    with ExitStack() as held:
+        places(line, "ann", 20, held)
+        assert places(line, "ben", 20, held) == 5
+        assert places(line, "ann", 20, held) == 0
+        assert places(line, "eve", 20, held) == 3
+
+
+def test_a_tenant_with_nothing_in_line_always_finds_room(line):
+    with ExitStack() as held:
+        for number in range(30):
+            assert places(line, f"tenant {number}", 1, held) == 1
+
+
+def test_all_replies_of_a_request_have_to_fit(line):
+    with ExitStack() as held:
+        assert places(line, "", 1, held, num_choices=4) == 4
+        assert places(line, "", 1, held, num_choices=7) == 0
+        assert places(line, "", 1, held, num_choices=6) == 6
+
+
+def test_a_request_of_more_replies_than_the_line_holds_is_served_alone(line):
+    with ExitStack() as held:
+        assert places(line, "", 1, held, num_choices=12) == 12
+        assert places(line, "", 1, held) == 0
 
 
 @pytest.mark.parametrize("settings", [{"max_queue": -1}, {"max_queue_s": 0}, {"max_request_s": -1}])

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
 
 from vllm_mlx.api.text import MAX_DEPTH, is_deeper
@@ -25,6 +26,7 @@ from .running import Running, eventually, post_bytes, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT: Any = {"messages": MESSAGES}
+JSON = {"content-type": "application/json"}
 SCHEMA: Any = {"type": "object", "properties": {"x": {"enum": ["y" * 300]}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 LONG_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -188,6 +190,23 @@ def test_bodies_that_together_are_too_much(path: str) -> None:
         assert client.post(path, json={**CHAT, "max_tokens": 5}).status_code == 200, "a short one finds room"
         replies.close()
         eventually(lambda: client.post(path, json=body).status_code == 200)
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
+    """Bodies that never end, of one key; each but the last 10 bytes is here."""
+    body = json.dumps({"messages": [{"role": "user", "content": "h" * 70_000}], "max_tokens": 5})
+    stalling = post_bytes("/v1/chat/completions", body).replace(b"\r\n", b"\r\nx-api-key: ann\r\n", 1)[:-10]
+    with ExitStack() as held, serving(FakeEngine(), max_body_bytes=71_000, api_keys=("ann", "ben")) as server:
+        ann, ben = (held.enter_context(server.http(headers={"x-api-key": key})) for key in ("ann", "ben"))
+        for _ in range(BODIES):
+            held.enter_context(server.connect()).sendall(stalling)
+
+        def status_of(client: httpx.Client) -> int:
+            return client.post("/v1/chat/completions", content=body, headers=JSON).status_code
+
+        eventually(lambda: status_of(ann) == 429)
+        assert [status_of(ben) for _ in range(5)] == [200] * 5
+        assert status_of(ann) == 429
 
 
 def test_a_long_body_that_stalls_has_no_more_time_than_a_short_one() -> None:

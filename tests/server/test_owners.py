@@ -90,7 +90,7 @@ def test_a_fault_behind_the_submission_leaves_nothing(
                     answer = client.post(path, json=body)
                     assert answer.status_code != 429
         eventually(lambda: client.get("/v1/status").json()["requests"] == [])
-        assert server.engine._line._num_preparing == 0 and not server.engine._line._timers
+        assert not server.engine._line._preparing and not server.engine._line._timers
         for path, body in REQUESTS.values():
             assert client.post(path, json=body).status_code == 200
 

@@ -113,6 +113,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence ids included, unless ignored
     constraint: Constraint | None = None
     cache_salt: str = ""
+    tenant: str = ""  # whose request it is: tenants take turns
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -1,6 +1,7 @@
 """The messages between scheduler and runner, and from the engine to whoever waits for a sequence."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Updates
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,6 +125,10 @@ class SequenceUpdate:
             stop_token_id=seq.stop_token_id,
         )
 
-    def followed_by(self, later: "SequenceUpdate") -> "SequenceUpdate":
-        """Both as one."""
-        return replace(later, tokens=(*self.tokens, *later.tokens), error=later.error or self.error)
+    @classmethod
+    def joined(cls, updates: "Updates[SequenceUpdate]") -> "SequenceUpdate":
+        """Several updates of one sequence, at least one, as one."""
+        *_, last = updates
+        errors = [each.error for each in updates if each.error is not None]
+        tokens = tuple(token for each in updates for token in each.tokens)
+        return replace(last, tokens=tokens, error=errors[-1] if errors else None)

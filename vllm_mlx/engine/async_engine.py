@@ -141,7 +141,7 @@ class AsyncEngine:
         self._check_open()
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self._loop = asyncio.get_running_loop()
-        with self._line.preparing(request.sampling.n):
+        with self._line.preparing(request, request.sampling.n):
             prepared = await self._preparations.prepare(request)
         self._check_open()
         seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
@@ -150,6 +150,7 @@ class AsyncEngine:
             request.request_id,
             len(prepared.prompt.token_ids),
             choices,
+            tenant=request.tenant,
             cache_salt=request.cache_salt,
             prompt_change=None if prepared.compared is None else prepared.compared.change,
             abort=self._thread.abort,
@@ -166,7 +167,7 @@ class AsyncEngine:
         Raises RequestError; ContextLengthExceeded for a prompt that is so long that it is not tokenised.
         """
         try:
-            with self._line.preparing(1):
+            with self._line.preparing(request, 1):
                 prepared = await self._preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
@@ -269,6 +270,7 @@ class AsyncEngine:
             stop_token_ids=sampling.stop_token_ids,
             constraint=prepared.constraint,
             cache_salt=prepared.request.cache_salt,
+            tenant=prepared.request.tenant,
         )
 
     def _choice(self, prepared: Prepared, seq: Sequence, index: int, arrived_s: float) -> Choice:

@@ -97,6 +97,7 @@ class Generation:
         num_prompt_tokens: int,
         choices: Mapping[int, Choice],
         *,
+        tenant: str = "",
         cache_salt: str = "",
         prompt_change: PromptChange | None = None,
         abort: Callable[[Items[int]], None],
@@ -104,6 +105,7 @@ class Generation:
     ):
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.tenant = tenant
         self.cache_salt = cache_salt
         self.prompt_change = prompt_change
         self.seq_ids = tuple(choices)
@@ -178,12 +180,11 @@ class Generation:
 
 def _join(news: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate | VLLMMLXError]:
     """One update for each sequence, in order of its first; an error stays last."""
-    joined: dict[int, SequenceUpdate] = {}
+    gathered: dict[int, list[SequenceUpdate]] = {}
     errors: list[VLLMMLXError] = []
     for item in news:
         if isinstance(item, VLLMMLXError):
             errors.append(item)
-            continue
-        earlier = joined.get(item.seq_id)
-        joined[item.seq_id] = item if earlier is None else earlier.followed_by(item)
-    return [*joined.values(), *errors]
+        else:
+            gathered.setdefault(item.seq_id, []).append(item)
+    return [*map(SequenceUpdate.joined, gathered.values()), *errors]

@@ -2,12 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from ..core.config import EngineConfig
 from ..core.errors import TimeLimit, TooManyRequests
+from ..core.request import Request
+from ..core.shares import has_room
 from .generation import Generation
+from .stats import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # that a refused client is asked to wait
 
@@ -19,27 +24,43 @@ class Line:
         self._max_queue_s = config.max_queue_s
         self._max_request_s = config.max_request_s
         self._open_generations = open_generations
-        self._num_preparing = 0
+        self._preparing: Counter[str] = Counter()  # replies to requests that become prompts, by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
         self.num_refused = 0
 
     @contextmanager
-    def preparing(self, num_choices: int) -> Iterator[None]:
-        """While a request becomes a prompt, it stands in the line. Raises TooManyRequests where that is full."""
-        replies = [reply for generation in self._open_generations() for reply in generation.replies]
-        if self._num_preparing + len(replies) >= self._max_open:
-            now = time.monotonic()
-            elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
-            self.num_refused += 1
-            raise TooManyRequests(
-                f"The server is busy, and {self._max_queue} requests wait in line already (--max-queue).",
-                retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
-            )
-        self._num_preparing += num_choices
+    def preparing(self, request: Request, num_choices: int) -> Iterator[None]:
+        """While a request becomes a prompt, it stands in the line. Raises TooManyRequests where that is full.
+
+        Each tenant has a share of it. A tenant with nothing in it finds room for one reply at any time.
+        """
+        tenant, replies = request.tenant, [*self._open_replies()]
+        held = Counter(self._preparing)
+        held.update(tenant for tenant, _ in replies)
+        is_first = not held[tenant] and (num_choices == 1 or not replies)
+        if not is_first and not has_room(held, tenant, num_choices, self._max_open):
+            self._refuse([reply for _, reply in replies])
+        self._preparing[tenant] += num_choices
         try:
             yield
         finally:
-            self._num_preparing -= num_choices
+            self._preparing[tenant] -= num_choices
+            if not self._preparing[tenant]:
+                del self._preparing[tenant]
+
+    def _open_replies(self) -> Iterator[tuple[str, ReplyStats]]:
+        for generation in self._open_generations():
+            for reply in generation.replies:
+                yield generation.tenant, reply
+
+    def _refuse(self, replies: Collection[ReplyStats]) -> NoReturn:
+        now = time.monotonic()
+        elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
+        self.num_refused += 1
+        raise TooManyRequests(
+            f"The server is busy, and {self._max_queue} requests wait in line already (--max-queue).",
+            retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
+        )
 
     def watch(self, generation: Generation) -> None:
         """Ends it when its time is over."""

@@ -2,19 +2,24 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections import Counter
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.shares import has_room
 from .errors import http_error
+from .tenants import tenant_of
 
 LEAST_BYTES_PER_S = 1024  # of a body that takes longer than every body may
 BODIES = 4  # of the largest size, that requests under way may hold together
 SMALL_BYTES = 64 * 1024  # such a body always finds room
 BUSY_S = 5.0  # for a client whose body finds no room
-_BUSY = f"The requests under way hold {BODIES} times --max-body together, which is all. Try again when some have ended."
+_BUSY = (
+    f"The bodies of running requests hold {BODIES} times --max-body together, which is all there is room for. "
+    "Try again when some have ended."
+)
 
 
 class BodyLimit:
@@ -35,37 +40,41 @@ class BodyLimit:
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
             await http_error(scope["path"], 413, _too_long(self._max_body_bytes))(scope, receive, send)
             return
-        body = _Body(receive, self._max_body_bytes, self._body_s, self._held)
+        body = _Body(receive, self._max_body_bytes, self._body_s, self._held, tenant_of(scope))
         try:
             await self._app(scope, body.receive, send)
         finally:
-            self._held.give_back(body.num_bytes)
+            self._held.give_back(tenant_of(scope), body.num_bytes)
 
 
-@dataclass(slots=True)
 class _Held:
-    """Of all requests under way: a body stays with its request."""
+    """What the bodies of all running requests hold, by tenant: a body stays with its request."""
 
-    max_bytes: int
-    num_bytes: int = 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes: Counter[str] = Counter()
 
-    def take(self, num_bytes: int) -> bool:
-        """Whether that was still within bounds."""
-        self.num_bytes += num_bytes
-        return self.num_bytes <= self.max_bytes
+    def take(self, tenant: str, num_bytes: int) -> bool:
+        """Whether there was room for that, or the tenant holds no more than its share."""
+        has_room_left = has_room(self._num_bytes, tenant, num_bytes, self._max_bytes)
+        self._num_bytes[tenant] += num_bytes
+        return has_room_left
 
-    def give_back(self, num_bytes: int) -> None:
-        self.num_bytes -= num_bytes
+    def give_back(self, tenant: str, num_bytes: int) -> None:
+        self._num_bytes[tenant] -= num_bytes
+        if not self._num_bytes[tenant]:
+            del self._num_bytes[tenant]
 
 
 class _Body:
     """One body on its way in."""
 
-    def __init__(self, receive: Receive, max_bytes: int, patience_s: float, held: _Held) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, patience_s: float, held: _Held, tenant: str) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._held = held
+        self._tenant = tenant
         self._deadline_s: float | None = None
         self._num_recent = 0  # bytes since the deadline was set
         self._is_whole = False
@@ -79,7 +88,7 @@ class _Body:
         num_new = len(message.get("body", b""))
         self.num_bytes += num_new
         self._num_recent += num_new
-        has_room = self._held.take(num_new)
+        has_room = self._held.take(self._tenant, num_new)
         self._is_whole = not message.get("more_body", False)
         if self.num_bytes > self._max_bytes:
             raise HTTPException(413, _too_long(self._max_bytes))
