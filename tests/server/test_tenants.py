@@ -8,6 +8,7 @@ import pytest
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.server.visibility import visible_to
 
 from .running import Running, eventually, serving
 
@@ -55,10 +56,12 @@ def test_a_holder_cancels_its_own_requests(server: Running, ann: httpx.Client, b
     with ann.stream("POST", "/v1/chat/completions", json=ENDLESS) as running:
         lines = running.iter_lines()
         next(lines)
-        [request] = ben.get("/v1/status").json()["requests"]
-        path = f"/v1/requests/{request['request_id']}/cancel"
-        assert ben.post(path).status_code == 404
+        [hidden] = ben.get("/v1/status").json()["requests"]
+        assert hidden["request_id"] is None and hidden["max_tokens"] == ENDLESS["max_tokens"]
         with server.http(headers={"x-api-key": "ann"}) as beside:
+            [request] = beside.get("/v1/status").json()["requests"]
+            path = f"/v1/requests/{request['request_id']}/cancel"
+            assert ben.post(path).status_code == 404
             assert beside.post(path).status_code == 200
         assert any("request_cancelled" in line for line in lines)
     eventually(lambda: ben.get("/v1/status").json()["num_running"] == 0)
@@ -71,3 +74,47 @@ def test_a_stored_response_is_its_holder_s(ann: httpx.Client, ben: httpx.Client)
     looks = [ben.get(path), ben.get(f"{path}/input_items"), ben.post(f"{path}/cancel"), ben.delete(path)]
     assert [look.status_code for look in looks] == [404] * 4
     assert ann.get(path).status_code == 200
+
+
+def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client, ben: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "Hi."}]
+    reply_id = ann.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2}).json()["id"]
+    wrong: list[dict[str, Any]] = [
+        {"messages": [{"role": "secret"}]},
+        {"messages": messages, "model": "secret"},
+        {"messages": messages, "secret": 1},
+        {"messages": messages, "structured_outputs": {"grammar": "start: secret"}},
+    ]
+    for fields in wrong:
+        assert ann.post("/v1/chat/completions", json=fields, headers={"x-request-id": "secret"}).status_code >= 400
+    assert ann.get("/v1/responses/secret").status_code == 404
+    own, others = ann.get("/v1/status"), ben.get("/v1/status")
+    with ben.stream("GET", "/v1/status/stream") as stream:
+        event = next(stream.iter_lines())
+    for text in (others.text, event, ben.get("/v1/status/history").text, ben.get("/v1/cache").text):
+        assert "secret" not in text and reply_id not in text
+    mine, theirs = own.json()["last_errors"][:5], others.json()["last_errors"][:5]
+    assert all("secret" in error["message"] for error in mine)
+    assert {error["request_id"] for error in mine[1:]} == {"secret"}
+    assert [(error["status"], error["code"]) for error in mine] == [
+        (error["status"], error["code"]) for error in theirs
+    ]
+    assert {error["path"] for error in theirs} == {"/v1/…", "/v1/chat/completions"}
+    assert own.json()["last_replies"][0]["request_id"] == reply_id
+    assert all("tenant" not in entry for entry in (*mine, *theirs, *own.json()["last_replies"]))
+
+
+def test_figures_of_another_s_requests_are_seen() -> None:
+    """A reason without the token ids behind its first word."""
+    reply = {"tenant": "ann", "request_id": "msg_1", "why": "altered: tokens at token 3 of 9 (5 -> 7)", "ttft_s": 1}
+    status = {"requests": [], "last_replies": [reply], "last_errors": []}
+    scope: Any = {"state": {"tenant": "ben", "is_admin": False}}
+    assert visible_to(scope, status)["last_replies"] == [{"request_id": None, "why": "altered", "ttft_s": 1}]
+
+
+@pytest.mark.parametrize("state", [{"tenant": "ann", "is_admin": True}, {}])
+def test_without_several_keys_everything_is_seen(state: Any) -> None:
+    error = {"tenant": state.get("tenant", ""), "request_id": "a", "message": "b", "path": "/v1/c"}
+    status = {"requests": [], "last_replies": [], "last_errors": [error]}
+    scope: Any = {"state": state, "client": ("192.0.2.1", 5)}
+    assert visible_to(scope, status)["last_errors"] == [{"request_id": "a", "message": "b", "path": "/v1/c"}]

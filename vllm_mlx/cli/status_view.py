@@ -61,7 +61,7 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("Tokens", f"{prompt:,} of prompts{share}; {fields.get('total_completion_tokens', 0):,} of replies"))
     rows.append(("Cache", _cache(fields.get("cache") or {})))
     if errors := fields.get("last_errors"):
-        rows.append(("Last error", str(errors[0].get("message", errors[0]))))
+        rows.append(("Last error", str(errors[0].get("message") or errors[0].get("code") or errors[0])))
     return rows
 
 
@@ -117,7 +117,7 @@ def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
 def _row(request: Mapping[str, Any]) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
     return [
-        Text(str(request.get("request_id", "?"))),
+        Text(str(request.get("request_id") or "–")),
         Text(str(request.get("phase", "?"))),
         ProgressBar(total=1.0, completed=float(request.get("progress") or 0), width=_PROGRESS_WIDTH),
         f"{request.get('prompt_tokens', 0):,}",

@@ -277,6 +277,7 @@ class AsyncEngine:
         request_id = prepared.request.request_id
         stats = ReplyStats(
             request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
+            tenant=prepared.request.tenant,
             prompt_tokens=seq.num_prompt_tokens,
             max_tokens=seq.max_tokens,
             arrived_s=arrived_s,

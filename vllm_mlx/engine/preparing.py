@@ -87,6 +87,7 @@ class _Preparation:
         self.replies = [
             ReplyStats(
                 request_id=reply_id,
+                tenant=request.tenant,
                 prompt_tokens=0,
                 max_tokens=request.sampling.max_tokens or 0,
                 arrived_s=now if request.arrived_s is None else request.arrived_s,

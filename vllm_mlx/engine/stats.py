@@ -23,6 +23,7 @@ class ReplyStats:
     """One reply under way. Times are of the monotonic clock, in seconds."""
 
     request_id: str
+    tenant: str = ""  # whose request it is
     prompt_tokens: int  # 0 while the prompt is prepared
     max_tokens: int
     arrived_s: float  # before its prompt was made
@@ -81,6 +82,7 @@ class ReplyStats:
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,
+            "tenant": self.tenant,
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,
             "elapsed_s": round(now - self.arrived_s, 3),

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.usage import UsageTally
+from ..core.errors import shown
 from ..core.events import (
     Finished,
     GenerationEvent,
@@ -27,6 +28,7 @@ from ..core.receipt import CacheReceipt, Shortfall
 from .errors import CLIENT_GONE, internal_error
 from .receipts import Receipts
 from .recent import Recent
+from .tenants import tenant_of
 
 requests_logger = logging.getLogger("vllm_mlx.requests")
 logger = logging.getLogger(__name__)
@@ -225,14 +227,14 @@ class RequestLog:
                 await internal_error(record.path, record.request_id)(scope, receive, send_start)
         finally:
             record.key_name = scope["state"].get("key_name")
-            self._note(record)
+            self._note(record, tenant_of(scope))
             if not record.is_quiet:
                 requests_logger.info("%s", record.line(time.monotonic()))
 
-    def _note(self, record: RequestRecord) -> None:
+    def _note(self, record: RequestRecord, tenant: str) -> None:
         """For who watches: replies, and what failed unless its client went away or never meant us."""
         if record.finish_reasons:
-            self._recent.add_reply(record.reply_fields())
+            self._recent.add_reply(record.reply_fields(), tenant=tenant)
         failed = record.error_code is not None or record.status >= 400
         is_gone = record.status == CLIENT_GONE and record.error_code is None
         if failed and not is_gone and record.path.startswith("/v1/"):
@@ -240,11 +242,12 @@ class RequestLog:
                 {
                     "time": round(time.time(), 3),
                     "request_id": record.request_id,
-                    "path": record.path,
+                    "path": shown(record.path),
                     "status": record.status,
                     "code": record.error_code,
                     "message": record.error_message,
-                }
+                },
+                tenant=tenant,
             )
 
 

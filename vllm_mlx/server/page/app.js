@@ -61,24 +61,26 @@ function showTiles(status, gap, ttft, queue) {
 }
 
 // Rows are kept, so that a button that has the focus keeps it.
+const OTHERS = "other key";
 const rows = new Map();
 
-function showRequests(requests) {
-  const here = new Set(requests.map((each) => each.request_id));
+function showRequests(listed) {
+  const requests = listed.map((each, number) => ({ ...each, id: each.request_id ?? `${OTHERS} ${number + 1}` }));
+  const here = new Set(requests.map((each) => each.id));
   for (const [id, row] of rows) if (!here.has(id)) { row.remove(); rows.delete(id); }
   for (const each of requests) {
-    if (!rows.has(each.request_id)) rows.set(each.request_id, byId("requests").appendChild(requestRow(each.request_id)));
-    fillRow(rows.get(each.request_id), each);
+    if (!rows.has(each.id)) rows.set(each.id, byId("requests").appendChild(requestRow(each.id, each.request_id !== null)));
+    fillRow(rows.get(each.id), each);
   }
   byId("no-requests").hidden = requests.length > 0;
 }
 
-function requestRow(id) {
+function requestRow(id, isOwn) {
   const cell = (name, type = "number") => element("td", { "data-name": name, class: type });
   const button = element("button", { type: "button", "aria-label": `Cancel ${id}`, onclick: () => cancel(id, button) }, "Cancel");
   return element("tr", { "data-id": id }, element("td", {}, element("code", { title: id }, shortId(id))), cell("phase", ""),
     element("td", {}, element("progress", { max: 1, value: 0, "aria-label": `Progress of ${id}` })),
-    cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, button));
+    cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, ...(isOwn ? [button] : [])));
 }
 
 function fillRow(row, each) {
@@ -118,7 +120,7 @@ const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 function showReplies(replies) {
   const number = (text) => element("td", { class: "number" }, text);
   byId("replies").replaceChildren(...replies.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
-    element("td", {}, element("code", { title: reply.request_id }, shortId(reply.request_id))), number(count(reply.prompt_tokens)),
+    element("td", {}, element("code", { title: reply.request_id ?? OTHERS }, shortId(reply.request_id ?? OTHERS))), number(count(reply.prompt_tokens)),
     number(count(reply.expected_tokens)), number(count(reply.cached_tokens)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
   byId("no-replies").hidden = replies.length > 0;
 }

@@ -16,6 +16,7 @@ from ...core.errors import shown
 from ..history import History
 from ..ports import Engine
 from ..tenants import managed_salts
+from ..visibility import visible_to
 from ..watching import StatusStream
 
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
@@ -25,7 +26,7 @@ Current = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def status_routes(engine: Engine, current: Current, history: History) -> APIRouter:
-    """`current`: the status as it is told."""
+    """`current`: the status as it is, before what a client may not see is taken out."""
     router = APIRouter(tags=["Server"])
     _add_status(router, engine, current, history)
     _add_cancel(router, engine)
@@ -35,14 +36,18 @@ def status_routes(engine: Engine, current: Current, history: History) -> APIRout
 
 def _add_status(router: APIRouter, engine: Engine, current: Current, history: History) -> None:
     @router.get("/v1/status")
-    async def status() -> dict[str, Any]:
+    async def status(http: Request) -> dict[str, Any]:
         """Requests under way, rates, memory and the prefix cache."""
-        return await current()
+        return visible_to(http.scope, await current())
 
     @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
-    async def stream(interval: IntervalSeconds = 1.0) -> Response:
+    async def stream(http: Request, interval: IntervalSeconds = 1.0) -> Response:
         """The same as server-sent events, now and every `interval` seconds."""
-        return StatusStream(current, interval_s=interval)
+
+        async def visible() -> dict[str, Any]:
+            return visible_to(http.scope, await current())
+
+        return StatusStream(visible, interval_s=interval)
 
     @router.get("/v1/status/history")
     async def past() -> dict[str, Any]:
