@@ -44,6 +44,7 @@ class Constraint:
     """`matcher` is an llguidance.LLMatcher at its start, opaque here; every reply takes a copy. None: no grammar."""
 
     matcher: Any = None
+    param: str = ""  # the request field that asks for the grammar
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
     thought: ThoughtRule | None = None  # None: the grammar bounds the reply from its first token on
     barred: tuple[int, ...] = ()  # inside of thoughts: the grammar could not go on behind these

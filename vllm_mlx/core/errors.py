@@ -15,6 +15,7 @@ VLLMMLXError
 │   └── Overloaded         try again after `retry_after_s`
 │       └── TooManyRequests  this client, or all of them, ask for more than there is room for
 └── GenerationError        the generation failed on our side, alone
+    ├── GrammarLimit       the grammar that the client asked for takes more than one reply may
     ├── Cancelled          somebody ended it who is not its client
     └── EngineDead         the engine thread has ended
 """
@@ -127,6 +128,16 @@ class TimeLimit(RequestError):
 
 class GenerationError(VLLMMLXError):
     pass
+
+
+class GrammarLimit(GenerationError):
+    """The client's grammar is the cause. `param` is the request field that asks for it."""
+
+    code = "grammar_limit"
+
+    def __init__(self, message: str, *, param: str):
+        super().__init__(message)
+        self.param = param
 
 
 class Cancelled(GenerationError):

@@ -13,6 +13,8 @@ from .tokenizer import Tokenizer
 MAX_GRAMMAR_CHARS = 1 << 20
 _MAX_COMPILED = 128
 _MAX_MESSAGE = 400
+_MAX_ROW_ITEMS = 2000  # 450 optional properties take 1,800
+_MAX_STEP_ITEMS = 20_000  # of one mask; ambiguous grammars reach it when a mask takes a tenth of a second
 _EXCERPT = re.compile(r"\d+ \||\^+$")
 
 
@@ -77,4 +79,8 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(
+        verbose_errors=False,
+        max_items_in_row=_MAX_ROW_ITEMS,
+        step_max_items=_MAX_STEP_ITEMS,
+    )

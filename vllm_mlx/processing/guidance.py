@@ -76,6 +76,7 @@ class Guidance:
         thought = None if in_reasoning else self._thought(request, prompt, budget, bounds_reply=matcher is not None)
         return Constraint(
             matcher=matcher,
+            param=param,
             mask_words=self._grammars.mask_words,
             thought=thought,
             barred=self._barred(matcher) if request.tools and thought is not None else (),

@@ -11,6 +11,7 @@ from llguidance.mlx import apply_token_bitmask
 from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
+from .grammar_time import Clock, thread_time
 from .row_constraint import RowConstraint
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,9 @@ _ALL = np.uint32(0xFFFFFFFF)
 class Masks:
     """The constrained rows of all batches, by sequence id."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = thread_time) -> None:
+        """`clock` measures what grammars take."""
+        self._clock = clock
         self._rows: dict[int, RowConstraint] = {}
         self._failed: list[tuple[int, GenerationError]] = []
 
@@ -30,8 +33,13 @@ class Masks:
         return bool(self._rows) and any(seq.seq_id in self._rows for seq in seqs)
 
     def start(self, seq: Sequence) -> None:
-        if seq.constraint is not None:
-            self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq)
+        """What the row has written so far is taken in."""
+        if seq.constraint is None:
+            return
+        try:
+            self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock)
+        except Exception as error:  # whatever it is, it concerns this row alone
+            self._fail(seq.seq_id, error)
 
     def drop(self, seq_id: int) -> None:
         self._rows.pop(seq_id, None)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..core.constraint import Constraint, Tag, TagWatch, ThoughtRule
-from ..core.errors import GenerationError
+from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Sequence
+from .grammar_time import Clock, GrammarTime, thread_time
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,): bit i of word w is token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)
+_WRONG_TOKEN = "doesn't satisfy the grammar"  # llguidance says so of our mistakes; all else is a limit of the grammar
 _TAIL = 64  # tokens; more than any end
 
 
@@ -28,8 +30,9 @@ class _Phase(Enum):
 class RowConstraint:
     """Rebuilt from its sequence at any time: it takes in the tokens that are known already."""
 
-    def __init__(self, constraint: Constraint, seq: Sequence):
+    def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time):
         self._constraint = constraint
+        self._time = GrammarTime(clock, constraint.param)
         self._rule = constraint.thought
         self._matcher = self._new_matcher()
         self._stop_ids = seq.stop_token_ids
@@ -58,7 +61,7 @@ class RowConstraint:
         return self._phase is not _Phase.THINKING or self._matcher is not None
 
     def feed(self, token_id: int) -> None:
-        """A token that the reply has got."""
+        """A token that the reply has got. Raises GrammarLimit where the grammar takes too long."""
         if self._has_ended:
             return
         self._has_ended = token_id in self._stop_ids
@@ -179,19 +182,25 @@ class RowConstraint:
         return None if matcher is None else matcher.deep_copy()
 
     def _accepts(self, token_id: int) -> bool:
-        return bool(self._matcher.validate_tokens([token_id]))
+        with self._time.measured():
+            return bool(self._matcher.validate_tokens([token_id]))
 
     def _consume(self, token_id: int) -> None:
         """A matcher that takes no token says so when it is asked for a mask."""
-        self._matcher.consume_token(token_id)
+        with self._time.measured(is_token=True):
+            self._matcher.consume_token(token_id)
 
     def _fill_grammar(self, mask: Mask) -> None:
         matcher = self._matcher
         if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            with self._time.measured():
+                matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             message = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-            raise GenerationError(f"The reply cannot be guided any further: {message}")
+            message = f"The reply cannot be guided any further: {message}"
+            if _WRONG_TOKEN in message:
+                raise GenerationError(message)
+            raise GrammarLimit(message, param=self._constraint.param)
 
 
 def _set(mask: Mask, token_ids: Iterable[int]) -> None:

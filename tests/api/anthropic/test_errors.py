@@ -9,6 +9,7 @@ from vllm_mlx.core.errors import (
     ContextLengthExceeded,
     EngineDead,
     GenerationError,
+    GrammarLimit,
     InvalidParameter,
     ModelNotFound,
     Overloaded,
@@ -26,6 +27,7 @@ from vllm_mlx.core.errors import (
         (Overloaded("No.", retry_after_s=2), 503, "overloaded_error"),
         (EngineDead("No."), 503, "api_error"),
         (GenerationError("No."), 500, "api_error"),
+        (GrammarLimit("No.", param="tools"), 400, "invalid_request_error"),
     ],
 )
 def test_errors(error: VLLMMLXError, status: int, kind: str) -> None:

@@ -18,6 +18,7 @@ from vllm_mlx.api.sealed import unseal
 from vllm_mlx.core.errors import (
     ContextLengthExceeded,
     GenerationError,
+    GrammarLimit,
     Overloaded,
 )
 from vllm_mlx.core.events import (
@@ -161,6 +162,7 @@ def test_a_failure_is_the_last_event() -> None:
     ("error", "code"),
     [
         (GenerationError("x"), "server_error"),
+        (GrammarLimit("x", param="text.format"), "invalid_prompt"),
         (Overloaded("x", retry_after_s=1), "rate_limit_exceeded"),
         (ContextLengthExceeded(num_prompt_tokens=9, max_model_len=8), "context_length_exceeded"),
     ],

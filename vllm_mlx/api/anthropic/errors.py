@@ -7,6 +7,7 @@ from ...core.errors import (
     Cancelled,
     ContextLengthExceeded,
     EngineDead,
+    GrammarLimit,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -59,7 +60,7 @@ def encode_error(error: VLLMMLXError) -> HTTPError:
             return HTTPError(404, _envelope("not_found_error", error.message), error.code)
         case TimeLimit():  # clients send again what is refused with 408
             return HTTPError(422, _envelope(INVALID_REQUEST, error.message), error.code)
-        case RequestError():
+        case RequestError() | GrammarLimit():
             return HTTPError(400, _envelope(INVALID_REQUEST, error.message), error.code)
         case Cancelled():
             return HTTPError(CANCELLED_STATUS, _envelope(INVALID_REQUEST, error.message), CANCELLED)

@@ -6,6 +6,7 @@ from typing import Any
 from ...core.errors import (
     Cancelled,
     EngineDead,
+    GrammarLimit,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -57,7 +58,7 @@ def error_detail(error: VLLMMLXError) -> ErrorDetail:
             return _detail(message, "overloaded_error", code=error.code)
         case ModelNotFound():
             return _detail(message, INVALID_REQUEST, param="model", code=error.code)
-        case RequestError():
+        case RequestError() | GrammarLimit():
             return _detail(message, INVALID_REQUEST, param=error.param, code=error.code)
         case Cancelled():
             return _detail(message, INVALID_REQUEST, code=CANCELLED)
@@ -95,7 +96,7 @@ def _status(error: VLLMMLXError) -> int:
             return 429
         case Overloaded() | EngineDead():
             return 503
-        case RequestError():
+        case RequestError() | GrammarLimit():
             return 400
         case _:
             return 500

@@ -2,7 +2,7 @@
 
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
-from ...core.errors import ContextLengthExceeded, Overloaded, VLLMMLXError
+from ...core.errors import ContextLengthExceeded, GrammarLimit, Overloaded, VLLMMLXError
 from ...core.events import Finished, GenerationEvent
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
 from .decode import ResponseSpec
@@ -155,6 +155,8 @@ def response_error(error: VLLMMLXError) -> ResponseError:
             code = "rate_limit_exceeded"
         case ContextLengthExceeded():
             code = "context_length_exceeded"
+        case GrammarLimit():
+            code = "invalid_prompt"
         case _:
             code = "server_error"
     return ResponseError(code=code, message=error.message)

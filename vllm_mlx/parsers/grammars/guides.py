@@ -41,7 +41,7 @@ def _body(guide: Guide, writer: LarkWriter) -> str:
         case Regex(pattern):
             return f"/{in_slashes(pattern)}/"
         case Choice(options):
-            return either(map(literal, options))
+            return writer.terminal(either(map(literal, options)))  # of one lexeme: as many literals are too many items
         case Grammar():
             return f"@{_INNER}"
         case StructuralTag(structures, triggers):
