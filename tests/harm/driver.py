@@ -96,7 +96,10 @@ class Driver:
                 time.sleep(LINGER_S)
             seen = self._heart.rest()
             times = (time.monotonic() - started_s, vitals.cpu_s() - cpu_s, vitals.loop_cpu_s() - loop_cpu_s)
-            left = self.settle()
+            try:
+                left = self.settle()
+            except ServerLost as error:
+                raise ServerLost(f"{error}; {peak[0] >> 20} MB of memory at the peak") from error
         after_bytes = self._settled_memory(before_bytes)
         return Observation(outcomes, seen, *times, before_bytes, max([before_bytes, *peak]), after_bytes, left)
 
@@ -108,8 +111,7 @@ class Driver:
             try:
                 left = self.target.left()
             except httpx.HTTPError as error:
-                memory = f"its memory was {self.target.vitals.memory_bytes() >> 20} MB"
-                raise ServerLost(f"/v1/status: {type(error).__name__}: {error}; {memory}") from error
+                raise ServerLost(f"/v1/status: {type(error).__name__}: {error}") from error
             if not left and not (left := self._work()):
                 return ()
         return tuple(left)

@@ -17,10 +17,10 @@ ATTACK = Attack("attack", CHAT, (Shot((b"x" * 1000,)),))
 BENIGN = Attack("benign", CHAT, (Shot((b"x" * 1000,)),))
 
 
-def seen(*, health_s: float = 0.01, kept_mb: int = 0, left: tuple[str, ...] = ()) -> Observation:
+def seen(*, health_s: float = 0.01, cpu_s: float = 0.1, kept_mb: int = 0, left: tuple[str, ...] = ()) -> Observation:
     answers = (Outcome((Answer(400, JSON, OPENAI),)),)
     before = 100 * MB
-    return Observation(answers, Seen([health_s]), 1, 0.1, 0.1, before, before, before + kept_mb * MB, left)
+    return Observation(answers, Seen([health_s]), 1, cpu_s, 0.1, before, before, before + kept_mb * MB, left)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,16 @@ def judged(attacks: list[Observation], benign: list[Observation]) -> list[str]:
 
 
 def test_a_delay_counts_when_it_comes_each_time() -> None:
-    assert judged([seen(health_s=1.0)] * 3, [seen()] * 3) == ["event loop"]
+    assert judged([seen(health_s=0.5, cpu_s=0.6)] * 3, [seen()] * 3) == ["event loop"]
+
+
+def test_a_short_delay_without_work_of_the_server_is_the_machine_s() -> None:
+    assert judged([seen(health_s=0.5)] * 3, [seen()] * 3) == []
+    assert judged([seen(health_s=5.0)] * 3, [seen()] * 3) == ["event loop"]
 
 
 def test_a_delay_that_does_not_come_again_is_the_machine_s() -> None:
-    assert judged([seen(health_s=1.0), seen()], [seen()] * 2) == []
+    assert judged([seen(health_s=1.0, cpu_s=1.0), seen()], [seen()] * 2) == []
 
 
 def test_a_delay_that_benign_requests_cause_too_is_no_fault() -> None:
