@@ -13,14 +13,16 @@ from tests.harm.cases import Drawing
 from tests.harm.driver import Attack
 from tests.harm.fields import Document
 from tests.harm.gate import Gate, attack
+from tests.harm.judge import faults_of_answer
 from tests.harm.media import blank_png
 from tests.harm.protocols import PROTOCOLS
 from tests.harm.target import ATTACKER
-from tests.harm.values import SURROGATE, repeated
-from tests.harm.wire import Shot, request
+from tests.harm.values import SURROGATE, Raw, dumps, repeated
+from tests.harm.wire import Shot, fire, request
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (PROTOCOLS[name].paths[0] for name in PROTOCOLS)
 SEEDS = range(1, 6)
+HUGE = Raw("1" + "0" * 400)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,12 @@ def chat(content: Any = "Hi", **fields: Any) -> Any:
 
 def response(**fields: Any) -> Any:
     return {"input": "Hi", "max_output_tokens": 1, **fields}
+
+
+def tool(protocol: str, schema: Any, choice: str = "auto") -> Any:
+    make = PROTOCOLS[protocol].tool
+    assert make is not None
+    return make(schema, choice)
 
 
 def frames(side: int, *others: str) -> Any:
@@ -80,6 +88,63 @@ ATTACKS: dict[str, Attack] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_that_once_succeeded_harms_nobody(gate: Gate, name: str) -> None:
     assert gate.faults(ATTACKS[name]) == []
+
+
+INTEGERS = {
+    CHAT: ["max_tokens", "max_completion_tokens", "top_k", "seed", "n", "min_tokens", "thinking_token_budget"],
+    COMPLETIONS: ["max_tokens", "top_k", "seed", "n", "best_of", "logprobs"],
+    MESSAGES: ["max_tokens", "top_k"],
+    RESPONSES: ["max_output_tokens", "top_k", "seed"],
+}
+BASES: dict[str, Any] = {CHAT: chat(), COMPLETIONS: {"prompt": "Hi"}, MESSAGES: chat(), RESPONSES: response()}
+REFUSED: list[tuple[str, Any]] = [
+    *((path, {**BASES[path], name: HUGE}) for path, names in INTEGERS.items() for name in names),
+    (CHAT, chat(stop_token_ids=[HUGE])),
+    (COMPLETIONS, {"prompt": [HUGE]}),
+    (MESSAGES, chat(thinking={"type": "enabled", "budget_tokens": HUGE})),
+    *((path, {**BASES[path], "model": SURROGATE}) for path in BASES),
+    *((path, {**BASES[path], SURROGATE: 1}) for path in BASES),
+    (RESPONSES, response(metadata={"k": SURROGATE})),
+    (RESPONSES, response(metadata={"k": SURROGATE}, stream=True)),
+    (RESPONSES, response(instructions=SURROGATE)),
+    (RESPONSES, response(previous_response_id=SURROGATE)),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": SURROGATE}]}),
+    (RESPONSES, tool("responses", {"type": "object", "properties": {SURROGATE: {"type": "string"}}})),
+    (RESPONSES, response(text={"format": {"type": "json_schema", "name": "x", "schema": {"const": SURROGATE}}})),
+]
+ODD_SCHEMAS: list[Any] = [
+    {"type": "object", "properties": 5},
+    {"type": "object", "anyOf": [{"properties": [1]}]},
+    {"type": "object", "properties": {"a": {"type": "string", "format": ["x"]}}},
+    {"type": "object", "properties": {"a": {"$ref": 5}}},
+    {"type": "object", "properties": {"a": {"anyOf": [0]}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {
+        "a": {"type": ["string", "integer"], "anyOf": [{"type": "string"}, {"$ref": "#/$defs/a"}]}}},
+]  # fmt: skip
+REFUSED += [(CHAT, tool("chat", schema, choice)) for schema in ODD_SCHEMAS for choice in ("strict", "required")]
+
+
+def test_no_odd_value_is_an_internal_error(gate: Gate) -> None:
+    """All at once: none of them is worth a heartbeat of its own."""
+    shots = [Shot((request(path, dumps(body), ATTACKER),)) for path, body in REFUSED]
+    outcomes = fire(gate.driver.target.port, tuple(shots), 60)
+    faults = [
+        f"{path} {body}: {fault}"
+        for (path, body), outcome in zip(REFUSED, outcomes, strict=True)
+        for answer in outcome.answers
+        for fault in faults_of_answer(answer, path)
+    ]
+    assert faults == []
+    assert all(outcome.missing is None for outcome in outcomes)
+    assert gate.driver.settle() == ()
+
+
+def test_the_status_stays_short_after_long_errors(gate: Gate) -> None:
+    long = "x" * 1_000_000
+    bodies = [chat(**{long: 1}), {"messages": [{"role": long, "content": ""}]}, chat(response_format={"type": long})]
+    for body in [*bodies, chat(logit_bias={long: 1}), chat(tool_choice=long, tools=[])]:
+        assert gate.faults(attack(CHAT, body)) == []
+    assert len(gate.driver.target.get("/v1/status").content) < 200_000
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
