@@ -2,12 +2,30 @@
 
 import base64
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mlx.api.sealed import seal, unseal
+from vllm_mlx.api.sealed import MAX_UNSEALED_BYTES, Unsealer, seal
+from vllm_mlx.core.errors import InvalidParameter
+
+from .anthropic.bodies import decode as decode_messages
+from .responses.bodies import decode as decode_response
+
+
+def unseal(word: str) -> str | None:
+    return Unsealer().unseal(word, "messages")
+
+
+def messages_of(word: str, number: int) -> Any:
+    turn = {"role": "assistant", "content": [{"type": "thinking", "thinking": "", "signature": word}]}
+    return {"messages": [turn] * number}
+
+
+def responses_of(word: str, number: int) -> Any:
+    return {"input": [{"type": "reasoning", "encrypted_content": word}] * number}
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -24,6 +42,17 @@ def test_any_other_word_is_none(word: str) -> None:
     assert not unseal(word)
 
 
-def test_a_small_word_does_not_unpack_to_all_of_the_memory() -> None:
-    text = unseal(seal("x" * 20_000_000))
-    assert text is not None and len(text) == 16 * 1024 * 1024
+def test_the_words_of_one_request_unpack_to_a_bounded_length() -> None:
+    unsealer, half = Unsealer(), seal("x" * (MAX_UNSEALED_BYTES // 2))
+    for _ in range(2):
+        assert len(unsealer.unseal(half, "a") or "") == MAX_UNSEALED_BYTES // 2
+    with pytest.raises(InvalidParameter, match=str(MAX_UNSEALED_BYTES)):
+        unsealer.unseal(seal("x"), "a")
+
+
+@pytest.mark.parametrize(("decoder", "body"), [(decode_messages, messages_of), (decode_response, responses_of)])
+def test_sealed_reasoning_of_a_whole_conversation_is_bounded(decoder: Any, body: Any) -> None:
+    word = seal("x" * (MAX_UNSEALED_BYTES // 3))
+    decoder(**body(word, 3))
+    with pytest.raises(InvalidParameter, match="Leave the reasoning of earlier turns out"):
+        decoder(**body(word, 4))

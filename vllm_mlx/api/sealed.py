@@ -4,20 +4,44 @@ import base64
 import binascii
 import zlib
 
+from ..core.errors import InvalidParameter
+
 _PREFIX = "vllm-mlx.1."
-_MAX_CHARS = 16 * 1024 * 1024  # of unpacked reasoning: a small word must not unpack to all of the memory
+MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # of one request: a small word must not unpack to all of the memory
 
 
 def seal(text: str) -> str:
     return _PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
-def unseal(word: str) -> str | None:
-    """The text, or None for a word that is not ours."""
-    if not word.startswith(_PREFIX):
-        return None
-    try:
-        packed = base64.urlsafe_b64decode(word.removeprefix(_PREFIX))
-        return zlib.decompressobj().decompress(packed, _MAX_CHARS).decode()
-    except (binascii.Error, zlib.error, ValueError):
-        return None
+def may_hold_sealed(body: bytes) -> bool:
+    """Whether a request's body may hold such words, which take time to unpack."""
+    return _PREFIX.encode() in body
+
+
+class Unsealer:
+    """For one request."""
+
+    def __init__(self) -> None:
+        self._num_left = MAX_UNSEALED_BYTES
+
+    def unseal(self, word: str, param: str) -> str | None:
+        """The text, or None for a word that is not ours. Raises InvalidParameter where all are too long together."""
+        if not word.startswith(_PREFIX):
+            return None
+        try:
+            packed = base64.urlsafe_b64decode(word.removeprefix(_PREFIX))
+            unpacked = zlib.decompressobj().decompress(packed, self._num_left + 1)
+            self._take(len(unpacked), param)
+            return unpacked.decode()
+        except (binascii.Error, zlib.error, ValueError):
+            return None
+
+    def _take(self, num_bytes: int, param: str) -> None:
+        self._num_left -= num_bytes
+        if self._num_left < 0:
+            raise InvalidParameter(
+                f"The sealed reasoning of this request is longer than {MAX_UNSEALED_BYTES} bytes, which is all that is "
+                "taken. Leave the reasoning of earlier turns out.",
+                param=param,
+            )

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
+from ..api.sealed import may_hold_sealed
 from ..core.errors import RequestError
 from ..core.limits import RequestLimits
 from .json_bytes import LARGE_BYTES, read_json
@@ -67,8 +68,9 @@ class _JSONRequest(Request):
 
 
 async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False) -> T:
-    """On the thread for bodies, where the body is long or `is_long`: `work` takes the longer, the more it holds."""
-    if is_long or len(await http.body()) >= LARGE_BYTES:
+    """On the thread for bodies, where the body is long, may unpack to a long one, or `is_long` says so."""
+    body = await http.body()
+    if is_long or len(body) >= LARGE_BYTES or may_hold_sealed(body):
         return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
     return work()
 

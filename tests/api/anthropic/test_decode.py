@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from vllm_mlx.api.anthropic.tools import MAX_INTRODUCED_CHARS
 from vllm_mlx.core.messages import (
     ImagePart,
     Message,
@@ -297,3 +298,13 @@ def test_max_tokens_is_required() -> None:
 
     with pytest.raises(ValidationError, match="max_tokens"):
         MessagesBody.model_validate({"messages": HI})
+
+
+def test_what_the_messages_introduce_is_bounded() -> None:
+    """A short block stands for a whole definition."""
+    tool = {"name": "f", "description": "x" * (MAX_INTRODUCED_CHARS // 2), "input_schema": {}, "defer_loading": True}
+    reference = {"type": "tool_reference", "tool_name": "f"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [reference]}
+    decode(tools=[tool], messages=[{"role": "user", "content": [result]}])
+    refused = refusal(tools=[tool], messages=[{"role": "user", "content": [result, result]}])
+    assert str(MAX_INTRODUCED_CHARS) in refused

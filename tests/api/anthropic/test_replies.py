@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.anthropic.fold import MessageFold
-from vllm_mlx.api.sealed import unseal
+from vllm_mlx.api.sealed import Unsealer
 from vllm_mlx.core.errors import GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Finished,
@@ -154,7 +154,7 @@ def test_omitted_thinking_travels_in_the_signature() -> None:
     assert "why" not in wire
     [block] = accumulated(wire)["content"]
     assert block == folded(events, thinking="sealed")["content"][0]
-    assert block["thinking"] == "" and unseal(block["signature"]) == "why so"
+    assert block["thinking"] == "" and Unsealer().unseal(block["signature"], "a") == "why so"
 
 
 def test_shown_thinking_has_a_signature_too() -> None:

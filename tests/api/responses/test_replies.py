@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from vllm_mlx.api.responses.encode import ResponseStream, response_error
 from vllm_mlx.api.responses.fold import ResponseFold
 from vllm_mlx.api.responses.tools import Tools
-from vllm_mlx.api.sealed import unseal
+from vllm_mlx.api.sealed import Unsealer
 from vllm_mlx.core.errors import (
     ContextLengthExceeded,
     GenerationError,
@@ -131,7 +131,7 @@ def test_a_custom_call_is_its_text(arguments: tuple[str, ...], text: str) -> Non
 
 def test_reasoning_is_packed_into_the_item_where_the_client_asks_for_it() -> None:
     reasoning, *_ = folded(THINKS_AND_CALLS, **EVERYTHING)["output"]
-    assert unseal(reasoning["encrypted_content"]) == "Need files.\n"
+    assert Unsealer().unseal(reasoning["encrypted_content"], "a") == "Need files.\n"
 
 
 def test_a_reply_cut_by_its_limit_is_incomplete() -> None:

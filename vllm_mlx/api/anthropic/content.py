@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ...core.errors import Unsupported, shown
 from ...core.messages import ImagePart, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
-from ..sealed import unseal
+from ..sealed import Unsealer
 from .schema import (
     AssistantMessage,
     Base64Source,
@@ -73,7 +73,7 @@ def decode_result(block: ToolResultBlock, names: dict[str, str], tools: Toolbox,
     return ToolResultPart(call_id, content, names.get(call_id), bool(block.is_error))
 
 
-def decode_assistant(message: AssistantMessage) -> tuple[Part, ...]:
+def decode_assistant(message: AssistantMessage, unsealer: Unsealer, path: str) -> tuple[Part, ...]:
     if isinstance(message.content, str):
         return (TextPart(message.content),)
     parts: list[Part] = []
@@ -82,7 +82,7 @@ def decode_assistant(message: AssistantMessage) -> tuple[Part, ...]:
             case TextBlock(text=text):
                 parts.append(TextPart(text))
             case ThinkingBlock():
-                thinking = block.thinking or unseal(block.signature or "")
+                thinking = block.thinking or unsealer.unseal(block.signature or "", path)
                 if thinking:
                     parts.append(ReasoningPart(thinking))
             case RedactedThinkingBlock():

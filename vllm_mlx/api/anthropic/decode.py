@@ -10,6 +10,7 @@ from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ...core.request import Request, SamplingParams, check_stop
 from ...processing.quirks import without_client_marks
 from ..guides import decode_format, one_guide
+from ..sealed import Unsealer
 from .content import decode_assistant, decode_block, decode_result, decode_shown
 from .schema import (
     AssistantMessage,
@@ -106,13 +107,14 @@ def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message
     """Every message stays where it stands, system messages too. Results come before the text they were sent with."""
     messages: list[Message] = []
     names: dict[str, str] = {}
+    unsealer = Unsealer()
     if body.system:
         messages.append(Message("system", decode_shown(body.system, tools, "system")))
     for number, message in enumerate(body.messages):
         path = f"messages[{number}].content"
         match message:
             case AssistantMessage():
-                parts = decode_assistant(message)
+                parts = decode_assistant(message, unsealer, path)
                 names.update((part.call_id, part.name) for part in parts if isinstance(part, ToolCallPart))
                 messages.append(Message("assistant", parts))
             case SystemMessage():

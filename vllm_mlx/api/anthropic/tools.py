@@ -11,6 +11,9 @@ from .schema import ToolChange, WireTool, WireToolChoice
 _RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 
 
+MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block stands for a whole definition
+
+
 class Toolbox:
     """The order of the request is kept: the listed tools stand at the front of the prompt."""
 
@@ -22,6 +25,8 @@ class Toolbox:
                 continue
             spec = _spec(tool, f"tools[{number}]")
             (self.deferred if tool.defer_loading else self.listed).append(spec)
+        self._texts: dict[str, str] = {}  # of definitions that came later
+        self._num_introduced = 0  # characters
         self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
 
     def introduce(self, name: str) -> str:
@@ -29,7 +34,16 @@ class Toolbox:
         spec = self._by_name.get(name)
         if spec is None:
             return f"The tool {name} is not available."
-        return json.dumps(spec.to_openai(), ensure_ascii=False)
+        if name not in self._texts:
+            self._texts[name] = json.dumps(spec.to_openai(), ensure_ascii=False)
+        self._num_introduced += len(self._texts[name])
+        if self._num_introduced > MAX_INTRODUCED_CHARS:
+            raise InvalidParameter(
+                f"The tools that the messages introduce take more than {MAX_INTRODUCED_CHARS} characters in all, which "
+                "is all that is taken. Introduce each tool once.",
+                param="messages",
+            )
+        return self._texts[name]
 
     def add(self, change: ToolChange, path: str) -> str:
         if change.definition is not None:

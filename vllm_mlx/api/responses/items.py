@@ -16,7 +16,7 @@ from ...core.messages import (
 )
 from ..arguments import decode_arguments
 from ..images import decode_image
-from ..sealed import unseal
+from ..sealed import Unsealer
 from .fields import SKIPPED_ITEMS
 from .schema import (
     CallOutputItem,
@@ -51,6 +51,7 @@ class _Conversation:
         self._messages: list[Message] = []
         self._reply: list[Part] = []  # of the assistant, not yet a message
         self._names: dict[str, str] = {}
+        self._unsealer = Unsealer()
 
     def add(self, item: WireItem, path: str) -> None:
         match item:
@@ -59,7 +60,7 @@ class _Conversation:
             case MessageItem():
                 self._append(Message(_ROLES[item.role], _parts(item.content, f"{path}.content")))
             case ReasoningItem():
-                self._reply += _reasoning(item)
+                self._reply += _reasoning(item, self._unsealer, path)
             case FunctionCallItem():
                 self._call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
             case CustomCallItem():
@@ -95,10 +96,14 @@ class _Conversation:
             self._reply = []
 
 
-def _reasoning(item: ReasoningItem) -> list[Part]:
+def _reasoning(item: ReasoningItem, unsealer: Unsealer, path: str) -> list[Part]:
     """The text itself, else what we packed it into, else its summary, which from this server is the text too."""
     text = "".join(part.text for part in item.content or ())
-    text = text or unseal(item.encrypted_content or "") or "\n".join(part.text for part in item.summary or ())
+    text = (
+        text
+        or unsealer.unseal(item.encrypted_content or "", path)
+        or "\n".join(part.text for part in item.summary or ())
+    )
     return [ReasoningPart(text)] if text else []
 
 
