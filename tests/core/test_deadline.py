@@ -24,3 +24,10 @@ def test_cancelled_work_ends_at_its_next_check() -> None:
     assert deadline.remaining_s == 0
     with pytest.raises(Cancelled):
         deadline.check()
+
+
+def test_work_that_was_cancelled_since_its_time_was_over_names_the_limit() -> None:
+    deadline = Deadline(0.0, "It took longer than 0 s (--limit).")
+    deadline.cancel()
+    with pytest.raises(TimeLimit, match="--limit"):
+        deadline.check()

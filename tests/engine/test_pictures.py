@@ -2,17 +2,24 @@
 
 import asyncio
 import base64
+import gc
+import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.deadline import Deadline
+from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.async_engine import AsyncEngine
 
-from ..processing.images.samples import encode
+from ..processing.images.samples import corners, encode
 from .vision_harness import picture
 
 
@@ -40,6 +47,58 @@ def test_texts_and_known_pictures_do_not_wait_behind_pictures_that_are_prepared(
         assert min(await asyncio.gather(*waiting)) > await engine.count_tokens(request())
 
     asyncio.run(main())
+
+
+def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine):
+    async def main() -> None:
+        with engine._processor._vision._lock:  # until both have come as far as the checkpoint's processor
+            large = asyncio.create_task(engine.count_tokens(request(*range(20, 32))))
+            small = asyncio.create_task(engine.count_tokens(request(40)))
+            while not engine._pictures._renderer._turns._waiting:
+                await asyncio.sleep(0.001)
+        await small
+        assert not large.done()
+        await large
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
+    deadline = Deadline(60, "")
+
+    async def main() -> None:
+        with engine._processor._vision._lock:
+            preparing = asyncio.create_task(engine._pictures.prepare(request(50, 51), deadline))
+            while engine._pictures._renderer._turns._num_free:
+                await asyncio.sleep(0.001)
+            deadline.cancel()
+        with pytest.raises(Cancelled):
+            await preparing
+
+    asyncio.run(main())
+
+
+def test_a_refused_request_leaves_nothing_of_its_images_in_memory(engine):
+    """Also before any garbage collection: no cycle holds what the error came through."""
+
+    broken = ImagePart("data:image/png;base64," + base64.b64encode(encode(corners())[:-30]).decode())
+
+    async def refuse() -> list[weakref.ref[Any]]:
+        [message] = request(*range(60, 64)).messages
+        parts = (*message.parts, broken)
+        with suppress(InvalidImage):
+            await engine.submit(Request(request_id="r", messages=(Message("user", parts),)))
+        return [weakref.ref(part) for part in message.parts if isinstance(part, ImagePart)]
+
+    gc.disable()
+    try:
+        parts = asyncio.run(refuse())
+        patience = iter(range(200))
+        while any(part() for part in parts) and next(patience, None) is not None:
+            time.sleep(0.01)  # threads are about to let go of their last piece of work
+        assert not any(part() for part in parts)
+    finally:
+        gc.enable()
 
 
 def test_a_picture_that_is_asked_for_many_times_at_once_is_one(engine):

@@ -26,8 +26,8 @@ class Deadline:
         self._is_cancelled = True
 
     def check(self) -> None:
-        """Raises Cancelled after `cancel`, and TimeLimit when the time is over."""
-        if self._is_cancelled:
-            raise Cancelled()
+        """Raises TimeLimit when the time is over, also of work that was cancelled then; else Cancelled after `cancel`."""
         if self._clock() >= self._end_s:
             raise TimeLimit(self._message)
+        if self._is_cancelled:
+            raise Cancelled()

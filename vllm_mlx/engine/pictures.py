@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ..core.deadline import Deadline
@@ -13,8 +13,10 @@ from ..core.request import Request
 from ..core.tracebacks import clear_locals
 from ..processing.images.loader import ImageLoader
 from ..processing.processor import Prepared, Processor
+from ..processing.rendition import Rendition
 from ..processing.tensors import Tensors
 from ..processing.vision import PixelsNeeded
+from ..processing.workers import Workers
 from .prompt_pool import PromptPool
 
 logger = logging.getLogger(__name__)
@@ -31,12 +33,12 @@ class RequestPictures:
         self._processor = processor
         self._loader = loader
         self._pool = pool
-        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="pictures")  # the processor is one at a time anyway
+        self._renderer = Workers(1, "pictures")  # the processor is one at a time anyway
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, request: Request, deadline: Deadline | None = None) -> Prepared:
-        """Of a request that shows something. `deadline`: None for none. Raises RequestError."""
+    async def prepare(self, request: Request, deadline: Deadline) -> Prepared:
+        """Of a request that shows something. Raises RequestError, and what the deadline raises."""
         try:
             try:
                 return await self._prepare(request, deadline, whole=False)
@@ -48,10 +50,10 @@ class RequestPictures:
             raise
 
     async def close(self) -> None:
-        self._renderer.shutdown(wait=False, cancel_futures=True)
+        self._renderer.close()
         await self._loader.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline | None, *, whole: bool) -> Prepared:
+    async def _prepare(self, request: Request, deadline: Deadline, *, whole: bool) -> Prepared:
         loop = asyncio.get_running_loop()
         parts, remake = self._processor.media_of(request), partial(self._ask, loop)
         prompts = partial(self._pool.run, tenant=request.tenant, deadline=deadline)
@@ -60,7 +62,11 @@ class RequestPictures:
             try:
                 known = await prompts(partial(show, known_only=True))
             except PixelsNeeded:
-                known = await loop.run_in_executor(self._renderer, show)
+                renditions: dict[MediaPart, Rendition] = {}
+                for part in dict.fromkeys(parts):  # one at a time, so that other requests have theirs in between
+                    render_one = partial(self._processor.show_part, request, part, shown, remake)
+                    renditions[part] = await self._renderer.run(deadline, render_one)
+                known = await prompts(partial(self._processor.with_media, request, renditions))
         return await prompts(partial(self._processor.prepare, *known, deadline=deadline))
 
     def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: Tensors) -> None:
@@ -79,7 +85,7 @@ class RequestPictures:
         try:
             async with self._loader.shown([part], salt=salt) as shown:
                 render = partial(self._processor.render, part, shown)
-                rendition = await asyncio.get_running_loop().run_in_executor(self._renderer, render)
+                rendition = await self._renderer.run(Deadline(math.inf, ""), render)
             if rendition.digest != tensors.digest:
                 raise InvalidImage(f"The picture of `{part.param}` is another one by now.", param=part.param)
             tensors.put(rendition.pieces)

@@ -1,7 +1,7 @@
 """Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -156,20 +156,29 @@ class Processor:
         tensors again, so that they need not stay. `known_only`: the processor is not run, which takes long.
         Raises RequestError; PixelsNeeded where pixels, or the processor, cannot be done without.
         """
-        parts, vision = self.media_of(request), self._vision
+        parts = dict.fromkeys(self.media_of(request))
+        renditions = {part: self.show_part(request, part, shown, remake, known_only=known_only) for part in parts}
+        return self.with_media(request, renditions)
+
+    def show_part(
+        self, request: Request, part: MediaPart, shown: Shown, remake: Remake, *, known_only: bool = False
+    ) -> Rendition:
+        """One of the request's images or videos, as `show` shows them all. Raises as `show` does."""
+        vision, medium, salt = self._vision, shown[shown_as(part)], request.cache_salt
         assert vision is not None, "a model that takes no images refuses them"
-        salt, renditions = request.cache_salt, dict[MediaPart, Rendition]()
-        for number, part in numbered(parts):
-            if part not in renditions:
-                again, medium = partial(remake, part, salt), shown[shown_as(part)]
-                try:
-                    renditions[part] = vision.show(
-                        medium, _max_side(part), salt=salt, remake=again, known_only=known_only
-                    )
-                except InvalidImage as error:
-                    raise located(error, number, part) from error
+        try:
+            again = partial(remake, part, salt)
+            return vision.show(medium, _max_side(part), salt=salt, remake=again, known_only=known_only)
+        except InvalidImage as error:
+            number = next(number for number, each in numbered(self.media_of(request)) if each == part)
+            raise located(error, number, part) from error
+
+    def with_media(
+        self, request: Request, renditions: Mapping[MediaPart, Rendition]
+    ) -> tuple[Request, tuple[Rendition, ...]]:
+        """What `show` gives, of what `show_part` gave for each."""
         known = {part: type(part)(each.digest, text=each.text) for part, each in renditions.items()}
-        return replace_media(request, known), tuple(renditions[part] for part in parts)
+        return replace_media(request, known), tuple(renditions[part] for part in self.media_of(request))
 
     def output(self, prepared: Prepared) -> OutputProcessor:
         """For one of the request's replies."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from ..core.tracebacks import clear_locals
+
 T = TypeVar("T")
 
 
@@ -12,6 +14,11 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
+        return [task.result() for task in tasks]
     except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+        first = failed.exceptions[0]
+        clear_locals(failed)  # the group, the tasks and the first error would keep each other alive
+    try:
+        raise first  # outside of `except`, where the group would become its context
+    finally:
+        del first

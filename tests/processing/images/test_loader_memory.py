@@ -45,7 +45,7 @@ async def load(loader: ImageLoader, parts: list[MediaPart], deadline: Deadline |
 
 def drain(loader: ImageLoader) -> None:
     """Wait for what threads still decode of requests that are over."""
-    for pool in (loader._pool, loader._video_pool):
+    for pool in (loader._readers._pool, loader._decoders._pool, loader._video_workers._pool):
         met = threading.Barrier(pool._max_workers)
         for waiting in [pool.submit(met.wait) for _ in range(pool._max_workers)]:
             waiting.result()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -18,6 +17,7 @@ from ..videos.clip import Clip
 from ..videos.file import VideoFile
 from ..videos.frames import FrameFiles
 from ..videos.opener import VideoOpener
+from ..workers import Workers
 from .decode import ImageFile
 from .local import MediaRoot
 from .picture import Picture, Seen
@@ -88,13 +88,14 @@ class _Reader:
     name: str  # of all that decides what is made of them
     open: Callable[[bytes], ImageFile | VideoFile]
     whole: bool  # pixels are needed, also of what was seen before
+    workers: Workers  # that open it
 
     def digest(self, data: bytes) -> bytes:
         return blake2b(data, digest_size=16, key=blake2b(self.name.encode()).digest()).digest()
 
 
 class MediaFiles:
-    """Used on one event loop; what takes long runs in `pool`."""
+    """Used on one event loop; what takes long runs on other threads."""
 
     def __init__(
         self,
@@ -102,14 +103,17 @@ class MediaFiles:
         root: MediaRoot,
         web: WebImages,
         recent: RecentPictures,
-        pool: Executor,
+        workers: Workers,
+        video_workers: Workers,
         videos: VideoOpener | None,
     ) -> None:
+        """`video_workers`: that count the frames of a video, which may take as long as decoding it."""
         self._config = config
         self._root = root
         self._web = web
         self._recent = recent
-        self._pool = pool
+        self._workers = workers
+        self._video_workers = video_workers
         self._videos = videos
         self._known = KnownAddresses()
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
@@ -130,12 +134,16 @@ class MediaFiles:
 
     def _image_reader(self, name: str, whole: bool) -> _Reader:
         max_pixels = self._config.max_image_pixels
-        return _Reader("image", name, lambda data: ImageFile(data, max_pixels=max_pixels), whole)
+        return _Reader("image", name, lambda data: ImageFile(data, max_pixels=max_pixels), whole, self._workers)
 
     def _video_reader(self, fps: float | None, allowance: Allowance) -> _Reader:
         assert self._videos is not None, "videos are refused before any is fetched"
         videos, deadline = self._videos, allowance.deadline
-        return _Reader("video", f"video {fps}", lambda data: videos.open(data, fps, deadline), allowance.whole)
+
+        def read(data: bytes) -> VideoFile:
+            return videos.open(data, fps, deadline)
+
+        return _Reader("video", f"video {fps}", read, allowance.whole, self._video_workers)
 
     async def _find_frames(
         self, part: VideoPart, sources: tuple[str, ...], videos: VideoOpener, allowance: Allowance
@@ -206,13 +214,7 @@ class MediaFiles:
 
     async def _opened(self, data: bytes, content: bytes, reader: _Reader, allowance: Allowance) -> Found:
         allowance.take(len(data))
-        return Found(content, await self._run(lambda: reader.open(data), allowance))
+        return Found(content, await reader.workers.run(allowance.deadline, lambda: reader.open(data)))
 
     async def _run(self, function: Callable[[], T], allowance: Allowance) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, in_time, allowance.deadline, function)
-
-
-def in_time(deadline: Deadline, function: Callable[[], T]) -> T:
-    """Begins nothing for a request whose time is over, or whose client has left."""
-    deadline.check()
-    return function()
+        return await self._workers.run(allowance.deadline, function)

@@ -3,22 +3,28 @@
 import asyncio
 from collections import deque
 
+_SMALL_SHARE = 8  # a request with at most one part in so many of all pixels is small
 
-class PixelGate:
-    """First come, first served: a large request is not overtaken for ever by small ones. Used on one event loop."""
+
+class PixelLane:
+    """First come, first served: a large request is not overtaken for ever by small ones."""
 
     def __init__(self, max_pixels: int):
-        self._max_pixels = self._free = max_pixels
+        self.max_pixels = self._free = max_pixels
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
     def num_pixels(self) -> int:
         """In memory now."""
-        return self._max_pixels - self._free
+        return self.max_pixels - self._free
+
+    def has_room(self, num_pixels: int) -> bool:
+        """Whether they may enter at once."""
+        return not self._waiting and num_pixels <= self._free
 
     async def enter(self, num_pixels: int) -> None:
         """Waits until they fit; `num_pixels` is at most all there are. Unless it is cancelled, `leave` must follow."""
-        if not self._waiting and num_pixels <= self._free:
+        if self.has_room(num_pixels):
             self._free -= num_pixels
             return
         turn = (asyncio.get_running_loop().create_future(), num_pixels)
@@ -44,3 +50,23 @@ class PixelGate:
             if not admitted.done():
                 admitted.set_result(None)
             # One that was cancelled meanwhile gives back what it got, in `enter`.
+
+
+class PixelGate:
+    """Used on one event loop. Small requests never wait for large ones: an eighth beyond `max_pixels` is theirs."""
+
+    def __init__(self, max_pixels: int):
+        self._main = PixelLane(max_pixels)
+        self._small = PixelLane(max_pixels // _SMALL_SHARE)
+
+    @property
+    def num_pixels(self) -> int:
+        """In memory now."""
+        return self._main.num_pixels + self._small.num_pixels
+
+    async def enter(self, num_pixels: int) -> PixelLane:
+        """The lane that they entered, and have to leave. `num_pixels` is at most `max_pixels`."""
+        is_small = num_pixels <= self._small.max_pixels
+        lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
+        await lane.enter(num_pixels)
+        return lane

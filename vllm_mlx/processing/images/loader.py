@@ -5,7 +5,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,10 @@ from ..videos.file import VideoFile
 from ..videos.frames import FrameFiles
 from ..videos.opener import VideoOpener
 from ..videos.sampling import FrameSampling
+from ..workers import Workers
 from .decode import ImageFile
-from .files import MAX_FILES_BYTES, Allowance, Found, MediaFiles, in_time
-from .gate import PixelGate
+from .files import MAX_FILES_BYTES, Allowance, Found, MediaFiles
+from .gate import PixelGate, PixelLane
 from .local import MediaRoot
 from .parts import located, numbered
 from .picture import Picture, Seen
@@ -35,7 +36,8 @@ from .web import WebImages
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_DECODERS = 2  # of images
+_READERS = 2  # threads that hash and open files, which takes milliseconds
+_DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
 _GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
 
@@ -62,10 +64,11 @@ class ImageLoader:
         self._config = config
         self._web = web or WebImages(config)
         self._recent = RecentPictures(max_bytes=config.media_cache_bytes)
-        self._pool = ThreadPoolExecutor(_DECODERS, thread_name_prefix="picture")
-        self._video_pool = ThreadPoolExecutor(1, thread_name_prefix="video")  # so that images need not wait for one
+        self._readers = Workers(_READERS, "media file")
+        self._decoders = Workers(_DECODERS, "image")
+        self._video_workers = Workers(1, "video")  # so that images need not wait for one
         videos = None if sampling is None else VideoOpener(config, sampling)
-        self._files = MediaFiles(config, root, self._web, self._recent, self._pool, videos)
+        self._files = MediaFiles(config, root, self._web, self._recent, self._readers, self._video_workers, videos)
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
@@ -100,8 +103,8 @@ class ImageLoader:
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
             await asyncio.to_thread(self._thread.join)
         self._loop.close()
-        for pool in (self._pool, self._video_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._readers, self._decoders, self._video_workers):
+            workers.close()
 
     # -- on the loader's own loop
 
@@ -135,14 +138,14 @@ class ImageLoader:
 
     @asynccontextmanager
     async def _loaded(self, wanted: Sequence[_Wanted], allowance: Allowance) -> AsyncIterator[Shown]:
-        num_pixels, contents, decoded = 0, list[bytes](), list[Picture | Clip | Seen]()
+        lane: PixelLane | None = None
+        needed, contents, decoded = 0, list[bytes](), list[Picture | Clip | Seen]()
         try:
             async with _until(allowance.deadline):
                 found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
                 self._check_sum(found)
                 needed = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
-                await self._gate.enter(needed)
-                num_pixels = needed
+                lane = await self._gate.enter(needed)
                 self._recent.make_room(self._gate.num_pixels * _PIXEL_BYTES)
                 contents = [each.content for each in found]
                 jobs = [(item, each) for item, each in zip(wanted, found, strict=True)]
@@ -152,7 +155,8 @@ class ImageLoader:
             yield {shown_as(item.part): each for item, each in zip(wanted, decoded, strict=True)}
         finally:
             allowance.give_back()
-            self._gate.leave(num_pixels)
+            if lane is not None:
+                lane.leave(needed)
             self._recent.make_room(self._gate.num_pixels * _PIXEL_BYTES)
             for content, each in zip(contents, decoded, strict=False):  # nothing was decoded where one was refused
                 self._recent.put(content, each)
@@ -179,10 +183,9 @@ class ImageLoader:
     async def _decode(self, found: Found, deadline: Deadline) -> Picture | Clip | Seen:
         match found.image:
             case ImageFile() as file:
-                return await self._loop.run_in_executor(self._pool, in_time, deadline, file.decode)
+                return await self._decoders.run(deadline, file.decode)
             case VideoFile() | FrameFiles() as video:
-                work = partial(video.decode, deadline)
-                return await self._loop.run_in_executor(self._video_pool, in_time, deadline, work)
+                return await self._video_workers.run(deadline, partial(video.decode, deadline))
             case decoded:
                 return decoded
 

@@ -1,0 +1,76 @@
+"""Threads for the work of many requests, which take turns: one with much work lets the others in between."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from ..core.deadline import Deadline
+
+T = TypeVar("T")
+
+
+class Workers:
+    """Used on one event loop. A request is known by its deadline: no two have the same."""
+
+    def __init__(self, num_threads: int, name: str):
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._turns = _Turns(num_threads)
+
+    async def run(self, deadline: Deadline, function: Callable[[], T]) -> T:
+        """Nothing is begun for a request whose time is over, or whose client has left. Raises as the deadline does."""
+        async with self._turns.turn(deadline):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _in_time, deadline, function)
+
+    def close(self) -> None:
+        """What is running goes on to its end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Turns:
+    """Places that requests get in rotation, however many each asks for."""
+
+    def __init__(self, num_places: int):
+        self._num_free = num_places
+        self._waiting: OrderedDict[Deadline, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, request: Deadline) -> AsyncIterator[None]:
+        await self._enter(request)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, request: Deadline) -> None:
+        if self._num_free:
+            self._num_free -= 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it was given this place just before
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """The next request has the place; whether it wants another, it learns after all others had theirs."""
+        while self._waiting:
+            request, places = self._waiting.popitem(last=False)
+            place = places.popleft()
+            if places:
+                self._waiting[request] = places
+            if not place.cancelled():
+                place.set_result(None)
+                return
+        self._num_free += 1
+
+
+def _in_time(deadline: Deadline, function: Callable[[], T]) -> T:
+    deadline.check()
+    return function()
