@@ -31,9 +31,19 @@ class Bench:
         self.plans = []
 
     def add(self, num_prompt: int, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Sequence:
+        return self.ask("", num_prompt, max_tokens, stops)
+
+    def ask(self, tenant: str, num_prompt: int, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Sequence:
         seq_id = len(self.seqs)
         prompt = PromptInputs(token_ids=tuple((seq_id * 13 + i) % 50 for i in range(num_prompt)))
-        seq = Sequence(seq_id=seq_id, prompt=prompt, sampling=None, max_tokens=max_tokens, stop_token_ids=stops)
+        seq = Sequence(
+            seq_id=seq_id,
+            prompt=prompt,
+            sampling=None,
+            max_tokens=max_tokens,
+            stop_token_ids=stops,
+            tenant=tenant,
+        )
         self.seqs[seq_id] = seq
         self.updates[seq_id] = []
         self.scheduler.add(seq)

@@ -1,9 +1,10 @@
 """Decides what the next step runs. Pure: no mlx, no clock, no text.
 
-First come, first served. A sequence waits, is admitted when a place and memory are free, prefills in chunks up to
-one token short of its end, and decodes. Under memory pressure the youngest running sequence goes back to the front
-of the queue; it resumes from what the prefix cache kept of it and computes the rest again from its own tokens, which
-gives the same continuation. Cached state yields to live rows: it is evicted before anything waits or is preempted.
+First come, first served, and tenants take turns. A sequence waits, is admitted when a place and memory are free,
+prefills in chunks up to one token short of its end, and decodes. Under memory pressure the youngest running sequence
+of the tenant that has most goes back to the front of the queue; it resumes from what the prefix cache kept of it and
+computes the rest again from its own tokens, which gives the same continuation. Cached state yields to live rows: it is
+evicted before anything waits or is preempted.
 """
 
 from collections import deque
@@ -17,9 +18,11 @@ from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, PrefillChunk, Restore, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .grouping import DecodeGroups
-from .pacing import MIN_CHUNK, PrefillPacer
+from .pacing import PrefillPacer
 from .pool import Pool
+from .prefilling import plan_prefill
 from .prefix import PrefixCache
+from .turns import Turns
 
 RESERVED_OUTPUT = 2048  # tokens of reply that admission sets memory aside for; preemption stands behind it
 
@@ -42,6 +45,7 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of admission: the last is the youngest
+        self._turns = Turns(lambda row: footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens)))
         self._groups = DecodeGroups(can_batch=can_batch)
         self._release: list[int] = []
         self._captures: list[Capture] = []  # of rows that leave
@@ -82,12 +86,12 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         if self._prefix_cache is not None:
             self._prefix_cache.open(seq)
+        self._turns.join(seq)
         self._waiting.append(seq)
 
     def abort(self, seq_id: int) -> bool:
         """Forget a sequence, wherever it is. False if it was not here (any more)."""
-        seq = self._find(seq_id)
-        if seq is None:
+        if (seq := self._find(seq_id)) is None:
             return False
         self._finish(seq, FinishReason.ABORT)
         return True
@@ -123,8 +127,7 @@ class Scheduler:
         if self._prefix_cache is not None:
             self._prefix_cache.forget_planned(but=self._captures)
         self._preempt_if_short()
-        if not (self.pool.is_crowded and self._running):
-            self._admit()
+        self._admit()
         groups = self._plan_decode()
         prefill = self._plan_prefill(decoding=bool(groups))
         plan = StepPlan(
@@ -148,7 +151,8 @@ class Scheduler:
         self._set_apart(output.suspects)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += self._tell_started()
-        updates += self._progress(seq_id for seq_id, _ in output.prefilled)
+        prefilled = (seq_id for seq_id, _ in output.prefilled)
+        updates += [SequenceUpdate.of(self._running[seq_id]) for seq_id in prefilled if seq_id in self._running]
         updates += self._take_tokens(output.tokens)
         self._untold = None
         return [update for update in updates if update is not None]
@@ -156,20 +160,44 @@ class Scheduler:
     # -- admission and memory
 
     def _admit(self) -> None:
-        """From the front of the queue, as far as places and memory go. Who shares a prefix under way waits for it."""
-        for seq in list(self._waiting):
-            if len(self._running) >= self._max_num_seqs:
+        """In turn, as far as places and memory go. Who shares a prefix under way waits for it."""
+        following: set[int] = set()
+        while (seq := self._turns.next(self._waiting, self._running.values(), following)) is not None:
+            is_full = len(self._running) >= self._max_num_seqs or (self.pool.is_crowded and self._running)
+            if is_full and not self._turns.are_taken:
                 return
             if self._follows_another(seq):
+                following.add(seq.seq_id)
                 continue
-            expected = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
-            rows_bytes = self._row_bytes(extra=0)
-            if self._running and rows_bytes + self._footprint.bytes_at(expected) > self.pool.num_bytes:
+            if not self._make_room(seq):
                 return
+            rows_bytes = self._row_bytes(extra=0)
             self._waiting.remove(seq)
             self._running[seq.seq_id] = seq
             self._start(seq)
             self._shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
+
+    def _make_room(self, seq: Sequence) -> bool:
+        """Whether there is a place and memory, after rows of a tenant that has more than this one went back in line."""
+        num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
+        coming_bytes = self._footprint.bytes_at(num_tokens)
+        while self._running:
+            lacks_place = len(self._running) >= self._max_num_seqs
+            lacks_bytes = self._row_bytes(extra=0) + coming_bytes > self.pool.num_bytes
+            if not (lacks_place or lacks_bytes or self.pool.is_crowded):
+                return True
+            rows = [row for row in self._rows() if row not in self._started]
+            row = self._turns.row_above(seq, rows, coming_bytes=coming_bytes, lacks_place=lacks_place)
+            if row is None:
+                return False
+            if not (lacks_place or lacks_bytes):
+                return True  # should memory be short again, that tenant's rows go first
+            self._preempt(row)
+        return True
+
+    def _rows(self) -> list[Sequence]:
+        """Those that hold state, the youngest last."""
+        return [seq for seq in self._running.values() if seq.seq_id not in self._drained]
 
     def _start(self, seq: Sequence) -> None:
         if seq.scheduled_s is None:
@@ -198,21 +226,21 @@ class Scheduler:
         return any(cache.follow(seq, leader) for leader in leaders)
 
     def _preempt_if_short(self) -> None:
-        """Memory for the next step: cached state goes first, then the youngest row's place."""
+        """Memory for the next step: cached state goes first, then rows give up their places."""
         needed = self._row_bytes(extra=1)
         self.pool.use(needed + self._kept_bytes())
         while needed > self.pool.num_bytes:
-            rows = [seq for seq in self._running.values() if seq.seq_id not in self._drained]
+            rows = self._rows()
             if len(rows) < 2:
                 break
-            self._preempt(rows[-1])
+            self._preempt(self._turns.row_to_preempt(rows))
+            self.pool.crowd()
             needed = self._row_bytes(extra=1)
         self._shrink_cache(needed)
 
     def _preempt(self, seq: Sequence) -> None:
         self._return_to_line(seq)
         seq.num_preemptions += 1
-        self.pool.crowd()
         self.num_preemptions += 1
 
     def _return_to_line(self, seq: Sequence, *, keep: bool = True) -> None:
@@ -276,8 +304,7 @@ class Scheduler:
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all running rows once each decoding row has grown by `extra` tokens."""
-        rows = {row: seq for row, seq in self._running.items() if row not in self._drained}
-        lengths = {row: max(seq.num_tokens, seq.num_computed_tokens) for row, seq in rows.items()}
+        lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._rows()}
         lengths |= self._groups.padded({row: seq.num_computed_tokens for row, seq in self._running.items()})
         return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
 
@@ -295,40 +322,19 @@ class Scheduler:
         groups = self._groups.plan({row: seq.num_computed_tokens for row, seq in rows.items()})
         for seq in rows.values():
             seq.num_computed_tokens += 1
+            self._turns.charge(seq, 1)
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
     def _plan_prefill(self, *, decoding: bool) -> tuple[PrefillChunk, ...]:
-        """The oldest prompt gets at least half of the step; prompts that fit in what is left ride along whole."""
         queue = [seq for seq in self._running.values() if seq.status is SequenceStatus.PREFILLING]
-        if not queue:
-            return ()
-        budget_s = self._pacer.step_budget_s(decoding=decoding)
-        riders, spent_s = [], 0.0
-        for seq in queue[1:]:
-            start = seq.num_computed_tokens
-            num_left = seq.prefill_end - start
-            cost_s = self._pacer.chunk_s(num_left, start)
-            if num_left <= self._pacer.chunk_tokens(budget_s, start) and spent_s + cost_s <= budget_s / 2:
-                riders.append((seq, num_left))
-                spent_s += cost_s
-        head = self._chunk(queue[0], self._pacer.chunk_tokens(budget_s - spent_s, queue[0].num_computed_tokens))
-        chunks = [head, *(self._chunk(seq, num_tokens) for seq, num_tokens in riders)]
-        spent_s += self._pacer.chunk_s(head.end - head.start, head.start)
-        rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
-        for seq in rest:  # the head took less than its share
-            start = seq.num_computed_tokens
-            if spent_s + self._pacer.chunk_s(MIN_CHUNK, start) > budget_s:
-                break
-            chunk = self._chunk(seq, self._pacer.chunk_tokens(budget_s - spent_s, start))
-            spent_s += self._pacer.chunk_s(chunk.end - chunk.start, chunk.start)
-            chunks.append(chunk)
-        return tuple(chunk for chunk in chunks if chunk.end > chunk.start)
+        return plan_prefill(self._turns.in_turn(queue), self._pacer, self._chunk, decoding=decoding)
 
     def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
         """May be empty."""
         start, cache = seq.num_computed_tokens, self._prefix_cache
         end = self._chunk_end(seq, max_tokens)
         seq.num_computed_tokens = end
+        self._turns.charge(seq, end - start)
         if end == seq.prefill_end:
             seq.status = SequenceStatus.DECODING
         capture = cache.plan_chunk_capture(seq, end) if cache is not None and end > start else None
@@ -363,12 +369,8 @@ class Scheduler:
         here = [seq for seq in started if seq.seq_id in self._running]
         return [replace(SequenceUpdate.of(seq), num_computed_tokens=seq.num_cached_tokens) for seq in here]
 
-    def _progress(self, seq_ids: Iterable[int]) -> list[SequenceUpdate]:
-        return [SequenceUpdate.of(self._running[seq_id]) for seq_id in seq_ids if seq_id in self._running]
-
     def _fail(self, seq_id: int, error: VLLMMLXError) -> SequenceUpdate | None:
-        seq = self._find(seq_id)
-        if seq is None:
+        if (seq := self._find(seq_id)) is None:
             return None
         self._finish(seq, FinishReason.ABORT, keep=False)
         return SequenceUpdate(seq_id=seq_id, error=error)
@@ -380,6 +382,7 @@ class Scheduler:
         if self._untold is not None:
             self._untold.append(seq)
         self.pool.relieve()
+        self._turns.leave(seq)
         self._groups.forget(seq.seq_id)
         if self._running.pop(seq.seq_id, None) is not None:
             if seq.seq_id in self._drained:
