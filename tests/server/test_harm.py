@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harm.cases import Drawing
+from tests.harm.cases import Drawing, sealed_word
 from tests.harm.driver import Attack
 from tests.harm.fields import Document
 from tests.harm.gate import Gate, attack
@@ -21,8 +21,9 @@ from tests.harm.values import SURROGATE, Raw, dumps, repeated
 from tests.harm.wire import Shot, fire, request
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (PROTOCOLS[name].paths[0] for name in PROTOCOLS)
-SEEDS = range(1, 6)
+SEEDS = range(1, 5)
 HUGE = Raw("1" + "0" * 400)
+AMBIGUOUS = 'start: s\ns: s s s | s s | "a" | "b" | '
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,12 @@ def tool(protocol: str, schema: Any, choice: str = "auto") -> Any:
     return make(schema, choice)
 
 
+def sealed(protocol: str, num: int) -> Any:
+    make = PROTOCOLS[protocol].thoughts
+    assert make is not None
+    return make(sealed_word(b"a"), num)
+
+
 def frames(side: int, *others: str) -> Any:
     return chat([{"type": "video", "video": [*[blank_png(side)] * 8, *others]}])
 
@@ -65,12 +72,16 @@ ATTACKS: dict[str, Attack] = {
     "wrong blocks": attack(MESSAGES, chat(repeated(0, 500_000))),
     "small parts": attack(CHAT, chat(repeated({"type": "text", "text": ""}, 2_000_000))),
     "an ignored field of small pieces": attack(CHAT, chat(prediction=repeated({}, 2_000_000))),
-    "frames of many pixels": attack(CHAT, frames(3500)),
-    "refused frames of many pixels": attack(CHAT, frames(3500, blank_png(64)), num=2),
+    "frames of many pixels": attack(CHAT, frames(2500)),
+    "refused frames of many pixels": attack(CHAT, frames(2500, blank_png(64)), num=2),
     "a video of commas": attack(
         CHAT, chat([{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * 2_000_000}}])
     ),
     "texts far beyond the context": attack(COMPLETIONS, {"prompt": "the fox sees a river " * 200_000}, num=2),
+    "sealed thoughts, Messages": attack(MESSAGES, sealed("messages", 32)),
+    "sealed thoughts, Responses": attack(RESPONSES, sealed("responses", 32)),
+    "a grammar that is slow to step": attack(CHAT, chat("Go.", guided_grammar=AMBIGUOUS, max_tokens=150)),
+    "a regex that grows": attack(CHAT, chat("Go.", guided_regex="(a?){500}a{500}", max_tokens=60)),
     "many biases": attack(CHAT, chat(logit_bias={str(at): 1.5 for at in range(100_000)}), num=4),
     "a long stop string": attack(CHAT, chat(stop=["a" * 500_000 + "z"])),
     "pipelined, and the client leaves": Attack(
