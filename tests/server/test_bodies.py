@@ -117,13 +117,25 @@ def test_too_many_elements_are_refused_before_they_are_parsed(body: str, monkeyp
         read_json(body.encode())
 
 
-@pytest.mark.parametrize(
-    "text", ["\\n" * (MAX_TEXT_BYTES // 2 + 2**15), "é" * (MAX_TEXT_BYTES // 2)], ids=["escapes", "letters"]
-)
+LONG_TEXTS = {
+    "escapes": "\\n" * (MAX_TEXT_BYTES // 2 + 2**15),
+    "backslashes": "\\\\" * (MAX_TEXT_BYTES // 2 + 2**15),
+    "letters": "é" * (MAX_TEXT_BYTES // 2),
+    "one letter beyond ASCII": "a" * MAX_TEXT_BYTES + "é",
+    "one letter beyond ASCII, between quotes": ("a" * 60_000 + '\\"') * (MAX_TEXT_BYTES // 60_000 + 1) + "é",
+}
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
 def test_text_that_takes_the_parser_long_is_bounded(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_bytes, "from_json", None)
     with pytest.raises(InvalidParameter, match=f"{MAX_TEXT_BYTES} bytes of text"):
         read_json(f'["{text}"]'.encode())
+
+
+def test_long_images_beside_texts_are_taken() -> None:
+    image = "data:image/png;base64," + "A\\/" * 10 + "A" * MAX_TEXT_BYTES
+    assert len(read_json(f'["é, \\"", "{image}", "é"]'.encode())) == 3
 
 
 def test_long_texts_full_of_punctuation_are_taken() -> None:

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from vllm_mlx.api.text import MAX_DEPTH, is_deeper
-from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.limits import RequestLimits
+from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.connection import ConnectionLimits
@@ -66,6 +67,14 @@ def test_more_than_a_request_may_hold(server: Running, path: str, body: Any, par
     error = refused.json()["error"]
     assert flag in error["message"] and error.get("param") == param
     assert len(server.engine.requests) == num_before
+
+
+def test_a_schema_far_beyond_its_limit_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_mlx.core.limits.json.dumps", None)
+    for schema in ({"description": "x" * 500}, {"enum": [1] * 500}, {"properties": {str(n): {} for n in range(99)}}):
+        tool = ToolSpec("f", None, schema, param="tools")
+        with pytest.raises(InvalidParameter, match="--max-schema-bytes"):
+            RequestLimits(max_schema_bytes=200).check(Request(request_id="a", prompt="b", tools=(tool,)))
 
 
 def test_what_is_within_the_limits_is_taken(server: Running) -> None:

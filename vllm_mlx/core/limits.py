@@ -1,7 +1,7 @@
 """How much one request may hold, whichever protocol carried it. Knows no wire format."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class RequestLimits:
         self.check_messages(len(request.messages or ()))
         _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools")
         for param, schema in _schemas(request):
-            if schema and len(json.dumps(schema)) > self.max_schema_bytes:
+            if schema and _is_longer(schema, self.max_schema_bytes):
                 raise InvalidParameter(
                     f"A JSON schema in `{param}` is longer than {self.max_schema_bytes} bytes (--max-schema-bytes).",
                     param=param,
@@ -46,6 +46,19 @@ def _at_most(number: int, limit: int, param: str, noun: str) -> None:
     if number > limit:
         message = f"This request has {number} {noun}; the server takes at most {limit} (--max-{noun})."
         raise InvalidParameter(message, param=param)
+
+
+def _is_longer(schema: Any, max_bytes: int) -> bool:
+    """As JSON, which is written only where a glance at its texts and values does not tell."""
+    num_bytes, left = 0, [schema]
+    while left and num_bytes <= max_bytes:
+        value = left.pop()
+        num_bytes += len(value) + 2 if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+    return num_bytes > max_bytes or len(json.dumps(schema)) > max_bytes
 
 
 def _schemas(request: Request) -> Iterator[tuple[str, Any]]:

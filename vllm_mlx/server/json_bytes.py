@@ -7,6 +7,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
@@ -24,7 +25,7 @@ _TOO_DEEP = "recursion limit exceeded"  # the parser's own words
 
 _PIECE_BYTES = 64 * 1024  # read at a time, so that other threads get the lock in between
 _ESCAPE_BYTES = 12  # of a surrogate pair, the longest escape
-_TEXT_ESCAPES = _PIECE_BYTES // 32  # an encoder that escapes the slashes of base64 writes half as many
+_ESCAPES_OF_TEXT = 32  # bytes for each; an encoder that escapes the slashes of base64 writes half as many
 _NO_ESCAPE = re.compile(rb"[^\\]{%d}" % _ESCAPE_BYTES)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
 _HALF_PAIR = re.compile(
@@ -74,17 +75,38 @@ def _with_whole_pairs(text: bytes) -> bytearray:
 
 
 def _check_text(text: bytes) -> None:
-    """Escapes, and characters beyond ASCII, take the parser many times as long as plain ASCII."""
-    num_bytes = 0
-    for start in range(0, len(text), _PIECE_BYTES):
-        piece = text[start : start + _PIECE_BYTES]
-        if not piece.isascii() or piece.count(b"\\") > _TEXT_ESCAPES:
-            num_bytes += len(piece)
-        if num_bytes > MAX_TEXT_BYTES:
+    """Strings with escapes, or with characters beyond ASCII, take the parser many times as long as plain ASCII."""
+    num_bytes, string = 0, _Stretch()
+    for piece in _pieces(text):
+        marks = piece.replace(rb"\\", b"__").replace(rb"\"", b"__")
+        start, end = marks.find(b'"'), marks.rfind(b'"')
+        if start < 0:
+            string = string.and_then(piece)
+        else:
+            num_bytes += string.and_then(piece[:start]).num_text_bytes
+            num_bytes += _Stretch().and_then(piece[start:end]).num_text_bytes
+            string = _Stretch().and_then(piece[end:])
+        if num_bytes + string.num_text_bytes > MAX_TEXT_BYTES:
             raise _refusal(
                 f"The request body holds more than {MAX_TEXT_BYTES} bytes of text that is escaped or not ASCII, which "
                 "is all that is taken. Shorten the texts."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Text without a quote that begins or ends a string."""
+
+    num_bytes: int = 0
+    is_plain: bool = True
+
+    def and_then(self, piece: bytes) -> "_Stretch":
+        is_plain = piece.isascii() and piece.count(b"\\") * _ESCAPES_OF_TEXT <= len(piece)
+        return _Stretch(self.num_bytes + len(piece), self.is_plain and is_plain)
+
+    @property
+    def num_text_bytes(self) -> int:
+        return 0 if self.is_plain else self.num_bytes
 
 
 def _check_elements(text: bytes) -> None:
@@ -130,7 +152,7 @@ def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:
-    """Cut where no escape is."""
+    """Cut where no escape is, unless there are more escapes than are taken."""
     start = 0
     while start < len(text):
         end = _next_cut(text, start + _PIECE_BYTES)
@@ -139,11 +161,12 @@ def _pieces(text: bytes) -> Iterator[bytes]:
 
 
 def _next_cut(text: bytes, at: int) -> int:
-    while at < len(text):
+    end = min(len(text), at + MAX_TEXT_BYTES + _PIECE_BYTES)
+    while at < end:
         if found := _NO_ESCAPE.search(text, at, at + _PIECE_BYTES):
             return found.end()
         at += _PIECE_BYTES - _ESCAPE_BYTES
-    return len(text)
+    return end
 
 
 def _refusal(message: str) -> InvalidParameter:

@@ -199,8 +199,9 @@ def test_chat_template_kwargs_go_first() -> None:
 def test_earlier_items_come_before_the_new_ones() -> None:
     from vllm_mlx.api.responses.decode import decode_response
     from vllm_mlx.api.responses.schema import ResponsesBody
+    from vllm_mlx.api.responses.stored import as_input
 
-    before = decoded(input="first").items
+    before = as_input(decoded(input="first").kept.items)
     body = ResponsesBody.model_validate({"input": "second", "instructions": "I"})
     again = decode_response(body, earlier=before, reply_id="resp_2", model="tiny", created_at=5)
     assert again.request.messages is not None
@@ -209,7 +210,7 @@ def test_earlier_items_come_before_the_new_ones() -> None:
         TextPart("first"),
         TextPart("second"),
     ]
-    assert len(again.items) == 1
+    assert len(again.kept.items) == 1
 
 
 PART = "input[0].content[0]"

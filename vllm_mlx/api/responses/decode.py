@@ -13,6 +13,7 @@ from ..guides import decode_format
 from ..thinking import budget_in, decode_thinking
 from .fields import BODY_FIELDS, INCLUDED
 from .items import decode_items
+from .kept_input import KeptInput, kept_input
 from .schema import InputText, MessageItem, ResponsesBody, WireItem
 from .tools import Tools, decode_tool_choice, decode_tools
 
@@ -37,11 +38,11 @@ class ResponseSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedResponse:
-    """`items`: the input of this request alone, as it is stored."""
+    """`kept`: the input of this request alone, where the response is stored."""
 
     request: Request
     reply: ResponseSpec
-    items: tuple[WireItem, ...]
+    kept: KeptInput
 
 
 def decode_response(
@@ -82,7 +83,8 @@ def decode_response(
         tools=tools,
         echo=_echo(body),
     )
-    return DecodedResponse(request=request, reply=spec, items=items)
+    kept = kept_input(items, reply_id) if spec.store else KeptInput()
+    return DecodedResponse(request=request, reply=spec, kept=kept)
 
 
 def _input_items(body: ResponsesBody) -> tuple[WireItem, ...]:

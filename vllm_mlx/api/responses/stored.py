@@ -33,28 +33,8 @@ class StoredResponse:
 
 
 def stored(decoded: DecodedResponse, reply: ResponseReply, previous_id: str | None) -> StoredResponse:
-    unique = reply.id.removeprefix("resp_")
-    items: list[dict[str, Any]] = []
-    for number, item in enumerate(decoded.items):
-        given = item.model_dump(exclude_unset=True)
-        if not isinstance(given.get("id"), str):
-            given["id"] = f"in_{unique}{number:04}"
-        items.append({"id": given["id"], **given, "type": item.type})
-    num_bytes = len(reply.to_json()) + sum(map(_num_bytes, items))
-    return StoredResponse(reply=reply, input=tuple(items), previous_id=previous_id, num_bytes=num_bytes)
-
-
-def _num_bytes(value: Any) -> int:
-    """About what it is as JSON, which images make too long to write for this."""
-    match value:
-        case dict():
-            return sum(_num_bytes(key) + _num_bytes(each) + 2 for key, each in value.items()) + 2
-        case list():
-            return sum(_num_bytes(each) + 1 for each in value) + 2
-        case str():
-            return len(value) + 2
-        case _:
-            return 8
+    num_bytes = len(reply.to_json()) + decoded.kept.num_bytes
+    return StoredResponse(reply=reply, input=decoded.kept.items, previous_id=previous_id, num_bytes=num_bytes)
 
 
 def as_input(items: Sequence[Mapping[str, Any]]) -> list[WireItem]:

@@ -1,0 +1,39 @@
+"""The input of a response as it is kept: wire items, each with an id. Made once, since a long one takes time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .schema import WireItem
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    items: tuple[Mapping[str, Any], ...] = ()
+    num_bytes: int = 0
+
+
+def kept_input(items: Sequence[WireItem], reply_id: str) -> KeptInput:
+    unique = reply_id.removeprefix("resp_")
+    kept = tuple(_with_id(item, f"in_{unique}{number:04}") for number, item in enumerate(items))
+    return KeptInput(kept, sum(map(_num_bytes, kept)))
+
+
+def _with_id(item: WireItem, item_id: str) -> dict[str, Any]:
+    """Its own id, where it has one."""
+    given = item.model_dump(exclude_unset=True)
+    own_id = given.pop("id", None)
+    return {"id": own_id if isinstance(own_id, str) else item_id, **given, "type": item.type}
+
+
+def _num_bytes(value: Any) -> int:
+    """About what it is as JSON, which images make too long to write for this."""
+    match value:
+        case dict():
+            return sum(_num_bytes(key) + _num_bytes(each) + 2 for key, each in value.items()) + 2
+        case list():
+            return sum(_num_bytes(each) + 1 for each in value) + 2
+        case str():
+            return len(value) + 2
+        case _:
+            return 8
