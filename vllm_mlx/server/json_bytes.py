@@ -16,7 +16,7 @@ from ..api.text import MAX_DEPTH, is_deeper
 from ..core.errors import InvalidParameter
 
 LARGE_BYTES = 64 * 1024
-MAX_PARTS = 500_000
+MAX_PARTS = 300_000
 MAX_VALUES = 2_000_000  # enough for a million token ids
 MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
 
@@ -25,7 +25,8 @@ _TOO_DEEP = "recursion limit exceeded"  # the parser's own words
 
 _PIECE_BYTES = 64 * 1024  # read at a time, so that other threads get the lock in between
 _ESCAPE_BYTES = 12  # of a surrogate pair, the longest escape
-_ESCAPES_OF_TEXT = 32  # bytes for each; an encoder that escapes the slashes of base64 writes half as many
+_ESCAPES_OF_TEXT = 24  # bytes for each; encoders that escape slash and plus in base64 write fewer
+_BEYOND_ASCII = re.compile(rb"\\u(?!00[0-7])")
 _NO_ESCAPE = re.compile(rb"[^\\]{%d}" % _ESCAPE_BYTES)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
 _HALF_PAIR = re.compile(
@@ -101,7 +102,8 @@ class _Stretch:
     is_plain: bool = True
 
     def and_then(self, piece: bytes) -> "_Stretch":
-        is_plain = piece.isascii() and piece.count(b"\\") * _ESCAPES_OF_TEXT <= len(piece)
+        is_ascii = piece.isascii() and not _BEYOND_ASCII.search(piece)
+        is_plain = is_ascii and piece.count(b"\\") * _ESCAPES_OF_TEXT <= len(piece)
         return _Stretch(self.num_bytes + len(piece), self.is_plain and is_plain)
 
     @property
