@@ -19,8 +19,6 @@ from ...core.tracebacks import clear_locals
 from ..byte_room import ByteRoom
 from ..tasks import together
 from ..videos.clip import Clip
-from ..videos.file import VideoFile
-from ..videos.frames import FrameFiles
 from ..videos.opener import VideoOpener
 from ..videos.sampling import FrameSampling
 from ..workers import Workers
@@ -181,13 +179,12 @@ class ImageLoader:
             )
 
     async def _decode(self, found: Found, deadline: Deadline) -> Picture | Clip | Seen:
-        match found.image:
-            case ImageFile() as file:
-                return await self._decoders.run(deadline, file.decode)
-            case VideoFile() | FrameFiles() as video:
-                return await self._video_workers.run(deadline, partial(video.decode, deadline))
-            case decoded:
-                return decoded
+        image = found.image
+        if isinstance(image, Picture | Clip | Seen):
+            return image
+        if isinstance(image, ImageFile):
+            return await self._decoders.run(deadline, image.decode)
+        return await self._video_workers.run(deadline, partial(image.decode, deadline))
 
 
 @asynccontextmanager
