@@ -134,6 +134,14 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     assert decode(progressive(2)).width == 64
 
 
+def test_what_follows_the_end_of_a_jpeg_is_not_counted() -> None:
+    """Phones append a video to a photograph, and its bytes are any bytes."""
+    photograph = encode(corners(64, 48), "JPEG", quality=100)
+    assert quarters(decode(photograph + b"\xff\xda\0\x02" * 200)) == "RGBK"
+    thumbnail = b"\xff\xe1\0\x06\xff\xd9\xff\xd9"  # a segment that holds the end of another image
+    assert "scans" in refusal(photograph[:2] + thumbnail + progressive(200)[2:])
+
+
 def test_a_bmp_that_would_be_decoded_in_python_is_refused() -> None:
     bmp = bytearray(encode(corners().convert("P"), "BMP"))
     bmp[30:34] = (1).to_bytes(4, "little")  # BI_RLE8

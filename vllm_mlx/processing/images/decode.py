@@ -4,6 +4,7 @@ Of an animation it is the first frame. Colour profiles are not applied.
 """
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,9 @@ _UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
 }
 _STRIP_PIXELS = 1 << 20
 _MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each costs a pass over all pixels
+_MAX_MARKERS = 10_000  # of a JPEG that are looked at; a photograph has less than a hundred
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # not a restart of a scan, nor the byte FF in its data
+_IMAGE_START, _IMAGE_END, _SCAN = b"\xd8", b"\xd9", b"\xda"
 # Pillow reads each chunk or segment of a file with a few calls, in Python, and keeps many of them as objects. A large
 # photograph takes hundreds of reads, a PNG of 20 MB in chunks of 8 kB ten thousand.
 _MAX_READS = 100_000
@@ -58,7 +62,7 @@ class ImageFile:
             raise InvalidImage(f"it is {what_else(data)}.") from error
         if self.num_pixels > max_pixels:
             raise InvalidImage(_too_large(f"{self.width} × {self.height}", max_pixels))
-        if is_jpeg and data.count(b"\xff\xda") > _MAX_SCANS:
+        if is_jpeg and _has_many_scans(data):
             raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it again as a baseline JPEG.")
         if is_slow:
             raise InvalidImage("it is a BMP with run-length compression, which is not read. Send it as a PNG.")
@@ -103,6 +107,24 @@ def _opened(data: bytes) -> Iterator[PillowFile]:
         yield image
     finally:
         image.close()
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """Up to the end of the image: phones append a second image or a video to a photograph."""
+    if data.count(b"\xff" + _SCAN) <= _MAX_SCANS:
+        return False
+    at = num_scans = 0
+    for _ in range(_MAX_MARKERS):
+        found = _MARKER.search(data, at)
+        if found is None or found[1] == _IMAGE_END:
+            return False
+        at = found.end()
+        if found[1] != _IMAGE_START:
+            at += max(2, int.from_bytes(data[at : at + 2]))  # the length of the segment
+        num_scans += found[1] == _SCAN
+        if num_scans > _MAX_SCANS:
+            return True
+    return True
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
