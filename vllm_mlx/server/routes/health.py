@@ -11,7 +11,9 @@ from ..ports import Engine
 def health_routes(engine: Engine) -> APIRouter:
     router = APIRouter(tags=["Server"])
 
-    @router.get("/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}})
+    @router.get(
+        "/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}}
+    )
     async def health() -> JSONResponse:
         """`ok` as long as the engine steps, however busy it is."""
         if engine.is_healthy:
