@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from vllm_mlx.core.deadline import Deadline
-from vllm_mlx.core.errors import Cancelled, TimeLimit
+from vllm_mlx.core.errors import Cancelled, Overloaded, TimeLimit
 from vllm_mlx.engine import prompt_pool
 from vllm_mlx.engine.prompt_pool import MAX_THREADS, TENANT_THREADS, PromptPool
 
@@ -148,6 +148,43 @@ def test_work_that_was_given_up_ends_before_it_begins() -> None:
         with pytest.raises(Cancelled):
             await jobs.ask("given up", deadline=deadline)
         assert not jobs.begun
+
+    with_jobs(check)
+
+
+def test_work_that_has_not_started_is_refused_at_shutdown() -> None:
+    async def check(jobs: Jobs) -> None:
+        running = jobs.ask("a"), jobs.ask("b")
+        await jobs.until_begun("a", "b")
+        waiting = jobs.ask("waiting")
+        await asyncio.sleep(0)
+        jobs.pool.shutdown()
+        with pytest.raises(Overloaded, match="shutting down"):
+            await waiting
+        with pytest.raises(Overloaded, match="shutting down"):
+            await jobs.ask("late")
+        jobs.end("a", "b")
+        assert await asyncio.gather(*running) == ["a", "b"]
+
+    with_jobs(check)
+
+
+def test_work_that_waits_for_a_thread_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_pool, "_WITHOUT_DEADLINE_S", 0.0)
+    monkeypatch.setattr(prompt_pool, "HANG_SLACK_S", 0.0)
+    monkeypatch.setattr(prompt_pool, "MAX_THREADS", 1)
+
+    async def check(jobs: Jobs) -> None:
+        first = jobs.ask("first", deadline=Deadline(60, ""))
+        await jobs.until_begun("first")
+        waiting = jobs.ask("waiting")
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(prompt_pool, "_WITHOUT_DEADLINE_S", 60.0)
+        jobs.end("first")
+        await jobs.until_begun("waiting")
+        assert jobs.pool.error() is None
+        jobs.end("waiting")
+        await asyncio.gather(first, waiting)
 
     with_jobs(check)
 

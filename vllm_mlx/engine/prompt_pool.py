@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..core.deadline import Deadline
+from ..core.errors import Overloaded
 from .watchdog import place_in, stack_of
 
 logger = logging.getLogger(__name__)
@@ -21,8 +23,9 @@ MAX_THREADS = 8
 TENANT_THREADS = 2  # of one tenant, of which one takes long prompts: short ones do not wait behind those
 MAX_LONG = 2  # long prompts of all tenants at once, since tokenising takes some hundred bytes for each character
 HANG_SLACK_S = 10.0  # a single call into a library may outlast the deadline by so much
-_WITHOUT_DEADLINE_S = 60.0  # after which work that nobody waits for counts as hung
+_WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
+_RETRY_S = 5.0  # for a client that finds the pool shut down
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +34,7 @@ class _Job:
     tenant: str
     is_long: bool
     deadline: Deadline | None
-    hangs_at_s: float  # from then on, by the monotonic clock, it counts as hung if it still runs
+    hangs_at_s: float = math.inf  # known once it starts: from then on, by the monotonic clock, it counts as hung
     result: "Future[Any]" = field(default_factory=Future)
     thread_id: int | None = None
     is_reported: bool = False
@@ -39,6 +42,10 @@ class _Job:
     @property
     def is_hung(self) -> bool:
         return time.monotonic() > self.hangs_at_s
+
+    def start_clock(self) -> None:
+        limit_s = _WITHOUT_DEADLINE_S if self.deadline is None else self.deadline.remaining_s
+        self.hangs_at_s = time.monotonic() + limit_s + HANG_SLACK_S
 
     def run(self) -> None:
         if not self.result.set_running_or_notify_cancel():
@@ -64,9 +71,10 @@ class PromptPool:
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next tenant first
         self._running: list[_Job] = []
+        self._is_shut_down = False
 
     async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
-        """Raises what `work` raises, and what the deadline raises, which counts from now on.
+        """Raises what `work` raises, what the deadline raises, which counts from now on, and Overloaded at shutdown.
 
         Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
@@ -86,7 +94,7 @@ class PromptPool:
             self._drop(job)
 
     def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
-        """Work that no request waits for."""
+        """Work that no request waits for. Raises Overloaded after shutdown."""
         return self._add(partial(function, *args), tenant, None, False).result
 
     def error(self) -> str | None:
@@ -101,17 +109,21 @@ class PromptPool:
         return f"All {MAX_THREADS} threads that prepare prompts hang{place_in(stack_of(hung[0].thread_id))}."
 
     def shutdown(self) -> None:
+        """Work that has not started fails with Overloaded."""
         with self._lock:
+            self._is_shut_down = True
             waiting = [job for jobs in self._waiting.values() for job in jobs]
             self._waiting.clear()
         for job in waiting:
-            job.result.cancel()
+            if job.result.set_running_or_notify_cancel():
+                job.result.set_exception(_shut_down())
         self._threads.shutdown(wait=False)
 
     def _add(self, work: Callable[[], Any], tenant: str, deadline: Deadline | None, is_long: bool) -> _Job:
-        limit_s = _WITHOUT_DEADLINE_S if deadline is None else deadline.remaining_s
-        job = _Job(work, tenant, is_long, deadline, time.monotonic() + limit_s + HANG_SLACK_S)
+        job = _Job(work, tenant, is_long, deadline)
         with self._lock:
+            if self._is_shut_down:
+                raise _shut_down()
             self._waiting.setdefault(tenant, deque()).append(job)
         self._start_waiting()
         return job
@@ -126,6 +138,7 @@ class PromptPool:
         with self._lock:
             while len(self._running) < MAX_THREADS and (job := self._next()) is not None:
                 self._take(job)
+                job.start_clock()
                 self._running.append(job)
                 self._threads.submit(self._run, job)
 
@@ -156,3 +169,7 @@ class PromptPool:
             with self._lock:
                 self._running.remove(job)
             self._start_waiting()
+
+
+def _shut_down() -> Overloaded:
+    return Overloaded("The server is shutting down.", retry_after_s=_RETRY_S)
