@@ -17,6 +17,7 @@ from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.engine import preparing
 from vllm_mlx.engine.async_engine import AsyncEngine
 
 from ..processing.images.samples import corners, encode
@@ -68,14 +69,29 @@ def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
 
     async def main() -> None:
         with engine._processor._vision._lock:
-            preparing = asyncio.create_task(engine._pictures.prepare(request(50, 51), deadline))
+            running = asyncio.create_task(engine._pictures.prepare(request(50, 51), deadline))
             while engine._pictures._renderer._turns._num_free:
                 await asyncio.sleep(0.001)
             deadline.cancel()
         with pytest.raises(Cancelled):
-            await preparing
+            await running
 
     asyncio.run(main())
+
+
+def test_a_long_text_beside_a_picture_takes_the_place_of_a_long_prompt(engine, monkeypatch):
+    run, are_long = engine._pool.run, []
+
+    async def noted(*args: Any, is_long: bool = False, **options: Any) -> Any:
+        are_long.append(is_long)
+        return await run(*args, is_long=is_long, **options)
+
+    monkeypatch.setattr(engine._pool, "run", noted)
+    asyncio.run(engine.count_tokens(request(60)))
+    assert not any(are_long)
+    monkeypatch.setattr(preparing, "LONG_CHARS", 5)
+    asyncio.run(engine.count_tokens(request(60)))
+    assert are_long[-1]
 
 
 def test_a_refused_request_leaves_nothing_of_its_images_in_memory(engine):

@@ -37,14 +37,17 @@ class RequestPictures:
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, request: Request, deadline: Deadline) -> Prepared:
-        """Of a request that shows something. Raises RequestError, and what the deadline raises."""
+    async def prepare(self, request: Request, deadline: Deadline, *, is_long: bool = False) -> Prepared:
+        """Of a request that shows something. Raises RequestError, and what the deadline raises.
+
+        `is_long`: its text takes long to tokenise.
+        """
         try:
             try:
-                return await self._prepare(request, deadline, whole=False)
+                return await self._prepare(request, deadline, is_long=is_long, whole=False)
             except PixelsNeeded:
                 pass
-            return await self._prepare(request, deadline, whole=True)
+            return await self._prepare(request, deadline, is_long=is_long, whole=True)
         except BaseException as error:
             clear_locals(error)  # pixels, tensors and texts: whoever keeps the error need not keep these
             raise
@@ -53,7 +56,7 @@ class RequestPictures:
         self._renderer.close()
         await self._loader.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline, *, whole: bool) -> Prepared:
+    async def _prepare(self, request: Request, deadline: Deadline, *, is_long: bool, whole: bool) -> Prepared:
         loop = asyncio.get_running_loop()
         parts, remake = self._processor.media_of(request), partial(self._ask, loop)
         prompts = partial(self._pool.run, tenant=request.tenant, deadline=deadline)
@@ -67,7 +70,7 @@ class RequestPictures:
                     render_one = partial(self._processor.show_part, request, part, shown, remake)
                     renditions[part] = await self._renderer.run(deadline, render_one)
                 known = await prompts(partial(self._processor.with_media, request, renditions))
-        return await prompts(partial(self._processor.prepare, *known, deadline=deadline))
+        return await prompts(partial(self._processor.prepare, *known, deadline=deadline), is_long=is_long)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: Tensors) -> None:
         """On the engine thread."""

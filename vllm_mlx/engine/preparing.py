@@ -69,7 +69,7 @@ class Preparations:
     async def _prepare(self, request: Request, deadline: Deadline) -> Prepared:
         """What the model does not take is refused before any of it is fetched."""
         if self._processor.media_of(request) and self._pictures is not None:
-            return await self._pictures.prepare(request, deadline)
+            return await self._pictures.prepare(request, deadline, is_long=is_long(request))
         work = partial(self._processor.prepare, request, deadline=deadline)
         return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
 
