@@ -12,7 +12,7 @@ from vllm_mlx.core.guide import Choice, Guide, JsonSchema
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.parsers.grammars import guide_grammar
-from vllm_mlx.runner.grammar_time import GRACE_S, TOKEN_S
+from vllm_mlx.runner.grammar_time import GRACE_S, REFILL, START_S, TOKEN_S, Grace
 from vllm_mlx.runner.masks import Masks
 
 from .walks import speaker
@@ -34,7 +34,7 @@ class Clock:
         return self.now_s
 
 
-def sequence(grammar: str, written: str = "") -> Sequence:
+def sequence(grammar: str, written: str = "", *, tenant: str = "") -> Sequence:
     one = speaker()
     matcher = one.compiler.compile(json.dumps({"grammars": [{"lark_grammar": grammar}]}), PARAM)
     return Sequence(
@@ -42,6 +42,7 @@ def sequence(grammar: str, written: str = "") -> Sequence:
         prompt=PromptInputs(token_ids=(1,)),
         sampling=TokenSampling(),
         max_tokens=9999,
+        tenant=tenant,
         stop_token_ids=one.tokenizer.eos_token_ids,
         constraint=Constraint(matcher=matcher, param=PARAM, mask_words=one.compiler.mask_words),
         output_token_ids=one.tokenizer.encode(written, add_special_tokens=False),
@@ -68,11 +69,30 @@ def test_a_grammar_that_takes_its_time_ends_its_own_row() -> None:
     tick_s = 0.05
     num_steps, error = steps_until_failure(Masks(Clock(tick_s)), sequence(LETTERS), 200)
     assert isinstance(error, GrammarLimit) and error.param == PARAM and PARAM in error.message
-    assert num_steps == pytest.approx(GRACE_S / (2 * tick_s - TOKEN_S), abs=2)
+    assert num_steps == pytest.approx((GRACE_S + START_S) / (2 * tick_s - TOKEN_S), abs=2)
 
 
 def test_a_grammar_in_time_goes_on() -> None:
     assert steps_until_failure(Masks(Clock(TOKEN_S / 3)), sequence(LETTERS), 400) == (400, None)
+
+
+def test_slow_grammars_of_one_tenant_share_one_grace() -> None:
+    masks = Masks(Clock(0.05))
+    first, _ = steps_until_failure(masks, sequence(LETTERS, tenant="ann"), 200)
+    second, error = steps_until_failure(masks, sequence(LETTERS, tenant="ann"), 200)
+    assert isinstance(error, GrammarLimit) and second <= 2 < first
+    other, _ = steps_until_failure(masks, sequence(LETTERS, tenant="ben"), 200)
+    assert other == pytest.approx(first, abs=1)
+
+
+def test_a_grace_comes_back_with_time_and_has_a_limit() -> None:
+    now_s = 0.0
+    grace = Grace(clock=lambda: now_s)
+    assert grace.spend(GRACE_S) and not grace.spend(0.1)
+    now_s += 0.2 / REFILL
+    assert grace.spend(0.09) and not grace.spend(0.1)
+    now_s += 100 * GRACE_S / REFILL
+    assert grace.spend(GRACE_S) and not grace.spend(0.01)
 
 
 def test_one_slow_mask_is_forgiven() -> None:

@@ -11,7 +11,7 @@ from llguidance.mlx import apply_token_bitmask
 from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
-from .grammar_time import Clock, thread_time
+from .grammar_time import Clock, Grace, thread_time
 from .row_constraint import RowConstraint
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class Masks:
         """`clock` measures what grammars take."""
         self._clock = clock
         self._rows: dict[int, RowConstraint] = {}
+        self._graces: dict[str, Grace] = {}  # by tenant, which are as many as there are API keys
         self._failed: list[tuple[int, GenerationError]] = []
 
     def has_any(self, seqs: Iterable[Sequence]) -> bool:
@@ -37,7 +38,8 @@ class Masks:
         if seq.constraint is None:
             return
         try:
-            self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock)
+            grace = self._graces.setdefault(seq.tenant, Grace())
+            self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock, grace)
         except Exception as error:  # whatever it is, it concerns this row alone
             self._fail(seq.seq_id, error)
 

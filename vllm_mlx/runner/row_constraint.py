@@ -10,7 +10,7 @@ import numpy as np
 from ..core.constraint import Constraint, Tag, TagWatch, ThoughtRule
 from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Sequence
-from .grammar_time import Clock, GrammarTime, thread_time
+from .grammar_time import Clock, Grace, GrammarTime, thread_time
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,): bit i of word w is token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)
@@ -30,9 +30,10 @@ class _Phase(Enum):
 class RowConstraint:
     """Rebuilt from its sequence at any time: it takes in the tokens that are known already."""
 
-    def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time):
+    def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time, grace: Grace | None = None):
+        """`clock` measures what the grammar takes, and `grace` pays for what is too much. None: a grace of its own."""
         self._constraint = constraint
-        self._time = GrammarTime(clock, constraint.param)
+        self._time = GrammarTime(clock, Grace() if grace is None else grace, constraint.param)
         self._rule = constraint.thought
         self._matcher = self._new_matcher()
         self._stop_ids = seq.stop_token_ids
