@@ -143,7 +143,18 @@ class PromptPool:
                 self._threads.submit(self._run, job)
 
     def _next(self) -> _Job | None:
-        return next((job for jobs in self._waiting.values() for job in jobs if self._may_start(job)), None)
+        """The first job that may start, found without a look at the jobs of tenants whose threads are all in use."""
+        working = [job for job in self._running if not job.is_hung]
+        takes_long = sum(job.is_long for job in working) < MAX_LONG
+        for tenant, jobs in self._waiting.items():
+            own = [job for job in working if job.tenant == tenant]
+            if len(own) >= TENANT_THREADS:
+                continue
+            may_be_long = takes_long and not any(job.is_long for job in own)
+            for job in jobs:
+                if may_be_long or not job.is_long:
+                    return job
+        return None
 
     def _take(self, job: _Job) -> None:
         """Out of the line; its tenant's next turn is after everybody else's."""
@@ -152,15 +163,6 @@ class PromptPool:
         self._waiting.move_to_end(job.tenant)
         if not jobs:
             del self._waiting[job.tenant]
-
-    def _may_start(self, job: _Job) -> bool:
-        working = [each for each in self._running if not each.is_hung]
-        own = [each for each in working if each.tenant == job.tenant]
-        if len(own) >= TENANT_THREADS:
-            return False
-        return not job.is_long or (
-            not any(each.is_long for each in own) and sum(each.is_long for each in working) < MAX_LONG
-        )
 
     def _run(self, job: _Job) -> None:
         try:
