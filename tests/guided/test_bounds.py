@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.guide import Guide, StructuralFormat
+from vllm_mlx.core.guide import Grammar, Guide, StructuralFormat
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.parsers import SchemaBudget
 from vllm_mlx.parsers.grammars import NO_HEADER, GuidedTool, guide_grammar, required_calls
@@ -157,3 +157,47 @@ def test_a_union_of_itself_is_refused(name: str) -> None:
     with pytest.raises(InvalidParameter, match="refers to itself") as caught:
         written(name, {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": union}})
     assert caught.value.param == "tools[0].properties.x"
+
+
+def patterns(num: int) -> list[dict[str, Any]]:
+    return [{"pattern": f"a{number}"} for number in range(num)]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": patterns(20)},
+        {"allOf": [{"allOf": patterns(6)}, {"anyOf": [{"allOf": patterns(6)}]}]},
+        {"allOf": [{"properties": {"p": each}} for each in patterns(20)]},
+        {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{n}": {"pattern": f"a{n}", "$ref": f"#/$defs/d{n + 1}"} for n in range(20)},
+        },
+    ],
+)
+def test_patterns_that_one_text_has_to_match_are_counted(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="joins more than 10 patterns"):
+        checked_schema(schema, "s")
+
+
+def test_patterns_of_different_texts_are_not_joined() -> None:
+    checked_schema({"properties": {f"p{n}": each for n, each in enumerate(patterns(50))}, "anyOf": patterns(50)}, "s")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: T\nT: " + " & ".join(["/a.*/"] * 12),
+        'start: T // "\nT: ' + " & ".join(["/a.*/"] * 12) + '// "',
+        "start: T # /\nT: " + " & ".join(["~/a.*/"] * 6) + "# /",
+        'start: %json {"allOf": [' + ", ".join(['{"pattern": "a"}'] * 12) + "]}",
+    ],
+)
+def test_operators_of_a_grammar_that_multiply_are_counted(text: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"more than 10|at most 10"):
+        guide_grammar(Guide(form=Grammar(text)), speaker().writer())
+
+
+def test_operators_in_texts_and_patterns_are_none() -> None:
+    text = "start: /[&~]/ | " + " | ".join(['"&&"', "/a&b\\/~/"] * 20) + " // &&&&&&&&&&&&"
+    guide_grammar(Guide(form=Grammar(text)), speaker().writer())

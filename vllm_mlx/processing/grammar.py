@@ -3,15 +3,17 @@
 import json
 import re
 import threading
-from collections import OrderedDict
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ..core.errors import InvalidParameter
+from .compile_thread import CompileThreads
+from .compiled_grammars import CompiledGrammars
 from .tokenizer import Tokenizer
 
 MAX_GRAMMAR_CHARS = 1 << 20
-_MAX_COMPILED = 128
+_LIMIT_S = 10  # seconds for one grammar
+_MAX_COMPILING = 2  # grammars at once, as many as there are threads for prompts
 _MAX_MESSAGE = 400
 _MAX_ROW_ITEMS = 2000  # 450 optional properties take 1,800
 _MAX_STEP_ITEMS = 20_000  # of one mask; ambiguous grammars reach it when a mask takes a tenth of a second
@@ -26,7 +28,8 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled = CompiledGrammars()
+        self._threads = CompileThreads(num_threads=_MAX_COMPILING, limit_s=_LIMIT_S)
         self._lock = threading.Lock()
         self.num_compiled = 0
 
@@ -34,25 +37,29 @@ class GrammarCompiler:
     def mask_words(self) -> int:
         return (self.vocab_size + 31) // 32
 
-    def compile(self, grammar: str, param: str) -> LLMatcher:
-        """A matcher at its start: copy it. Raises InvalidParameter, naming `param`, for what is no grammar."""
-        with self._lock:
-            known = self._compiled.get(grammar)
-            if known is not None:
-                self._compiled.move_to_end(grammar)
-                return known
+    def compile(self, grammar: str, param: str, tenant: str = "") -> LLMatcher:
+        """A matcher at its start: copy it. Raises InvalidParameter, naming `param`, for what is no grammar.
+
+        `tenant`: whose grammar it is; nobody else is served faster by it.
+        """
+        known = self._compiled.get(tenant, grammar)
+        if known is not None:
+            return known
         matcher = self._new(grammar, param)
+        self._compiled.add(tenant, grammar, matcher)
         with self._lock:
             self.num_compiled += 1
-            self._compiled[grammar] = matcher
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
         return matcher
 
     def _new(self, grammar: str, param: str) -> LLMatcher:
         if len(grammar) > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(f"`{param}` is too large: its grammar has {len(grammar)} characters.", param=param)
-        matcher = LLMatcher(self._read_vocabulary(), grammar, log_level=0, limits=_limits())
+        vocabulary = self._read_vocabulary()
+        try:
+            matcher = self._threads.run(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
+        except TimeoutError:
+            message = f"`{param}` takes more than {_LIMIT_S} s to compile as a grammar. Make it simpler."
+            raise InvalidParameter(message, param=param) from None
         if matcher.is_error():
             raise InvalidParameter(f"`{param}` makes no grammar: {_reason(matcher)}", param=param)
         return matcher

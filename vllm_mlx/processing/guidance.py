@@ -1,5 +1,6 @@
 """What a request asks of its reply → what bounds the reply's tokens. Any thread may call it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -32,6 +33,9 @@ _NO_MARKERS = (
     "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser and/or "
     "--reasoning-config to use thinking_token_budget."
 )
+
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class Guidance:
@@ -72,7 +76,7 @@ class Guidance:
             raise InvalidParameter(
                 "`thinking_token_budget` does not go with `enable_in_reasoning`.", param="thinking_token_budget"
             )
-        matcher = None if grammar is None else self._grammars.compile(grammar, param)
+        matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
         thought = None if in_reasoning else self._thought(request, prompt, budget, bounds_reply=matcher is not None)
         return Constraint(
             matcher=matcher,
@@ -179,6 +183,6 @@ def _in_lark(text: str, param: str) -> str:
     if "::=" not in text:
         return text
     try:
-        return str(any_to_lark(text))
+        return str(any_to_lark(_BLANK_LINES.sub("\n", text)))  # the converter takes quadratic time for blank lines
     except Exception as error:  # the converter raises bare Exceptions
         raise InvalidParameter(f"`{param}` is no GBNF grammar: {error}", param=param) from error

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
+from .conjunctions import check_grammar
 from .interrupted import interrupted_text
 from .json_schema import checked_schema
 from .lark import LarkWriter, either, in_slashes, literal, optional
@@ -26,6 +27,8 @@ NO_HEADER = Header()
 
 def guide_grammar(guide: Guide, writer: LarkWriter, header: Header = NO_HEADER, *, calls: str = "") -> str:
     """`calls`: an expression of what the reply may be instead. Raises InvalidParameter for a schema that cannot be."""
+    if isinstance(guide.form, Grammar):
+        check_grammar(guide.form.text, guide.param, writer.budget)
     if isinstance(guide.form, Grammar) and not calls and header == NO_HEADER:
         return grammars(guide.form.text)
     answer = f"{writer.text(header.answer)} {_body(guide, writer)}".strip()

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, shown
 from ..schema_budget import SchemaBudget
+from .conjunctions import check_conjunctions
 from .formats import FORMATS, NARROWED
 from .keyword_values import COUNTS, check_values
 
@@ -27,7 +28,10 @@ def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) 
 
     A format that no grammar is known for is left out: JSON Schema makes it an annotation. `budget` pays for it.
     """
-    return _checked(schema, param, MAX_SCHEMA_DEPTH, SchemaBudget() if budget is None else budget)
+    budget = SchemaBudget() if budget is None else budget
+    checked = _checked(schema, param, MAX_SCHEMA_DEPTH, budget)
+    check_conjunctions(checked, param, budget)
+    return checked
 
 
 def with_options(schema: Any, **options: Any) -> Any:
