@@ -1,14 +1,15 @@
 """The line before the engine is bounded, in length and in time, and who is refused leaves nothing behind."""
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.errors import ConfigError, TimeLimit, TooManyRequests
+from vllm_mlx.core.errors import TimeLimit, TooManyRequests
 from vllm_mlx.core.events import Failed, Finished
 from vllm_mlx.core.request import Request
+from vllm_mlx.engine import line as line_module
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.line import Line
 
@@ -85,57 +86,69 @@ def test_a_request_that_takes_too_long_is_ended(checkpoint):
     assert isinstance(last(short), Finished)
 
 
-def places(line: Line, tenant: str, wanted: int, held: ExitStack, num_choices: int = 1) -> int:
+async def places(line: Line, tenant: str, wanted: int, held: AsyncExitStack, num_choices: int = 1) -> int:
     """How many of the wanted requests of a tenant find a place, which they keep."""
     asked = Request(request_id="r", prompt="Hi", tenant=tenant)
     found = 0
     for _ in range(wanted):
         try:
-            held.enter_context(line.preparing(asked, num_choices))
+            await held.enter_async_context(line.preparing(asked, num_choices))
         except TooManyRequests:
             continue
         found += num_choices
     return found
 
 
+def found(line: Line, *asked: tuple) -> list[int]:
+    """The places that each of these in turn finds, and all keep."""
+
+    async def run() -> list[int]:
+        async with AsyncExitStack() as held:
+            return [await places(line, tenant, wanted, held, *num) for tenant, wanted, *num in asked]
+
+    return asyncio.run(run())
+
+
 @pytest.fixture
-def line() -> Line:
+def line(monkeypatch) -> Line:
+    monkeypatch.setattr(line_module, "_HOLD_S", 0.0)
     return Line(EngineConfig(model="m", max_num_seqs=2, max_queue=8), list)
 
 
 def test_one_tenant_may_fill_the_line_and_no_more(line):
-    with ExitStack() as held:
-        assert places(line, "ann", 20, held) == 10
+    assert found(line, ("ann", 20)) == [10]
 
 
 def test_a_tenant_finds_its_share_of_a_line_that_another_has_filled(line):
-    with ExitStack() as held:
-        places(line, "ann", 20, held)
-        assert places(line, "ben", 20, held) == 5
-        assert places(line, "ann", 20, held) == 0
-        assert places(line, "eve", 20, held) == 3
+    assert found(line, ("ann", 20), ("ben", 20), ("ann", 20), ("eve", 20)) == [10, 5, 0, 3]
 
 
 def test_a_tenant_with_nothing_in_line_always_finds_room(line):
-    with ExitStack() as held:
-        for number in range(30):
-            assert places(line, f"tenant {number}", 1, held) == 1
+    assert found(line, *((f"tenant {number}", 1) for number in range(30))) == [1] * 30
 
 
 def test_all_replies_of_a_request_have_to_fit(line):
-    with ExitStack() as held:
-        assert places(line, "", 1, held, num_choices=4) == 4
-        assert places(line, "", 1, held, num_choices=7) == 0
-        assert places(line, "", 1, held, num_choices=6) == 6
+    assert found(line, ("", 1, 4), ("", 1, 7), ("", 1, 6)) == [4, 0, 6]
 
 
 def test_a_request_of_more_replies_than_the_line_holds_is_served_alone(line):
-    with ExitStack() as held:
-        assert places(line, "", 1, held, num_choices=12) == 12
-        assert places(line, "", 1, held) == 0
+    assert found(line, ("", 1, 12), ("", 1)) == [12, 0]
 
 
-@pytest.mark.parametrize("settings", [{"max_queue": -1}, {"max_queue_s": 0}, {"max_request_s": -1}])
-def test_limits_that_cannot_be(settings):
-    with pytest.raises(ConfigError, match="must be"):
-        EngineConfig(model="m", **settings)
+def test_refusals_of_a_tenant_that_asks_again_at_once_are_held_back():
+    line = Line(EngineConfig(model="m", max_num_seqs=1, max_queue=1), list)
+
+    async def run() -> tuple[int, int]:
+        async with AsyncExitStack() as held:
+            await places(line, "ann", 2, held)
+            asked = [asyncio.create_task(places(line, "ann", 1, held)) for _ in range(30)]
+            other = asyncio.create_task(places(line, "ben", 3, held))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            answered = sum(task.done() for task in asked), await other
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            return answered
+
+    assert asyncio.run(run()) == (10, 1), "ten of the one who asks too often at once, and the other's refusals as well"

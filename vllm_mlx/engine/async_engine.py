@@ -141,7 +141,7 @@ class AsyncEngine:
         self._check_open()
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self._loop = asyncio.get_running_loop()
-        with self._line.preparing(request, request.sampling.n):
+        async with self._line.preparing(request, request.sampling.n):
             prepared = await self._preparations.prepare(request)
         self._check_open()
         seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
@@ -167,7 +167,7 @@ class AsyncEngine:
         Raises RequestError; ContextLengthExceeded for a prompt that is so long that it is not tokenised.
         """
         try:
-            with self._line.preparing(request, 1):
+            async with self._line.preparing(request, 1):
                 prepared = await self._preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:

@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
 
 from ..core.config import EngineConfig
 from ..core.errors import TimeLimit, TooManyRequests
@@ -15,6 +14,8 @@ from .generation import Generation
 from .stats import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # that a refused client is asked to wait
+_QUICK_REFUSALS = 10  # of one tenant in a second; later ones are held back, since clients that ask again cost time
+_HOLD_S = 1.0
 
 
 class Line:
@@ -26,10 +27,11 @@ class Line:
         self._open_generations = open_generations
         self._preparing: Counter[str] = Counter()  # replies to requests that become prompts, by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
+        self._refusals: dict[str, tuple[float, int]] = {}  # by tenant: when a second began, and how many since
         self.num_refused = 0
 
-    @contextmanager
-    def preparing(self, request: Request, num_choices: int) -> Iterator[None]:
+    @asynccontextmanager
+    async def preparing(self, request: Request, num_choices: int) -> AsyncIterator[None]:
         """While a request becomes a prompt, it stands in the line. Raises TooManyRequests where that is full.
 
         Each tenant has a share of it. A tenant with nothing in it finds room for one reply at any time.
@@ -39,7 +41,9 @@ class Line:
         held.update(tenant for tenant, _ in replies)
         is_first = not held[tenant] and (num_choices == 1 or not replies)
         if not is_first and not has_room(held, tenant, num_choices, self._max_open):
-            self._refuse([reply for _, reply in replies])
+            error = self._refusal([reply for _, reply in replies])
+            await self._hold_back(tenant)
+            raise error
         self._preparing[tenant] += num_choices
         try:
             yield
@@ -53,11 +57,21 @@ class Line:
             for reply in generation.replies:
                 yield generation.tenant, reply
 
-    def _refuse(self, replies: Collection[ReplyStats]) -> NoReturn:
+    async def _hold_back(self, tenant: str) -> None:
+        """Slow down a tenant whose clients ask again at once, whatever time a refusal gives them."""
+        now = time.monotonic()
+        start_s, num = self._refusals.get(tenant, (now, 0))
+        if now - start_s >= 1:
+            start_s, num = now, 0
+        self._refusals[tenant] = (start_s, num + 1)
+        if num >= _QUICK_REFUSALS:
+            await asyncio.sleep(_HOLD_S)
+
+    def _refusal(self, replies: Collection[ReplyStats]) -> TooManyRequests:
         now = time.monotonic()
         elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
         self.num_refused += 1
-        raise TooManyRequests(
+        return TooManyRequests(
             f"The server is busy, and {self._max_queue} requests wait in line already (--max-queue).",
             retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
         )
