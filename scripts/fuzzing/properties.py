@@ -14,6 +14,7 @@ PROPERTIES = {
     "parsers": ("tests/parsers/test_properties.py", "tests/parsers/test_all_formats.py"),
     "decoders": ("tests/api/test_any_body.py", "tests/api/test_any_agent_body.py", "tests/server/test_bodies.py"),
     "templates": ("tests/processing/test_any_template.py", "tests/processing/test_any_conversation.py"),
+    "schemas": ("tests/guided/test_any_schema.py",),
     "images": ("tests/processing/images/test_anything.py",),
     "load": ("tests/engine/test_any_load.py",),
 }

@@ -6,10 +6,12 @@ import pytest
 
 from vllm_mlx.api.anthropic.decode import decode_messages_request
 from vllm_mlx.api.anthropic.schema import MessagesBody
+from vllm_mlx.api.guides import decode_guide
 from vllm_mlx.api.openai.decode import decode_chat, decode_completion
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.decode import decode_response
 from vllm_mlx.api.responses.schema import ResponsesBody
+from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
 from vllm_mlx.core.messages import ToolChoice
 from vllm_mlx.core.request import Request
@@ -116,3 +118,11 @@ def test_budgets() -> None:
     assert response(chat_template_kwargs={"thinking_budget": 7}).thinking_limit == 7
     assert chat(chat_template_kwargs={"thinking_budget": -1}).thinking_limit is None
     assert message(thinking={"type": "enabled", "budget_tokens": 2000}).thinking_limit == 2000
+
+
+@pytest.mark.parametrize("name", ["structures", "triggers"])
+def test_parts_of_a_structural_tag_are_counted_before_they_are_compared(name: str) -> None:
+    num = 1025
+    tag = {**TAG, name: TAG[name] * num}
+    with pytest.raises(InvalidParameter, match=f"at most 1024 {name}"):
+        decode_guide("structural_tag", tag, "structural_tag")

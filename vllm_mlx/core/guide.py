@@ -8,6 +8,7 @@ from .errors import InvalidParameter, shown
 
 MAX_GUIDE_CHARS = 256 * 1024
 MAX_CHOICES = 4096
+MAX_STRUCTURES = 1024  # of a structural tag, and as many triggers: each of the ones is compared with each of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Guide:
             case StructuralTag(structures, triggers):
                 self._check(bool(structures), "needs at least one structure")
                 self._check(bool(triggers) and all(triggers), "needs at least one trigger, none of them empty")
+                self._check(len(structures) <= MAX_STRUCTURES, f"takes at most {MAX_STRUCTURES} structures")
+                self._check(len(triggers) <= MAX_STRUCTURES, f"takes at most {MAX_STRUCTURES} triggers")
                 for structure in structures:
                     is_triggered = structure.begin.startswith(triggers)
                     self._check(is_triggered, f"has no trigger that begins the structure '{shown(structure.begin)}'")
