@@ -54,5 +54,5 @@ def test_the_words_of_one_request_unpack_to_a_bounded_length() -> None:
 def test_sealed_reasoning_of_a_whole_conversation_is_bounded(decoder: Any, body: Any) -> None:
     word = seal("x" * (MAX_UNSEALED_BYTES // 3))
     decoder(**body(word, 3))
-    with pytest.raises(InvalidParameter, match="Leave the reasoning of earlier turns out"):
+    with pytest.raises(InvalidParameter, match="Leave out the reasoning of earlier turns"):
         decoder(**body(word, 4))

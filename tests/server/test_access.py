@@ -195,7 +195,7 @@ def test_settings_that_cannot_serve(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nests too deep"),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"x":1' + b"0" * 5000 + b"}", "number out of range"),
     ],
     ids=["deep", "long number"],

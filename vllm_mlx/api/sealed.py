@@ -41,7 +41,7 @@ class Unsealer:
         self._num_left -= num_bytes
         if self._num_left < 0:
             raise InvalidParameter(
-                f"The sealed reasoning of this request is longer than {MAX_UNSEALED_BYTES} bytes, which is all that is "
-                "taken. Leave the reasoning of earlier turns out.",
+                f"The sealed reasoning of this request is longer than {MAX_UNSEALED_BYTES} bytes, which is the "
+                "maximum. Leave out the reasoning of earlier turns.",
                 param=param,
             )

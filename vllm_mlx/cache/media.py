@@ -41,7 +41,7 @@ class MediaCache(Generic[V]):
         return value
 
     def hold(self, key: Key) -> None:
-        """Until `release`, this entry is not evicted; nor if it has yet to be put."""
+        """Do not evict this entry until `release`, also if it is put later."""
         self._held.add(key)
 
     def release(self) -> None:
@@ -62,7 +62,7 @@ class MediaCache(Generic[V]):
         self._evict(self.max_bytes, but=key)
 
     def shrink_to(self, num_bytes: int) -> None:
-        """As far as what is held allows."""
+        """Evict entries until at most `num_bytes` are used, or only held ones are left."""
         self._evict(num_bytes)
 
     def clear(self, salts: str = "") -> int:

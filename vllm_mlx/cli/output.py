@@ -115,7 +115,7 @@ def _cut(line: str) -> str:
 
 
 def write_last(fd: int, text: str) -> None:
-    """For the last words of a process: after the log, and given up if nobody reads them."""
+    """Write the last message of a process, after its log. Give up if nobody reads it in time."""
     logging.shutdown()
     last = Output(fd)
     last.write(text)

@@ -49,7 +49,7 @@ def _at_most(number: int, limit: int, param: str, noun: str) -> None:
 
 
 def _is_longer(schema: Any, max_bytes: int) -> bool:
-    """As JSON, which is written only where a glance at its texts and values does not tell."""
+    """Whether it has more than `max_bytes` as JSON. It is written as JSON only if the lengths of its texts fit."""
     num_bytes, left = 0, [schema]
     while left and num_bytes <= max_bytes:
         value = left.pop()

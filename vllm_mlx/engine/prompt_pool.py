@@ -157,7 +157,7 @@ class PromptPool:
         return None
 
     def _take(self, job: _Job) -> None:
-        """Out of the line; its tenant's next turn is after everybody else's."""
+        """Remove a job that waits. Its tenant's next turn comes after those of all others."""
         jobs = self._waiting[job.tenant]
         jobs.remove(job)
         self._waiting.move_to_end(job.tenant)

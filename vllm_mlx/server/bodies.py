@@ -68,7 +68,7 @@ class _JSONRequest(Request):
 
 
 async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False) -> T:
-    """On the thread for bodies, where the body is long, may unpack to a long one, or `is_long` says so."""
+    """Run `work` on the thread for bodies if the body is long, may unpack to a long one, or `is_long` is true."""
     body = await http.body()
     if is_long or len(body) >= LARGE_BYTES or may_hold_sealed(body):
         return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
@@ -86,7 +86,7 @@ def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits) -> Any:
 
 
 def _check_lengths(value: Any, limits: RequestLimits) -> None:
-    """What decoding would find too, after much work."""
+    """Refuse early what decoding would refuse too, after much work."""
     match value:
         case {"messages": list(messages)}:
             limits.check_messages(len(messages))

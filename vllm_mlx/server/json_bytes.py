@@ -20,7 +20,7 @@ MAX_PARTS = 300_000
 MAX_VALUES = 2_000_000  # enough for a million token ids
 MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
 
-_DEEP = f"The request body nests too deep: at most {MAX_DEPTH} levels are taken."
+_DEEP = f"The request body is nested too deeply: it may have at most {MAX_DEPTH} levels."
 _TOO_DEEP = "recursion limit exceeded"  # the parser's own words
 
 _PIECE_BYTES = 64 * 1024  # read at a time, so that other threads get the lock in between
@@ -89,8 +89,8 @@ def _check_text(text: bytes) -> None:
             string = _Stretch().and_then(piece[end:])
         if num_bytes + string.num_text_bytes > MAX_TEXT_BYTES:
             raise _refusal(
-                f"The request body holds more than {MAX_TEXT_BYTES} bytes of text that is escaped or not ASCII, which "
-                "is all that is taken. Shorten the texts."
+                f"The request body has more than {MAX_TEXT_BYTES} bytes of text with escapes or with characters beyond "
+                "ASCII, which is the maximum. Shorten the texts."
             )
 
 
@@ -126,8 +126,8 @@ def _check_elements(text: bytes) -> None:
         counts = [before + more for before, more in zip(counts, found, strict=True)]
         if not _is_within(*counts):
             raise _refusal(
-                f"The request body holds more than {MAX_PARTS} objects, lists, texts and names of fields together, or "
-                f"more than {MAX_VALUES} values, which is all that is taken. Send fewer of them."
+                f"The request body has more than {MAX_PARTS} objects, lists, texts and names of fields together, or "
+                f"more than {MAX_VALUES} values, which are the maximums. Send fewer of them."
             )
 
 

@@ -17,8 +17,8 @@ BODIES = 4  # of the largest size, that requests under way may hold together
 SMALL_BYTES = 64 * 1024  # such a body always finds room
 BUSY_S = 5.0  # for a client whose body finds no room
 _BUSY = (
-    f"The bodies of running requests hold {BODIES} times --max-body together, which is all there is room for. "
-    "Try again when some have ended."
+    f"The bodies of running requests take {BODIES} times --max-body together, which is the maximum. "
+    "Try again when some of these requests have ended."
 )
 
 
@@ -26,7 +26,7 @@ class BodyLimit:
     """Trusts the declared length to refuse early, and counts what really comes."""
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_s: float = 30.0) -> None:
-        """`body_s`: time for a body to come; it gets that time anew with each `LEAST_BYTES_PER_S * body_s` bytes."""
+        """`body_s`: time for a body to come; that time starts again after each `LEAST_BYTES_PER_S * body_s` bytes."""
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._body_s = body_s

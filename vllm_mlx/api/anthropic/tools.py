@@ -39,8 +39,8 @@ class Toolbox:
         self._num_introduced += len(self._texts[name])
         if self._num_introduced > MAX_INTRODUCED_CHARS:
             raise InvalidParameter(
-                f"The tools that the messages introduce take more than {MAX_INTRODUCED_CHARS} characters in all, which "
-                "is all that is taken. Introduce each tool once.",
+                f"The definitions of the tools that the messages introduce have more than {MAX_INTRODUCED_CHARS} "
+                "characters together, which is the maximum. Introduce each tool once.",
                 param="messages",
             )
         return self._texts[name]

@@ -20,14 +20,14 @@ def kept_input(items: Sequence[WireItem], reply_id: str) -> KeptInput:
 
 
 def _with_id(item: WireItem, item_id: str) -> dict[str, Any]:
-    """Its own id, where it has one."""
+    """The item with its own id, or with `item_id` if it has none."""
     given = item.model_dump(exclude_unset=True)
     own_id = given.pop("id", None)
     return {"id": own_id if isinstance(own_id, str) else item_id, **given, "type": item.type}
 
 
 def _num_bytes(value: Any) -> int:
-    """About what it is as JSON, which images make too long to write for this."""
+    """About the length of the value as JSON. It is not written, since images make it long."""
     match value:
         case dict():
             return sum(_num_bytes(key) + _num_bytes(each) + 2 for key, each in value.items()) + 2

@@ -59,7 +59,7 @@ class Allowance:
                 "smaller ones."
             )
         if not self._room.enter(num_bytes):
-            message = "Requests under way hold too many files of images and videos. Send this one again later."
+            message = "Running requests hold too many bytes of image and video files. Send this request again later."
             raise Overloaded(message, retry_after_s=_RETRY_S)
         self._num_bytes += num_bytes
 
