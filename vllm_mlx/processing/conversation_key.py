@@ -2,6 +2,7 @@
 
 import json
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 from ..core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, VideoPart
@@ -30,11 +31,9 @@ def next_key(key: bytes, message: Message) -> bytes:
     """The key of a conversation that goes on with `message`. Texts of one message count as one text."""
     separator = "" if message.role == "assistant" else "\n"
     parts: list[Any] = []
-    for part in message.parts:
-        if isinstance(part, TextPart) and parts and isinstance(parts[-1], str):
-            parts[-1] += separator + part.text
-        else:
-            parts.append(_part_key(part))
+    for is_text, group in groupby(message.parts, lambda part: isinstance(part, TextPart)):
+        keys = map(_part_key, group)
+        parts += [separator.join(keys)] if is_text else keys
     return _digest(key + _bytes(json.dumps([message.role, message.name, parts], ensure_ascii=False)))
 
 
