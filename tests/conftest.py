@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, settings
 
 from .drawing import LONG
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and so all the servers that they start.
+# A shell that starts the tests in the background, or `nohup`, makes them ignore signals, and every server they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Tests measure behaviour, never time: the machine may be busy.
 _PHASES = [phase for phase in Phase if phase is not Phase.explain]  # its tracing can make CPython 3.11 spin for ever
