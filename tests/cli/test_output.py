@@ -153,3 +153,9 @@ def test_a_terminal_that_does_not_block_is_waited_for(pipe: tuple[int, int]) -> 
     one.write("x" * 200_000)
     take(reader, 200_000)
     assert one.flush(20)
+
+
+def test_a_log_whose_stream_the_shell_closed_goes_nowhere() -> None:
+    program = "from vllm_mlx.cli.serve import configure_logging as c; import logging; c('info'); logging.warning('x')"
+    process = subprocess.run(f'{sys.executable} -c "{program}" 2>&-', shell=True, timeout=60, check=False)
+    assert process.returncode == 0

@@ -15,7 +15,7 @@ from .failures import ExitCode, exit_code_of
 from .launch.command import launch
 from .models.command import models_app
 from .options import takes_settings
-from .output import write_last
+from .output import descriptor_of, write_last
 from .settings import Settings
 from .status import status
 from .terminal import printable
@@ -67,7 +67,7 @@ def main() -> None:
     try:
         app()
     except VLLMMLXError as error:
-        write_last(sys.stderr.fileno(), f"vllm-mlx: {printable(error.message)}\n")
+        write_last(descriptor_of(sys.stderr), f"vllm-mlx: {printable(error.message)}\n")
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -8,10 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TextIO
 
 MAX_BYTES = 4 << 20  # that wait to be written; further lines are dropped and counted
 MAX_LINE = 16 * 1024  # characters of one line, stack traces included
 FLUSH_S = 1.0  # at the end of the process, for a reader who may have stopped
+
+
+def descriptor_of(stream: TextIO | None) -> int:
+    """Where a standard stream goes. Python has no stream where the shell closed it (`2>&-`): that goes nowhere."""
+    return os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
 
 
 def _no_notice(num_dropped: int) -> str:

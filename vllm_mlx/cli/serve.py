@@ -11,7 +11,7 @@ from ..core.errors import EngineDead, VLLMMLXError
 from .banner import Banner, local_url
 from .failures import BrokeDown
 from .keys import refuse_open_door
-from .output import Output, OutputHandler
+from .output import Output, OutputHandler, descriptor_of
 from .settings import Settings
 from .sources import unknown_variables
 from .terminal import console
@@ -106,12 +106,12 @@ def show(banner: Banner, screen: Console) -> None:
     """The event loop calls it, so it must not wait for a terminal that has been stopped."""
     with screen.capture() as captured:
         banner.print_to(screen)
-    Output(sys.stdout.fileno()).write(captured.get())
+    Output(descriptor_of(sys.stdout)).write(captured.get())
 
 
 def configure_logging(level: str) -> None:
     """Our own log at `level`; what libraries say only where it is a warning."""
-    handler = OutputHandler(sys.stderr.fileno())
+    handler = OutputHandler(descriptor_of(sys.stderr))
     logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("vllm_mlx").setLevel(level.upper())

@@ -39,7 +39,8 @@ class BackgroundReplies:
         async def work() -> None:
             try:
                 async with submission as generation:
-                    accepted.set_result(None)
+                    if not accepted.done():  # else `start` was cancelled, which cancels this task next
+                        accepted.set_result(None)
                     await feed_all(generation, fold, record)
                 done()
             except Exception as error:
