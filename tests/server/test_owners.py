@@ -116,7 +116,8 @@ def test_a_background_response_that_is_refused_is_not_stored(server: Running, mo
     put = ResponseStore.put
 
     def noting(self: ResponseStore, response: Any) -> None:
-        stored.append(response.response_id)
+        if "word word" in str(response.input):  # a response of an earlier test may end late
+            stored.append(response.response_id)
         put(self, response)
 
     monkeypatch.setattr(ResponseStore, "put", noting)
