@@ -201,3 +201,30 @@ def test_operators_of_a_grammar_that_multiply_are_counted(text: str) -> None:
 def test_operators_in_texts_and_patterns_are_none() -> None:
     text = "start: /[&~]/ | " + " | ".join(['"&&"', "/a&b\\/~/"] * 20) + " // &&&&&&&&&&&&"
     guide_grammar(Guide(form=Grammar(text)), speaker().writer())
+
+
+DEFINED = {"x": {"anyOf": [{}] * 400}}
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [
+        {"anyOf": [{}] * 400, "oneOf": [{}] * 400},
+        {"allOf": [{"anyOf": [{}] * 400}, {"anyOf": [{}] * 400}]},
+        {"allOf": [{"anyOf": [{}, {}]}] * 60},
+        {"anyOf": [{}] * 400, "$ref": "#/$defs/x"},
+        {"anyOf": [{}] * 400, "properties": {f"p{number}": {} for number in range(400)}},
+    ],
+    ids=["anyOf and oneOf", "allOf of two", "allOf of many", "a reference", "properties beside"],
+)
+def test_alternatives_that_multiply_in_json_are_refused_before_they_are_joined(joined: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": joined}, "$defs": DEFINED}
+    with pytest.raises(InvalidParameter, match="too complex"):
+        LarkWriter({}, param="response_format").json(schema)
+
+
+def test_many_alternatives_that_are_not_joined_are_taken() -> None:
+    constants = {"anyOf": [{"const": number} for number in range(4000)], "description": "one of many"}
+    budget = SchemaBudget()
+    LarkWriter({}, budget).json({"type": "object", "properties": {"a": constants}})
+    assert budget.num_visits < 10_000

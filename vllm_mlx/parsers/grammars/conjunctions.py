@@ -8,6 +8,7 @@ from typing import Any
 from ...core.errors import InvalidParameter
 from ..bodies.tool_schema import resolve
 from ..schema_budget import SchemaBudget
+from .alternatives import pay_for_alternatives
 
 MAX_CONJUNCTS = 10  # twenty take seconds, forty hours
 _LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"?|/(?:\\(?s:.)|[^/\\])*/?')
@@ -32,6 +33,7 @@ def check_grammar(text: str, param: str, budget: SchemaBudget) -> None:
         except ValueError:
             continue
         check_conjunctions(schema, param, budget)
+        pay_for_alternatives(schema, param, budget)
 
 
 class _Conjuncts:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..schema_budget import SchemaBudget
+from .alternatives import pay_for_alternatives
 from .json_schema import with_options
 
 TEXT = r"/(?s:.+)/"
@@ -50,7 +51,8 @@ class LarkWriter:
         return " ".join(self._part(part) for part in self.parts(text))
 
     def json(self, schema: Any, **options: Any) -> str:
-        """One JSON text. `options` are llguidance's."""
+        """One JSON text. `options` are llguidance's, which joins alternatives: they are paid for here."""
+        pay_for_alternatives(schema, self._param, self.budget)
         if schema is False:
             schema = {"not": {}}
         return self.rule(f"%json {json.dumps(with_options(schema, **options), ensure_ascii=False)}")
