@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.processing.turns import ECHOES, Echo, user
+from tests.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.request import Request, SamplingParams
@@ -58,6 +59,7 @@ def assert_all_known_was_cached(agent: Agent) -> None:
 CASES = [(architecture, "after the last question") for architecture in ARCHITECTURES] + [("qwen3_5", "keeps reasoning")]
 
 
+@row("S0-12")
 @pytest.mark.parametrize(("architecture", "habit"), CASES)
 def test_twenty_turns_with_tools(engine_with: Callable[..., AsyncEngine], architecture: str, habit: str) -> None:
     engine = engine_with(architecture, habit)
@@ -98,6 +100,7 @@ def test_several_replies_to_one_new_prompt_compute_it_once(engine_with: Callable
 SIZES = [pytest.param(150, id="3k"), pytest.param(1500, id="30k", marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
 
 
+@row("S1-10", "S4-19")
 @pytest.mark.parametrize("words", SIZES)
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
 def test_ten_turns_hold_each_token_once(engine_with: Callable[..., AsyncEngine], architecture: str, words: int) -> None:
@@ -117,6 +120,7 @@ def test_ten_turns_hold_each_token_once(engine_with: Callable[..., AsyncEngine],
     assert report.cache.used_bytes - states <= 1.1 * once
 
 
+@row("S1-2")
 @pytest.mark.parametrize("thought_tokens", LONG_THOUGHTS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_thoughts_that_the_template_strips_leave_nothing_behind(
@@ -137,6 +141,7 @@ def test_thoughts_that_the_template_strips_leave_nothing_behind(
     assert stored == reachable
 
 
+@row("S1-12")
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_thoughts_that_the_template_keeps_are_not_computed_again(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.rows import row
 from vllm_mlx.api.anthropic.decode import decode_count_request, decode_messages_request
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
 from vllm_mlx.api.openai.decode import decode_chat, decode_completion
@@ -37,6 +38,7 @@ def response(**fields: Any) -> Request:
     return decode_response(body, reply_id="r", model="m", created_at=1).request
 
 
+@row("S1-5")
 @pytest.mark.parametrize("decode", [chat, messages, response])
 def test_reasoning_is_kept_cached_where_a_request_asks_for_it(decode: Callable[..., Request]) -> None:
     assert decode(cache_reasoning_tokens=True).cache_reasoning == "keep"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.messages import (
     ImagePart,
     Message,
@@ -76,6 +77,7 @@ def test_both_names_at_once_are_one_reasoning() -> None:
     assert message.parts == (ReasoningPart("why"), TextPart("x"))
 
 
+@row("S4-22")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

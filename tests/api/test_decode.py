@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 
@@ -114,6 +115,7 @@ def test_either_name_limits_the_reply(body: dict[str, int]) -> None:
     assert chat().sampling.max_tokens is None
 
 
+@row("S3-14")
 @pytest.mark.parametrize(
     ("fields", "thinking", "kwargs"),
     [

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.api.openai import replies
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
 from vllm_mlx.core.errors import EngineDead, InvalidParameter, Overloaded
@@ -82,6 +83,7 @@ def test_a_delta_is_written_as_the_documented_type_would_be(event: GenerationEve
     assert payloads(chat().feed(0, event)) == [chunk(delta)]
 
 
+@row("S0-6")
 def test_the_first_and_the_last_chunk() -> None:
     assert payloads(chat().open()) == [chunk({"role": "assistant", "content": ""})]
     assert payloads(chat().feed(0, END)) == [chunk({}, finish_reason="stop", stop_reason=None)]
@@ -142,6 +144,7 @@ def test_a_call_without_arguments_still_carries_an_object() -> None:
     ]
 
 
+@row("S0-6")
 def test_usage_comes_in_a_chunk_of_its_own_before_done() -> None:
     events = [(0, TextDelta("a")), (0, END)]
     *others, last = chunks(stream(chat(include_usage=True), events))
@@ -208,6 +211,7 @@ def test_hidden_reasoning_is_not_sent() -> None:
     assert b"hmm" not in wire and b"reasoning" not in wire
 
 
+@row("S0-17")
 def test_inline_reasoning_comes_between_tags() -> None:
     events: list[GenerationEvent] = [ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("a"), TextDelta("b"), END]
     wire = stream(chat(reasoning="inline"), ((0, event) for event in events))

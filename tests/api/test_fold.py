@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
 from vllm_mlx.api.openai.fold import ChatFold, CompletionFold
 from vllm_mlx.core.events import (
@@ -44,6 +45,7 @@ def one(*events: GenerationEvent, reason: FinishReason = FinishReason.STOP, **fi
     return choice
 
 
+@row("S0-2")
 def test_a_whole_reply() -> None:
     events = [
         Started(7, 2),
@@ -111,6 +113,7 @@ def test_hidden_reasoning_is_counted_and_not_told() -> None:
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 1
 
 
+@row("S0-17")
 @pytest.mark.parametrize("after", [(), (TextDelta("Hi"),), CALL])
 def test_inline_reasoning_is_closed_by_whatever_follows(after: tuple[GenerationEvent, ...]) -> None:
     content = one(ReasoningDelta("why"), *after, reasoning="inline")["message"]["content"]
@@ -150,6 +153,7 @@ def interleaved(draw: st.DrawFn) -> list[tuple[int, GenerationEvent]]:
     return events
 
 
+@row("S0-1")
 @given(interleaved(), st.booleans(), st.sampled_from(["separate", "inline", "hidden"]))
 def test_a_streamed_chat_is_the_folded_chat(
     events: list[tuple[int, GenerationEvent]], with_logprobs: bool, reasoning: Any

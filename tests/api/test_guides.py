@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.api.anthropic.decode import decode_messages_request
 from vllm_mlx.api.anthropic.schema import MessagesBody
 from vllm_mlx.api.guides import decode_guide
@@ -111,6 +112,7 @@ def test_choices_that_force_a_call() -> None:
     assert (one.tool_choice, one.max_tool_calls) == (ToolChoice("required", "ls"), 1)
 
 
+@row("S3-1", "S3-3", "S3-15")
 def test_budgets() -> None:
     assert chat(thinking_token_budget=0).sampling.thinking_token_budget == 0
     assert completion(thinking_token_budget=-1).sampling.thinking_token_budget == -1

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.api.openai.fold import ChatFold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
@@ -55,6 +56,7 @@ def responses(events: list[GenerationEvent]) -> list[str]:
     return [item["arguments"] for item in response["output"] if item["type"] == "function_call"]
 
 
+@row("S4-15")
 @pytest.mark.parametrize("protocol", [chat, messages, responses])
 @pytest.mark.parametrize("text", CALLS)
 def test_arguments_are_whole_wherever_the_model_ended_its_turn(protocol: Any, text: str) -> None:

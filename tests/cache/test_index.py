@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
+from tests.rows import row
 from vllm_mlx.cache.index import SortedPaths, common_tokens, num_tokens, pack
 from vllm_mlx.cache.segment import ResumeRule
 from vllm_mlx.cache.tree import PrefixTree
@@ -108,6 +109,7 @@ def test_the_bytes_counted_for_a_node_cover_what_python_takes() -> None:
     assert taken <= tree.stats.index_bytes
 
 
+@row("S4-29")
 @pytest.mark.full
 def test_lookup_cost() -> None:
     """Prints p50 and p99 at 1,000 paths of 50k tokens."""

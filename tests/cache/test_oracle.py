@@ -7,6 +7,7 @@ import pytest
 
 from tests.cache.fakes import FakeSegment, FakeState, Ids, Ledger
 from tests.cache.oracle import FlatCache, Found
+from tests.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.match import Match
 from vllm_mlx.cache.node import Space
@@ -221,6 +222,7 @@ def play(seeds: range) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@row("S4-8")
 @pytest.mark.parametrize("share", range(SHARES))
 def test_tree_equals_the_naive_rules(share: int) -> None:
     size = NUM_DEFAULT // SHARES

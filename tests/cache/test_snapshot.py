@@ -5,6 +5,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from tests.rows import row
 from vllm_mlx.cache import layers, snapshot
 from vllm_mlx.cache.match import Piece
 from vllm_mlx.cache.segment import ResumeRule
@@ -71,6 +72,7 @@ def test_state_copied_in_parts_is_the_same(model):
     assert mx.allclose(continued(model, pieces(*parts), parts[-1][2], 60), expected, atol=1e-4)
 
 
+@row("S4-29")
 def test_a_copy_does_not_change_when_its_row_goes_on(model):
     caches = filled(model, TOKENS[:40])
     copy = take(model, caches, 0, 40)
@@ -86,9 +88,9 @@ def test_a_row_is_copied_out_of_a_batch(model):
     rows = [filled(model, TOKENS[:length]) for length in (20, 33, 48)]
     alone = [take(model, row, 0, length) for row, length in zip(rows, (20, 33, 48), strict=True)]
     batch = layers.merge(rows)
-    for row, length in enumerate((20, 33, 48)):
-        copy = take(model, batch, 0, length, row)
-        assert copy[0].nbytes == alone[row][0].nbytes
+    for index, length in enumerate((20, 33, 48)):
+        copy = take(model, batch, 0, length, index)
+        assert copy[0].nbytes == alone[index][0].nbytes
         expected = run(model, filled(model, TOKENS[:length]), TOKENS[length : length + 5])
         assert mx.allclose(continued(model, pieces(copy), copy[2], length), expected, atol=1e-4)
 
@@ -105,6 +107,7 @@ def test_split_parts_own_their_bytes_and_join_to_the_whole(model):
         assert mx.allclose(continued(model, parts, state, 60), expected, atol=1e-5)
 
 
+@row("S4-3")
 def test_bytes_are_what_the_footprint_says(model):
     caches = filled(model, TOKENS[:60])
     segment, _, state = take(model, caches, 0, 60)

@@ -1,12 +1,14 @@
 """Resume points, splits, inserts, trims and damage: one behaviour a test."""
 
 from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
+from tests.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.segment import ResumeRule
 
 STATES = ResumeRule(needs_state=True)
 
 
+@row("S4-7")
 def test_each_kind_of_hit() -> None:
     tree = tree_of()
     put(tree, range(100))
@@ -28,6 +30,7 @@ def test_a_branch_is_no_stored_end() -> None:
     assert resumed(tree, [*range(40), 8, 8]) == ("prefix", 40)
 
 
+@row("S4-7")
 def test_never_the_whole_prompt() -> None:
     tree = tree_of()
     put(tree, [5])
@@ -36,6 +39,7 @@ def test_never_the_whole_prompt() -> None:
     assert resumed(tree, [5, 6]) == ("prefix", 1)
 
 
+@row("S4-19")
 def test_shared_tokens_are_held_once() -> None:
     tree = tree_of()
     put(tree, range(1000))
@@ -45,6 +49,7 @@ def test_shared_tokens_are_held_once() -> None:
     assert held < 1000 + 10 * 11
 
 
+@row("S0-13")
 def test_recurrent_state_resumes_only_where_it_was_copied() -> None:
     tree = tree_of(STATES)
     put(tree, range(50), state=FakeState(50))
@@ -134,6 +139,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert put(tree, [*range(2), *range(50, 53)])
 
 
+@row("S1-8")
 def test_a_pinned_path_is_not_evicted_and_a_release_counts_once() -> None:
     tree = tree_of(STATES)
     put(tree, range(10), state=FakeState(10))
@@ -161,6 +167,7 @@ def test_trim_keeps_what_another_path_uses() -> None:
     assert resumed(tree, [*range(50), 7, 8, 9]) == ("prefix", 51)
 
 
+@row("S1-3")
 def test_trim_goes_down_to_the_last_resume_point() -> None:
     tree = tree_of(STATES)
     put(tree, range(50), state=FakeState(50))
@@ -170,6 +177,7 @@ def test_trim_goes_down_to_the_last_resume_point() -> None:
     assert [(entry.start, entry.end) for entry in tree.entries()] == [(0, 50)]
 
 
+@row("S1-10")
 def test_ten_stripped_thoughts_leave_no_bytes() -> None:
     tree, prompt = tree_of(), list(range(100))
     put(tree, prompt)

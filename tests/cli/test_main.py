@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.serving import refusal, run
+from tests.rows import row
 from vllm_mlx import __version__
 from vllm_mlx.cli.settings import POSITIONAL, flag_name, settings_fields
 
@@ -17,6 +18,7 @@ def test_version() -> None:
     assert (result.returncode, result.stdout) == (0, f"vllm-mlx {__version__}\n")
 
 
+@row("S4-36")
 def test_help_names_every_flag() -> None:
     words = set(re.findall(r"--[a-z-]+", run("serve", "--help").stdout))
     expected = {flag_name(name) for name, _, _ in settings_fields() if name not in POSITIONAL}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.cli.serve import server_config
 from vllm_mlx.cli.settings import Settings
 from vllm_mlx.cli.sources import load_settings, unknown_variables
@@ -114,6 +115,7 @@ def test_a_misspelt_variable_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert line.endswith("VLLM_MLX_PROT is no setting and has no effect. Did you mean `VLLM_MLX_PORT`?")
 
 
+@row("S4-36")
 def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
     template = tmp_path / "chat template.jinja"
     template.write_text("{{ messages }}")
@@ -159,6 +161,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
     assert (config.defaults.temperature, config.defaults.max_tokens, config.defaults.top_p) == (0.5, 9, None)
 
 
+@row("S1-5")
 def test_another_name_for_keeping_reasoning_cached() -> None:
     assert load_settings({"cache_thinking_tokens": True}).engine_config().cache_reasoning == "keep"
     with pytest.raises(ConfigError, match="--cache-thinking-tokens"):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import row
 from vllm_mlx.core.events import FinishReason
 
 from ..checkpoints import ARCHITECTURES
@@ -104,6 +105,7 @@ def check_any_load(path: Path) -> None:
     check()
 
 
+@row("S1-4")
 @pytest.mark.parametrize("name", USUAL)
 def test_every_reply_is_the_plain_loops(checkpoint: Callable[..., Path], name: str) -> None:
     check_any_load(checkpoint(name))

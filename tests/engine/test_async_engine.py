@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta
@@ -133,6 +134,7 @@ def test_two_hundred_clients_that_vanish_leave_no_row(engine):
     assert not engine._generations
 
 
+@row("S4-35")
 @pytest.mark.parametrize("asked", [{}, {"stop": ("e",)}, {"n": 2}], ids=str)
 def test_who_leaves_at_the_last_event_has_aborted_nothing(engine, asked):
     async def read() -> tuple[dict, dict]:
@@ -151,6 +153,7 @@ def test_who_leaves_at_the_last_event_has_aborted_nothing(engine, asked):
     assert sum(after.values()) - sum(before.values()) == asked.get("n", 1)
 
 
+@row("S4-10")
 def test_a_cancelled_task_aborts_its_rows(engine):
     async def run() -> None:
         task = asyncio.create_task(collect(engine, request(max_tokens=3000)))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.guide import Choice, Regex
@@ -49,6 +50,7 @@ def banned(*ids: int) -> dict[int, float]:
     return dict.fromkeys(ids, -100.0)
 
 
+@row("S3-2", "S3-4", "S3-9")
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
 def test_budgets_of_all_kinds_in_one_batch(driver, guiding, marks, path, sampling) -> None:
     """No row would end its thought by itself."""
@@ -62,8 +64,8 @@ def test_budgets_of_all_kinds_in_one_batch(driver, guiding, marks, path, samplin
     plain = prompt(9)
     unbudgeted = driver.add(plain, 40)
     driver.run()
-    for row, budget in rows.items():
-        tokens = driver.replies[row].token_ids
+    for seq_id, budget in rows.items():
+        tokens = driver.replies[seq_id].token_ids
         if budget in (None, -1):
             assert end not in tokens
         else:
@@ -72,6 +74,7 @@ def test_budgets_of_all_kinds_in_one_batch(driver, guiding, marks, path, samplin
     assert driver.replies[unbudgeted].token_ids == plain_loop(path, plain, 40)[0]
 
 
+@row("S3-10")
 def test_rows_join_and_leave_while_others_think(driver, guiding, marks) -> None:
     start, end = marks
     sampling = dataclasses.replace(HOT, logit_bias=banned(start, end))
@@ -85,10 +88,11 @@ def test_rows_join_and_leave_while_others_think(driver, guiding, marks) -> None:
         for _ in range(number % 4):
             driver.step()
     driver.run()
-    for row, budget in rows.items():
-        assert driver.replies[row].token_ids.index(end) == budget
+    for seq_id, budget in rows.items():
+        assert driver.replies[seq_id].token_ids.index(end) == budget
 
 
+@row("S3-12")
 @pytest.mark.parametrize("budget", [0, 1, 5, 20])
 def test_a_grammar_follows_a_spent_budget(driver, guiding, marks, budget) -> None:
     start, end = marks
@@ -102,6 +106,7 @@ def test_a_grammar_follows_a_spent_budget(driver, guiding, marks, budget) -> Non
     assert is_person(guiding.text(tokens[budget + 1 :]))
 
 
+@row("S2-7")
 def test_no_grammar_bounds_a_thought_that_ends_by_itself(driver, guiding, marks) -> None:
     start, end = marks
     ids, stop = [*prompt(8), start], guiding.tokenizer.eos_token_ids
@@ -133,6 +138,7 @@ def test_a_reply_may_open_its_thought_itself_and_only_at_its_start(driver, guidi
         assert is_person(guiding.text(answer))
 
 
+@row("S3-6")
 def test_thoughts_of_earlier_turns_do_not_count(driver, guiding, marks) -> None:
     start, end = marks
     turn = guiding.ids("<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
@@ -148,6 +154,7 @@ def test_thoughts_of_earlier_turns_do_not_count(driver, guiding, marks) -> None:
         assert guiding.text(driver.replies[row].token_ids) in ("yes", "no")
 
 
+@row("S3-6")
 def test_what_the_prompt_holds_of_a_thought_is_charged_but_for_its_layout(driver, guiding, marks) -> None:
     start, end = marks
     sampling = dataclasses.replace(HOT, logit_bias=banned(start, end))
@@ -159,6 +166,7 @@ def test_what_the_prompt_holds_of_a_thought_is_charged_but_for_its_layout(driver
         assert driver.replies[row].token_ids.index(end) == expected
 
 
+@row("S3-8")
 def test_a_second_thought_has_the_budget_anew(driver, guiding, marks) -> None:
     start, end = marks
     ids = [*prompt(4), start]
@@ -173,6 +181,7 @@ def test_a_second_thought_has_the_budget_anew(driver, guiding, marks) -> None:
         assert at - opened - 1 == 4
 
 
+@row("S3-7", "S3-16")
 def test_an_end_of_several_tokens_with_a_phrase(path, driver, marks) -> None:
     start, end = marks
     phrase = "\n\nThat is enough.\n</think>\n\n"
@@ -190,6 +199,7 @@ def test_an_end_of_several_tokens_with_a_phrase(path, driver, marks) -> None:
         assert guiding.text(tokens[budget + len(forced) :]).strip() in ("yes", "no")
 
 
+@row("S3-8")
 def test_an_end_that_is_begun_is_gone_on_with(path, driver, marks) -> None:
     start, _end = marks
     guiding = Guiding(path, strings=ReasoningStrings("<think>", "quick brown</think>"))
@@ -202,6 +212,7 @@ def test_an_end_that_is_begun_is_gone_on_with(path, driver, marks) -> None:
     assert driver.replies[row].token_ids[: len(forced) - 1] == forced[1:]
 
 
+@row("S2-10")
 def test_tags_that_are_plain_text(path, driver) -> None:
     guiding = Guiding(path, reasoning="granite")
     opened = [*prompt(5), *guiding.ids("Here is my thought process:")]
@@ -213,6 +224,7 @@ def test_tags_that_are_plain_text(path, driver) -> None:
     assert re.fullmatch(r"(?s).*Here is my response:\n{0,2}[0-9]{4}", text)
 
 
+@row("S3-13")
 def test_max_tokens_below_the_budget_ends_first(driver, guiding, marks) -> None:
     start, end = marks
     ids = [*prompt(8), start]
@@ -229,6 +241,7 @@ def test_a_budget_that_is_none(guiding, wrong) -> None:
         guiding.constraint([1, 2], thinking_token_budget=wrong)
 
 
+@row("S3-5")
 def test_a_budget_without_known_tags_is_refused(path) -> None:
     guiding = Guiding(path, reasoning=None)
     with pytest.raises(InvalidParameter, match="reasoning_config is not configured"):
@@ -236,21 +249,23 @@ def test_a_budget_without_known_tags_is_refused(path) -> None:
     assert guiding.constraint([1, 2], thinking_token_budget=-1) is None
 
 
+@row("S3-11")
 def test_budgets_hold_across_a_preemption(path, guiding, marks) -> None:
     start, end = marks
     roomy = Driver(path)
     tight = Driver(path, rows_bytes=3 * roomy.engine.facts.footprint.bytes_at(350))
     sampling = dataclasses.replace(HOT, logit_bias=banned(start, end))
     budgets = (150, 130, 170, 160)
-    for row, budget in enumerate(budgets):
-        ids = [*prompt(150 + 20 * row), start]
+    for seq_id, budget in enumerate(budgets):
+        ids = [*prompt(150 + 20 * seq_id), start]
         tight.add(ids, 200, sampling, constraint=guiding.constraint(ids, thinking_token_budget=budget))
     tight.run()
     assert any(seq.num_preemptions for seq in tight.seqs.values())
-    for row, budget in enumerate(budgets):
-        assert tight.replies[row].token_ids.index(end) == budget
+    for seq_id, budget in enumerate(budgets):
+        assert tight.replies[seq_id].token_ids.index(end) == budget
 
 
+@row("S3-11")
 def test_budgets_hold_behind_a_cached_prefix(driver, guiding, marks) -> None:
     start, end = marks
     ids = [*prompt(90), start]

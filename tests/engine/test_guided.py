@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.guide import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
@@ -58,11 +59,12 @@ def test_rows_beside_guided_ones_keep_their_tokens(driver, guiding, path) -> Non
         constraint = guiding.person(start, thinking="off")
         guided.append(driver.add(start, 150, sampling, constraint=constraint, stop_token_ids=stop))
     driver.run()
-    for row, each in zip(rows, prompts, strict=True):
-        assert driver.replies[row].token_ids == plain_loop(path, each, 25)[0]
-    assert all(is_person(guiding.text(driver.replies[row].token_ids)) for row in guided)
+    for seq_id, each in zip(rows, prompts, strict=True):
+        assert driver.replies[seq_id].token_ids == plain_loop(path, each, 25)[0]
+    assert all(is_person(guiding.text(driver.replies[seq_id].token_ids)) for seq_id in guided)
 
 
+@row("S2-11")
 def test_a_guided_reply_is_the_same_alone_and_in_a_crowd(driver, guiding) -> None:
     start, stop = prompt(9), guiding.tokenizer.eos_token_ids
     fields = {"constraint": guiding.person(start, thinking="off"), "stop_token_ids": stop}
@@ -141,6 +143,6 @@ def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:
             one.add(start, 200, GREEDY, constraint=constraint, stop_token_ids=stop)
         one.run()
     assert any(seq.num_preemptions for seq in tight.seqs.values())
-    for row in range(len(starts)):
-        assert tight.replies[row].token_ids == roomy.replies[row].token_ids
-        assert re.fullmatch("([a-z]{6,9} )*[a-z]{0,9}", guiding.text(tight.replies[row].token_ids))
+    for seq_id in range(len(starts)):
+        assert tight.replies[seq_id].token_ids == roomy.replies[seq_id].token_ids
+        assert re.fullmatch("([a-z]{6,9} )*[a-z]{0,9}", guiding.text(tight.replies[seq_id].token_ids))

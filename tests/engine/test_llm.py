@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx import LLM, Guide, Regex, SamplingParams
 from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter
 from vllm_mlx.core.events import FinishReason
@@ -91,6 +92,7 @@ def test_wrong_settings():
         LLM("./nowhere")
 
 
+@row("S3-1")
 def test_a_guide_and_a_budget_of_sampling_params(llm):
     guide = Guide(form=Regex("[0-9]{3}"))
     [output] = llm.generate("One, two,", SamplingParams(guide=guide, temperature=0, max_tokens=20))

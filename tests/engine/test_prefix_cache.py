@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
 
 from ..checkpoints import ARCHITECTURES
@@ -44,6 +45,7 @@ def check(driver: Driver, path, ids: list[int], **fields) -> int:
     return num_cached
 
 
+@row("S1-13", "S4-18")
 def test_an_identical_prompt_computes_one_token(model, driver):
     ids = prompt(90)
     assert check(driver, model[1], ids) == 0
@@ -51,6 +53,7 @@ def test_an_identical_prompt_computes_one_token(model, driver):
     assert check(driver, model[1], ids) == 89
 
 
+@row("S0-11", "S1-7", "S4-24")
 def test_the_next_turn_computes_only_what_is_new(model, driver):
     ids = prompt(60)
     for _ in range(4):
@@ -59,6 +62,7 @@ def test_the_next_turn_computes_only_what_is_new(model, driver):
         assert check(driver, model[1], ids) == len(ids) - 9  # the last token of the reply was never fed
 
 
+@row("S4-12", "S4-27")
 def test_a_new_question_resumes_at_the_planned_point(model, driver):
     name, path = model
     system = prompt(80)
@@ -76,6 +80,7 @@ def test_a_prompt_that_leaves_a_stored_one_midway_resumes_before_that(model, dri
     assert num_cached == (40 if name in STATEFUL | WINDOWED else 70)
 
 
+@row("S4-20")
 def test_a_prompt_that_is_the_beginning_of_a_stored_one(model, driver):
     name, path = model
     ids = prompt(100)
@@ -83,6 +88,7 @@ def test_a_prompt_that_is_the_beginning_of_a_stored_one(model, driver):
     assert check(driver, path, ids[:70]) == (40 if name in STATEFUL | WINDOWED else 69)
 
 
+@row("S4-14")
 @pytest.mark.parametrize("when", ["later", "at once"])
 def test_an_aborted_prefill_is_not_lost(model, when: str):
     """At once: who asks again comes in the step that takes the copy."""
@@ -138,6 +144,7 @@ def test_salts_share_nothing(model, driver):
     assert check(driver, model[1], ids, cache_salt="a") == 49
 
 
+@row("S0-21", "S4-25")
 def test_sampling_does_not_matter_to_the_cache(model, driver):
     ids = prompt(50)
     driver.generate([ids], max_tokens=5, sampling=TokenSampling(temperature=1.0, seed=3))
@@ -196,6 +203,7 @@ def test_preempted_rows_return_exactly_from_whatever_the_cache_kept(checkpoint, 
     tight.engine.cache_tree.check_integrity()
 
 
+@row("S0-14")
 def test_media_keys_keep_pictures_apart():
     from vllm_mlx.core.sequence import MediaItem, Sequence
 

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
@@ -62,8 +63,8 @@ def test_logprobs_equal_those_of_a_plain_forward_pass(checkpoint):
     driver.run()
     reply = driver.replies[seq_id]
     assert reply.token_ids == tokens
-    for logprob, row in zip(reply.logprobs, logits, strict=True):
-        expected = np.array(row - mx.logsumexp(row))
+    for logprob, own in zip(reply.logprobs, logits, strict=True):
+        expected = np.array(own - mx.logsumexp(own))
         assert logprob.logprob == pytest.approx(expected[logprob.token_id], abs=1e-4)
         assert [token_id for token_id, _ in logprob.top] == np.argsort(-expected)[:3].tolist()
         assert [value for _, value in logprob.top] == pytest.approx(np.sort(expected)[::-1][:3], abs=1e-4)
@@ -129,6 +130,7 @@ def test_a_row_whose_prefill_fails_ends_alone(driver, monkeypatch):
     assert driver.generate([good_prompt], max_tokens=10)[0] == expected
 
 
+@row("S1-9")
 @pytest.mark.parametrize(
     "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("nemotron_h", "gpt_oss"))]
 )

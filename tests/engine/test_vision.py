@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.processing.byte_room import ByteRoom
@@ -42,6 +43,7 @@ def prompts(model):
     return [model.prompt(*turns) for turns in CONVERSATIONS]
 
 
+@row("S4-34")
 def test_alone_batched_and_staggered_all_give_the_librarys_tokens(model, expected, prompts):
     driver = model.driver(prefix_cache=False)
     assert [driver.generate([prompt], max_tokens=NUM_TOKENS)[0] for prompt in prompts] == expected
@@ -83,6 +85,7 @@ def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model,
     assert driver.engine.report().media.num_encoded == encoded
 
 
+@row("S0-14")
 def test_a_new_question_about_a_cached_image_resumes_behind_it(model):
     driver = model.driver()
     run(driver, model.prompt(["hello ", 1, " What is in this image?"]))

@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.parsers.generic import TOOL_FORMATS
@@ -57,6 +58,7 @@ def check_calls(calls: list[tuple[str, Any]]) -> None:
         jsonschema.validate(arguments, SCHEMAS[tool])
 
 
+@row("S0-9")
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_forced_calls_are_read_as_they_were_meant(name: str, has_tokens: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
 from vllm_mlx.core.guide import Choice, Guide, JsonSchema
@@ -34,6 +35,7 @@ def guided(
     )
 
 
+@row("S0-9")
 @pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_open_thought_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
@@ -91,6 +93,7 @@ def test_harmony_calls_behind_a_thought() -> None:
         jsonschema.validate(arguments, SCHEMA)
 
 
+@row("S2-9")
 def test_tags_of_calls_and_the_end_are_barred_from_a_thought_that_an_answer_must_follow() -> None:
     one = guided("qwen3")
     for seed in range(4):
@@ -116,6 +119,7 @@ def test_a_form_or_calls_where_tools_may_be_called() -> None:
     assert seen == {True, False}
 
 
+@row("S2-12")
 def test_enabled_in_reasoning_the_grammar_bounds_the_thought() -> None:
     one = guided("qwen3")
     inside = Guide(form=Choice(("yes", "no")), in_reasoning=True)
@@ -139,6 +143,7 @@ def test_tool_grammar() -> None:
     jsonschema.validate(arguments, SCHEMA)
 
 
+@row("S3-19")
 def test_a_default_budget_bounds_only_those_who_think() -> None:
     one = guided("qwen3", default_thinking_token_budget=3)
     end = one.speaker.tokenizer.token_id("</think>")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.drawing import examples
+from tests.rows import row
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.parsers import make_parser
 from vllm_mlx.parsers.generic import TOOL_FORMATS
@@ -64,6 +65,7 @@ names = st.tuples(st.sampled_from(TOOL_NAMES), st.sampled_from(REASONING_NAMES))
 inputs = names.flatmap(lambda pair: st.tuples(st.just(pair), fragments(*pair).map("".join)))
 
 
+@row("S0-4")
 @settings(max_examples=examples(700), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans(), st.booleans())
 def test_cuts_do_not_matter(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta
 from vllm_mlx.parsers.bodies.json_scanner import JsonScanner, json_value
 
@@ -80,6 +81,7 @@ def arguments(schema: dict[str, Any] | None, pieces: list[str]) -> Any:
     return json.loads("".join(event.arguments for event in events if isinstance(event, ToolCallDelta)))
 
 
+@row("S4-17")
 @pytest.mark.parametrize(("schema", "written", "value"), CASES)
 def test_value_by_schema(schema: dict[str, Any] | None, written: str, value: Any) -> None:
     text = f"<tool_call><function=f><parameter=p>\n{written}\n</parameter></function></tool_call>"
@@ -89,6 +91,7 @@ def test_value_by_schema(schema: dict[str, Any] | None, written: str, value: Any
         assert type(got["p"]) is type(value)
 
 
+@row("S4-17")
 def test_books_are_not_serialised_twice() -> None:
     text = '<tool_call><function=f><parameter=books>\n[{"title": "x"}]\n</parameter></function></tool_call>'
     assert arguments({"type": "string"}, [text]) == {"books": [{"title": "x"}]}

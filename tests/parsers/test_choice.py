@@ -1,5 +1,6 @@
 """A body is told by its first character, even where the tokenizer holds its tag as one token."""
 
+from tests.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.parsers import make_parser
 
@@ -8,6 +9,7 @@ ENDS = ["</function>", "\n", "</tool_call>"]
 TOKENS = frozenset({"<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"})
 
 
+@row("S0-7")
 def test_tags_inside_a_call_may_be_tokens():
     parser = make_parser("qwen3", "qwen3_xml", marker_tokens=TOKENS, call_ids=lambda: "call_1")
     events = [event for piece in (*PIECES, *ENDS) for event in parser.feed(piece, special=piece in TOKENS)]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.parsers import detect_formats, make_parser, reasoning_markers, resolve_formats
 from vllm_mlx.parsers.generic import TOOL_FORMATS
@@ -27,6 +28,7 @@ LLAMA = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 THINK_TOKENS = {"<think>", "</think>", "<tool_call>"}
 
 
+@row("S0-8")
 @pytest.mark.parametrize(
     ("template", "vocabulary", "expected"),
     [
@@ -160,6 +162,7 @@ def test_tool_names_of_other_servers_are_taken(name: str) -> None:
     resolve_formats("none", name, chat_template=QWEN3, vocabulary=THINK_TOKENS)
 
 
+@row("S0-8")
 def test_the_users_choice_wins() -> None:
     def resolve(reasoning: str, tools: str) -> tuple[str | None, str | None]:
         return resolve_formats(reasoning, tools, chat_template=QWEN3, vocabulary=THINK_TOKENS)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 from .families import FAMILIES, Arguments, Family
@@ -107,6 +108,7 @@ def test_layout_around_a_call_is_dropped(family: Family) -> None:
     check(family, f"\n\n{family.calls(('get_weather', ROME))}\n", expected(("get_weather", ROME)))
 
 
+@row("S4-33")
 @families
 def test_undeclared_tool_is_text(family: Family) -> None:
     text = f"So: {family.calls(('rm', {'path': '/', 'n': 3}))} ok"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 from .support import MARKERS, TOOLS, as_special, cuts, run
@@ -224,6 +225,7 @@ def test_special_pieces_mean_the_same(name: str) -> None:
         assert run(marked, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS)) == expected
 
 
+@row("S4-16")
 @pytest.mark.parametrize("tools", ["hermes", "qwen3_json", "qwen3_xml", "qwen3_coder"])
 @pytest.mark.parametrize("text", [WEATHER_JSON, WEATHER_XML])
 def test_every_name_takes_both_bodies(tools: str, text: str) -> None:

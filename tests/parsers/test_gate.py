@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.parsers.gate import ReasoningGate, TextGate, TokenGate, make_gate
 
 THINK, END, CALL = 100, 101, 102
@@ -30,6 +31,7 @@ def gate(reasoning: str, tools: str | None = None) -> ReasoningGate:
     return make_gate(reasoning, token_id=SPECIAL.get, encode=encode, decode=decode, tools=tools)
 
 
+@row("S2-3")
 def test_end_at_any_offset_of_a_delta() -> None:
     for offset in range(4):
         delta = [1, 2, 3, 4]
@@ -40,6 +42,7 @@ def test_end_at_any_offset_of_a_delta() -> None:
         assert one.num_free == offset + 1
 
 
+@row("S2-5")
 def test_ended_is_ended() -> None:
     one = gate("qwen3")
     assert not one.is_reasoning_end_streaming([], [THINK, 1])
@@ -48,6 +51,7 @@ def test_ended_is_ended() -> None:
     assert one.num_free == 0
 
 
+@row("S2-6", "S2-8")
 def test_last_tag_decides_about_a_prompt() -> None:
     one = gate("qwen3")
     assert one.is_reasoning_end([THINK, 1, END, 2])
@@ -55,6 +59,7 @@ def test_last_tag_decides_about_a_prompt() -> None:
     assert not one.is_reasoning_end([1, 2])
 
 
+@row("S2-6")
 def test_tags_of_earlier_turns_do_not_count() -> None:
     one = TokenGate([(THINK,)], [(END,)], turn_ids=frozenset({7}))
     assert one.last_tag_ends([THINK, END, 7, 1]) is None
@@ -67,6 +72,7 @@ def test_a_call_ends_thoughts_where_its_tag_is_a_token() -> None:
     assert not gate("qwen3").is_reasoning_end_streaming([], [THINK, 1, CALL])
 
 
+@row("S2-4")
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 def test_an_end_of_several_tokens_over_deltas(size: int) -> None:
     text = "<|channel|>analysis<|message|>hm<|channel|>final<|message|>"
@@ -81,6 +87,7 @@ def test_an_end_of_several_tokens_over_deltas(size: int) -> None:
     assert not one.is_reasoning_end(ids[:-1])
 
 
+@row("S2-10")
 def test_tags_that_are_plain_text_are_found_in_text() -> None:
     one = gate("granite")
     assert isinstance(one, TextGate)
@@ -91,6 +98,7 @@ def test_tags_that_are_plain_text_are_found_in_text() -> None:
     assert not one.is_reasoning_end(ids[:30])
 
 
+@row("S2-1")
 def test_a_gate_without_a_fast_path_looks_at_all_ids() -> None:
     class Plain(ReasoningGate):
         def is_reasoning_end(self, ids: Sequence[int]) -> bool:
@@ -99,6 +107,7 @@ def test_a_gate_without_a_fast_path_looks_at_all_ids() -> None:
     assert Plain().is_reasoning_end_streaming([END, 1], [1])
 
 
+@row("S2-2")
 @pytest.mark.parametrize("reasoning", ["qwen3", "openai_gptoss", "granite"])
 def test_cost_of_a_step_does_not_grow(reasoning: str) -> None:
     def seconds(num_history: int) -> float:

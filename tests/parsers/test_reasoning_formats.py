@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.parsers import make_parser, opens_thought
 from vllm_mlx.parsers.reasoning_formats import REASONING_FORMATS
@@ -72,6 +73,7 @@ def test_thought_that_the_prompt_opened(name: str) -> None:
     check(name, "a\nb", [Thought("a\nb")], starts_in_reasoning=True)
 
 
+@row("S0-3")
 @pytest.mark.parametrize("name", PLAIN_TAGS)
 def test_empty_and_unfinished_thoughts(name: str) -> None:
     open, close = PLAIN_TAGS[name]
@@ -84,6 +86,7 @@ def test_answer_without_thoughts(name: str) -> None:
     check(name, "Just  this.\n", [Text("Just  this.\n")])
 
 
+@row("S0-4")
 @pytest.mark.parametrize("name", PLAIN_TAGS)
 def test_partial_tags_are_released(name: str) -> None:
     open, close = PLAIN_TAGS[name]
@@ -164,6 +167,7 @@ def test_muse_calls_follow_their_recipient() -> None:
     check("muse", text, [Thought("hm"), Text("Hi"), *CALL], tools="muse")
 
 
+@row("S0-10")
 @pytest.mark.parametrize(
     ("reasoning", "tools"), [("qwen3", "glm45"), ("qwen3", "kimi_k2"), ("deepseek_v4", "deepseek_v4")]
 )
@@ -219,6 +223,7 @@ FOREIGN = {
 }
 
 
+@row("S4-2")
 @pytest.mark.parametrize("style", FOREIGN)
 @pytest.mark.parametrize("tools", ["gemma4", "kimi_k2", "generic"])
 def test_calls_in_another_way_are_found_where_tools_are_declared(style: str, tools: str) -> None:

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.parsers import make_parser
@@ -25,6 +26,7 @@ def test_text_leaves_at_once_and_a_possible_marker_is_held() -> None:
     ]
 
 
+@row("S4-15")
 def test_json_call_streams() -> None:
     assert feed('<tool_call>{"name": "write"', ', "arguments": {"text": "a', "b", '"}', "}") == [
         [ToolCallStart(0, "c", "write")],
@@ -103,6 +105,7 @@ def test_reply_that_starts_inside_a_thought() -> None:
     assert run(["a", "b"], starts_in_reasoning=True) == [ReasoningDelta("ab")]
 
 
+@row("S1-1")
 @pytest.mark.parametrize(
     ("starts", "states"),
     [
@@ -143,6 +146,7 @@ def test_without_formats_all_is_text() -> None:
     assert run(list(text), reasoning=None, tools=None) == [TextDelta(text)]
 
 
+@row("S4-30")
 @pytest.mark.parametrize(
     "opening",
     [

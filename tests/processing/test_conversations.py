@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import write_tokenizer
+from tests.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.request import SamplingParams
@@ -44,6 +45,7 @@ def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pr
     return make
 
 
+@row("S0-16")
 @pytest.mark.parametrize("echo", ECHOES)
 @pytest.mark.parametrize("habit", CALLING)
 def test_results_extend_the_prompt_and_the_reply_that_asked_for_them(processor_with, habit: str, echo: str) -> None:
@@ -70,6 +72,7 @@ def test_a_template_that_keeps_all_reasoning_keeps_it_over_the_next_question(pro
     assert processor.kept_tokens(turn.prepared, turn.reply) == len(turn.token_ids)
 
 
+@row("S1-4")
 @pytest.mark.parametrize("habit", ["after the last question", "strips reasoning"])
 def test_reasoning_that_the_next_question_strips_is_not_spliced(processor_with, habit: str) -> None:
     processor = processor_with(habit)
@@ -159,6 +162,7 @@ def test_replies_to_one_prompt_are_told_apart(processor_with) -> None:
         assert session.prepare().prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
 
 
+@row("S1-14")
 def test_a_reply_that_a_stop_string_cut_stays_as_far_as_it_was_shown(processor_with) -> None:
     processor = processor_with("keeps reasoning")
     session = Session(processor, messages=START, sampling=SamplingParams(stop=("STOP",)))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
@@ -61,6 +62,7 @@ def test_an_unknown_policy_is_refused(processor_with) -> None:
         processor_with("keeps reasoning", cache_reasoning="some")
 
 
+@row("S1-12")
 def test_a_tool_loop_keeps_what_a_question_strips(processor_with) -> None:
     processor = processor_with("after the last question")
     call = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>'

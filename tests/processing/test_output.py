@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.events import (
     ContentEvent,
     Finished,
@@ -114,6 +115,7 @@ def test_whole_reply(play, qwen: Tokenizer) -> None:
     assert last == Finished(FinishReason.TOOL_CALLS, usage)
 
 
+@row("S4-23")
 def test_stop_token_leaves_no_text(play) -> None:
     events = play("a<|im_end|>")
     assert texts(events) == "a"
@@ -127,22 +129,26 @@ def test_stop_token_that_ended_nothing_is_text(play) -> None:
     assert texts(play("a<|im_end|>", request, reason=FinishReason.LENGTH)) == "a<|im_end|>"
 
 
+@row("S4-23")
 def test_control_tokens_are_left_out_unless_wanted(play) -> None:
     assert texts(play("a<|endoftext|>b")) == "ab"
     assert texts(play("a<|endoftext|>b", sampling(skip_special_tokens=False))) == "a<|endoftext|>b"
 
 
+@row("S0-5")
 def test_reasoning_opened_by_the_prompt(play, qwen: Tokenizer) -> None:
     events = play("hm\n</think>\n\nok", starts_in_reasoning=True)
     assert events[:-1] == [ReasoningDelta("hm"), TextDelta("ok")]
     assert finished(events).usage.reasoning_tokens == len(Replies(qwen).ids("hm\n"))
 
 
+@row("S1-1")
 def test_unfinished_reasoning_counts_to_the_end(play, qwen: Tokenizer) -> None:
     events = play("hm hm", starts_in_reasoning=True, reason=FinishReason.LENGTH)
     assert finished(events).usage.reasoning_tokens == len(Replies(qwen).ids("hm hm"))
 
 
+@row("S0-3")
 def test_empty_reasoning_leaves_nothing(play) -> None:
     assert play("<think>\n\n</think>\n\nok")[:-1] == [TextDelta("ok")]
 

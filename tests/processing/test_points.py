@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.processing.processor import Processor
@@ -94,6 +95,7 @@ def expected_points(processor: Processor, request: Request) -> set[int]:
     return set(apart)
 
 
+@row("S4-28")
 @pytest.mark.parametrize("habit", [name for name in HABITS if name != "strict roles"])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_points_are_where_whole_prompts_part(processor_with, habit: str, conversation: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
 from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
@@ -72,6 +73,7 @@ def test_images_are_refused_wherever_they_are(qwen: Tokenizer) -> None:
             process(qwen, messages=(Message("user", (part,)),))
 
 
+@row("S0-5")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

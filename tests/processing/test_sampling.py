@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import SamplingDefaults
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.request import SamplingParams
@@ -25,6 +26,7 @@ def test_last_resort() -> None:
     assert tokens.num_top_logprobs is None
 
 
+@row("S4-37")
 def test_request_then_flag_then_checkpoint() -> None:
     checkpoint = SamplingDefaults(temperature=0.1, top_p=0.2, top_k=3, min_p=0.4, repetition_penalty=1.5)
     defaults = SamplingDefaults(temperature=0.0, top_p=0.6)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import InvalidParameter, TemplateError
 from vllm_mlx.core.messages import (
     ImagePart,
@@ -42,6 +43,7 @@ def test_text_alone_is_a_string_however_it_was_sent() -> None:
     assert template_messages([two]) == [{"role": "system", "content": "a\nb"}]
 
 
+@row("S0-16")
 def test_assistant_message_keeps_its_white_space_reasoning_and_arguments() -> None:
     message = Message(
         "assistant",
@@ -91,6 +93,7 @@ def test_message_without_parts_is_kept() -> None:
     assert template_messages([Message("assistant", ())]) == [{"role": "assistant", "content": ""}]
 
 
+@row("S4-21")
 def test_conversation_with_tools(qwen: Tokenizer) -> None:
     text = render(
         qwen,
@@ -116,6 +119,7 @@ def test_tools_are_not_rendered_when_none_may_be_called(qwen: Tokenizer) -> None
     assert render(qwen, USER, tools=(WEATHER,)) != without
 
 
+@row("S0-19")
 @pytest.mark.parametrize(
     ("server", "thinking", "kwargs", "expected"),
     [
@@ -196,6 +200,7 @@ LOOP = (
 )
 
 
+@row("S4-22")
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

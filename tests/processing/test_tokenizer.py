@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.processing.tokenizer import LONG_CHARS, Tokenizer
 
@@ -55,6 +56,7 @@ def test_token_bytes_of_a_sentencepiece_vocabulary(llama: Tokenizer) -> None:
     assert llama.token_text(ids[-1]) == "\ufffd"
 
 
+@row("S0-7")
 def test_added_tokens(qwen: Tokenizer, llama: Tokenizer) -> None:
     think, end = qwen.token_id("<think>"), qwen.token_id("<|im_end|>")
     assert think is not None

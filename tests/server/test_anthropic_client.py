@@ -9,6 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -72,6 +73,7 @@ def thinks_and_calls(request: Request, index: int) -> Script:
     )
 
 
+@row("S4-1")
 def test_a_message(client: anthropic.Anthropic, engine: FakeEngine) -> None:
     message = client.messages.create(**ASK, extra_body={"temperature": 0})
     [block] = message.content
@@ -208,6 +210,7 @@ def test_the_tool_runner(client: anthropic.Anthropic, engine: FakeEngine) -> Non
     assert isinstance(result, ToolResultPart) and result.content == (TextPart("files of /"),)
 
 
+@row("S4-1")
 def test_count_tokens(client: anthropic.Anthropic, engine: FakeEngine) -> None:
     counted = client.messages.count_tokens(model="tiny", messages=HI, tools=TOOLS, system="Be brief.")
     assert counted.input_tokens == PROMPT_TOKENS

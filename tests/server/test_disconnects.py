@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
 
@@ -38,6 +39,7 @@ def post(server: Running, **fields: object) -> socket.socket:
     return connection
 
 
+@row("S4-9")
 @pytest.mark.parametrize("play", [endless, silent])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])

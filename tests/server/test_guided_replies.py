@@ -10,6 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 
@@ -62,6 +63,7 @@ def test_openai_parses_the_arguments_of_a_forced_call(gpt: openai.OpenAI) -> Non
     assert all(isinstance(call.function.parsed_arguments, Person) for call in choice.message.tool_calls or [])
 
 
+@row("S3-18")
 def test_a_named_tool_behind_a_thought_of_nine_tokens(gpt: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "save"}}
     reply = gpt.chat.completions.create(

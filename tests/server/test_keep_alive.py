@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 
+from tests.rows import row
 from vllm_mlx.core.events import PromptProgress, ReasoningDelta, Started, TextDelta
 
 from .fakes import FakeEngine, Pause, finished
@@ -61,6 +62,7 @@ def test_a_busy_stream_gets_none() -> None:
         assert deltas(client.post("/v1/chat/completions", json=CHAT)).count({}) == 1  # the last one
 
 
+@row("S4-31")
 def test_health_answers_while_a_reply_runs() -> None:
     engine = FakeEngine(play=lambda request, index: (Pause(),))
     with (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
 from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
@@ -38,6 +39,7 @@ def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     return line
 
 
+@row("S0-20")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply(server: Running, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
     with server.http(headers={"x-request-id": "mine"}) as client:
@@ -71,6 +73,7 @@ def test_what_altered_a_prompt(server: Running, caplog: pytest.LogCaptureFixture
     assert only_line(caplog)["altered"] == "'message at token 5 of 6 (70 -> 71), message 2 (user)'"
 
 
+@row("S0-20")
 @pytest.mark.parametrize(("every_s", "expected"), [(0.0, ["10/40", "20/40", "30/40"]), (3600.0, [])])
 def test_a_long_prompt_tells_how_far_it_is(
     server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, every_s: float, expected: list

@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
+from tests.rows import row
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -87,6 +88,7 @@ def test_streamed_chat(client: openai.OpenAI) -> None:
     assert last.choices == [] and last.usage is not None and last.usage.total_tokens == 9
 
 
+@row("S0-1", "S0-2")
 def test_tools_and_reasoning_streamed_are_the_whole_reply(client: openai.OpenAI, engine: FakeEngine) -> None:
     engine.play = thinks_and_calls
     whole = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 
@@ -64,6 +65,7 @@ def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
     assert [choice.text for choice in together] == [alone[0], alone[0], alone[1], alone[1]]
 
 
+@row("S0-14")
 def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.OpenAI) -> None:
     long: Any = [{"role": "user", "content": "word " * 2000}]
     with pytest.raises(openai.BadRequestError) as caught:

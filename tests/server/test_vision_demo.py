@@ -10,6 +10,7 @@ import anthropic
 import openai
 import pytest
 
+from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 
@@ -57,6 +58,7 @@ def names(reply: str, *shown: tuple[str, str]) -> bool:
     return all(word in reply for one in shown for word in one)
 
 
+@row("S0-15")
 def test_each_picture_is_named_alone_and_eight_at_once_with_text_in_between(gpt: openai.OpenAI) -> None:
     alone = [ask(gpt, shown) for shown in SHOWN]
     assert [names(reply, shown) for reply, shown in zip(alone, SHOWN, strict=True)] == [True] * len(SHOWN), alone
