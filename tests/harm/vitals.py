@@ -28,11 +28,6 @@ class Vitals:
         """Processor time of the main thread, on which the event loop runs. 0 where the system does not tell."""
         return self._times(f"/proc/{self.pid}/task/{self.pid}/stat", fallback=False)
 
-    def num_sockets(self) -> int:
-        """Open sockets, those that listen included. 0 where the system does not tell."""
-        folder = Path(f"/proc/{self.pid}/fd")
-        return sum(_target(file).startswith("socket:") for file in folder.iterdir()) if folder.exists() else 0
-
     def _times(self, path: str, *, fallback: bool = True) -> float:
         try:
             fields = Path(path).read_text().rpartition(")")[2].split()
@@ -43,13 +38,6 @@ class Vitals:
     def _ps(self, field: str) -> str:
         command = ["ps", "-o", f"{field}=", "-p", str(self.pid)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _target(file: Path) -> str:
-    try:
-        return str(file.readlink())
-    except OSError:  # closed since the folder was listed
-        return ""
 
 
 def _seconds(clock: str) -> float:

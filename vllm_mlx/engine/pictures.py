@@ -49,7 +49,7 @@ class RequestPictures:
                 pass
             return await self._prepare(request, deadline, is_long=is_long, whole=True)
         except BaseException as error:
-            clear_locals(error)  # pixels, tensors and texts: whoever keeps the error need not keep these
+            clear_locals(error)  # pixels, tensors and texts: a handler that keeps the error does not keep these
             raise
 
     async def close(self) -> None:

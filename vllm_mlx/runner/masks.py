@@ -40,7 +40,7 @@ class Masks:
         try:
             grace = self._graces.setdefault(seq.tenant, Grace())
             self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock, grace)
-        except Exception as error:  # whatever it is, it concerns this row alone
+        except Exception as error:  # a fence: any error concerns this row alone
             self._fail(seq.seq_id, error)
 
     def drop(self, seq_id: int) -> None:
@@ -59,7 +59,7 @@ class Masks:
                 continue
             try:
                 row.feed(token.token_id)
-            except Exception as error:  # whatever it is, it concerns this row alone
+            except Exception as error:  # a fence: any error concerns this row alone
                 self._fail(token.seq_id, error)
 
     def take_failed(self) -> list[tuple[int, GenerationError]]:
@@ -77,7 +77,7 @@ class Masks:
         for row, held in bound.items():
             try:
                 held.fill(words[row])
-            except Exception as error:  # whatever it is, it concerns this row alone
+            except Exception as error:  # a fence: any error concerns this row alone
                 self._fail(seqs[row].seq_id, error)
                 words[row] = _ALL
         return words

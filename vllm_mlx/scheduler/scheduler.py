@@ -160,7 +160,7 @@ class Scheduler:
     # -- admission and memory
 
     def _admit(self) -> None:
-        """In turn, as far as places and memory go. Who shares a prefix under way waits for it."""
+        """Admit sequences in turn while places and memory last. One that shares a running prefill waits for it."""
         following: set[int] = set()
         while (seq := self._turns.next(self._waiting, self._running.values(), following)) is not None:
             is_full = len(self._running) >= self._max_num_seqs or (self.pool.is_crowded and self._running)

@@ -185,3 +185,9 @@ def _type_of(value: Any) -> str:
 
 Schemas = Mapping[str, ToolSchema]  # by the name of the tool
 ANY_ARGUMENTS = ToolSchema()
+
+
+def schemas_in(schema: Mapping[str, Any], keyword: str) -> list[Any]:
+    """The schemas that a keyword lists; none where its value is no list."""
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..bodies.tool_schema import resolve
+from ..bodies.tool_schema import resolve, schemas_in
 from ..schema_budget import MAX_SCHEMA_VISITS, SchemaBudget
 
 _SAYS_NOTHING = frozenset(
@@ -52,8 +52,8 @@ class _Alternatives:
     def _product(self, schema: Mapping[str, Any]) -> int:
         num = 1
         for keyword in ("anyOf", "oneOf"):
-            num *= sum(map(self.num, _list(schema, keyword))) or 1
-        for each in _list(schema, "allOf"):
+            num *= sum(map(self.num, schemas_in(schema, keyword))) or 1
+        for each in schemas_in(schema, "allOf"):
             num = min(num * self.num(each), MAX_SCHEMA_VISITS)
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -66,7 +66,7 @@ def _num_beside(schema: Mapping[str, Any]) -> int:
     """Entries that each alternative is joined with; 0 where the schema is a plain choice or reference."""
     others = [value for keyword, value in schema.items() if keyword not in _JOINED | _SAYS_NOTHING]
     entries = sum(len(value) if isinstance(value, list | dict) else 1 for value in others)
-    num_factors = sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(_list(schema, "allOf"))
+    num_factors = sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
     return entries + max(0, num_factors - 1)
 
 
@@ -75,11 +75,6 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
         if isinstance(schema.get(keyword), Mapping):
             yield from schema[keyword].values()
     for keyword in _LISTS:
-        yield from _list(schema, keyword)
+        yield from schemas_in(schema, keyword)
     for keyword in ("items", "additionalProperties", "additionalItems"):
         yield schema.get(keyword)
-
-
-def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, list) else []

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter
-from ..bodies.tool_schema import resolve
+from ..bodies.tool_schema import resolve, schemas_in
 from ..schema_budget import SchemaBudget
 from .alternatives import pay_for_alternatives
 
@@ -59,9 +59,9 @@ class _Conjuncts:
         if isinstance(reference, str):
             self._budget.spend(self._param, reference.count("/"))
             own += self.num(resolve(reference, self._root))
-        own += sum(map(self.num, _list(schema, "allOf")))
+        own += sum(map(self.num, schemas_in(schema, "allOf")))
         for keyword in ("anyOf", "oneOf"):
-            own += max(map(self.num, _list(schema, keyword)), default=0)
+            own += max(map(self.num, schemas_in(schema, keyword)), default=0)
         return own + max(map(self.num, _inner(schema)), default=0)
 
 
@@ -69,11 +69,6 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
     for keyword in ("properties", "patternProperties"):
         if isinstance(schema.get(keyword), Mapping):
             yield from schema[keyword].values()
-    yield from _list(schema, "prefixItems")
+    yield from schemas_in(schema, "prefixItems")
     yield schema.get("items")
     yield schema.get("additionalProperties")
-
-
-def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, list) else []

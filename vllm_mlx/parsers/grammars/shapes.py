@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter
 from ...core.messages import ToolSpec
+from ..bodies.tool_schema import schemas_in
 from ..schema_budget import SchemaBudget
 from .json_schema import checked_schema
 from .lark import LarkWriter, either
@@ -83,7 +84,7 @@ def _alternatives(schema: Any, param: str) -> Iterable[tuple[Mapping[str, Any], 
 
 
 def _joined(schema: Mapping[str, Any]) -> list[Any]:
-    return schema["allOf"] if isinstance(schema.get("allOf"), list) else []
+    return schemas_in(schema, "allOf")
 
 
 def _check_keywords(schema: Mapping[str, Any], param: str) -> None:
