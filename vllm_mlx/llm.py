@@ -28,7 +28,7 @@ from .core.events import (
 )
 from .core.request import Request, SamplingParams
 from .engine.async_engine import AsyncEngine
-from .processing.tasks import together
+from .media.tasks import together
 
 T = TypeVar("T")
 Prompt = str | Items[int]

@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HANGS_S = 1800  # one property
 MAX_MB = 2048  # of the process, of which most is libraries
 PROPERTIES = {
-    "parsers": ("tests/parsers/test_properties.py", "tests/parsers/test_all_formats.py"),
+    "parsers": ("tests/formats/test_properties.py", "tests/formats/test_all_formats.py"),
     "decoders": ("tests/api/test_any_body.py", "tests/api/test_any_agent_body.py", "tests/server/test_bodies.py"),
-    "templates": ("tests/processing/test_any_template.py", "tests/processing/test_any_conversation.py"),
-    "schemas": ("tests/guided/test_any_schema.py",),
-    "images": ("tests/processing/images/test_anything.py",),
+    "templates": ("tests/prompt/test_any_template.py", "tests/prompt/test_any_conversation.py"),
+    "schemas": ("tests/guidance/test_any_schema.py",),
+    "images": ("tests/media/images/test_anything.py",),
     "load": ("tests/engine/test_any_load.py",),
 }
 

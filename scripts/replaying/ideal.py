@@ -19,9 +19,9 @@ from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.processing.prefix import common_prefix
-from vllm_mlx.processing.processor import Processor
-from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.prompt.prefix import common_prefix
+from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .player import Outcome
 from .wire import CHAT, MESSAGES, Protocol

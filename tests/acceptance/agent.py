@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.processing.turns import ECHOES, TOOLS, Echo, system, user
+from tests.prompt.turns import ECHOES, TOOLS, Echo, system, user
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.events import Failed
 from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
@@ -15,8 +15,8 @@ from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.prompt_pool import TENANT_THREADS
 from vllm_mlx.engine.report import EngineReport
-from vllm_mlx.processing.prefix import common_prefix
-from vllm_mlx.processing.reply import Reply
+from vllm_mlx.output.reply import Reply
+from vllm_mlx.prompt.prefix import common_prefix
 
 WORDS = ("read the file and say what it does in detail", "write the tests", "list what is in this folder", "why not")
 

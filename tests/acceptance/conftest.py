@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processing.habits import HABITS
+from tests.prompt.habits import HABITS
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.processing.turns import TOOLS, system, user
+from tests.prompt.turns import TOOLS, system, user
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.events import GenerationEvent, PromptProgress, ReasoningDelta, TextDelta, ToolCallStart

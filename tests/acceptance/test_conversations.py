@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.processing.turns import ECHOES, Echo, user
+from tests.prompt.turns import ECHOES, Echo, user
 from tests.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry

@@ -9,7 +9,7 @@ from tests.rows import row
 from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.api.openai.fold import ChatFold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
-from vllm_mlx.parsers import make_parser
+from vllm_mlx.formats import make_parser
 
 from .anthropic.test_replies import accumulated
 from .anthropic.test_replies import folded as folded_message

@@ -11,8 +11,8 @@ from vllm_mlx.core.constraint import Constraint
 from vllm_mlx.core.guide import Guide, GuideForm, JsonSchema
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.processing.guidance import Guidance
-from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.guidance.guidance import Guidance
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from ..checkpoints import VOCAB_SIZE
 

@@ -14,7 +14,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long
-from vllm_mlx.processing.tokenizer import Tokenizer
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
 LIMIT_S = 0.2
 CHAT = Request(

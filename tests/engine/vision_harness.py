@@ -14,15 +14,15 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.processing.images.picture import Picture
-from vllm_mlx.processing.images.shown import Shown
-from vllm_mlx.processing.processor import Processor
-from vllm_mlx.processing.tensors import Tensors
-from vllm_mlx.processing.tokenizer import Tokenizer
-from vllm_mlx.processing.videos.clip import Clip
-from vllm_mlx.processing.vision import VisionProcessor
-from vllm_mlx.processing.vision_probe import VisionProbe
+from vllm_mlx.media.images.picture import Picture
+from vllm_mlx.media.images.shown import Shown
+from vllm_mlx.media.tensors import Tensors
+from vllm_mlx.media.videos.clip import Clip
+from vllm_mlx.media.vision import VisionProcessor
+from vllm_mlx.media.vision_probe import VisionProbe
+from vllm_mlx.prompt.processor import Processor
 from vllm_mlx.runner.loader import find_checkpoint, load_model
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .harness import Driver
 

@@ -10,16 +10,20 @@ RANKS = {
     "core": 1,
     "demo": 1,
     "cache": 2,
-    "parsers": 2,
-    "processing": 3,
-    "scheduler": 4,
-    "runner": 4,
-    "engine": 5,
-    "api": 5,
-    "server": 6,
-    "cli": 7,
+    "formats": 2,
+    "tokens": 3,
+    "guidance": 4,
+    "media": 4,
+    "output": 4,
+    "prompt": 5,
+    "runner": 5,
+    "scheduler": 5,
+    "api": 6,
+    "engine": 6,
+    "server": 7,
+    "cli": 8,
 }
-PURE = {"core", "parsers", "scheduler", "api"}
+PURE = {"core", "formats", "scheduler", "api"}
 HEAVY = {"mlx", "mlx_lm", "mlx_vlm", "numpy", "torch", "transformers", "tokenizers", "huggingface_hub", "fastapi"}
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE)
 

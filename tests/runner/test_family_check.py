@@ -4,12 +4,12 @@ import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.processing.tokenizer import Tokenizer
-from vllm_mlx.processing.vision import VisionProcessor
-from vllm_mlx.processing.vision_probe import VisionProbe
+from vllm_mlx.media.vision import VisionProcessor
+from vllm_mlx.media.vision_probe import VisionProbe
 from vllm_mlx.runner import family_check
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 from vllm_mlx.runner.multimodal import MultimodalModel
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from typing import Any
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.request import Request
-from vllm_mlx.processing.images.loader import ImageLoader
-from vllm_mlx.processing.images.local import MediaRoot
-from vllm_mlx.processing.images.parts import media_parts
-from vllm_mlx.processing.images.web import WebImages
+from vllm_mlx.media.images.loader import ImageLoader
+from vllm_mlx.media.images.local import MediaRoot
+from vllm_mlx.media.images.parts import media_parts
+from vllm_mlx.media.images.web import WebImages
 
 from .fakes import FakeEngine, FakeGeneration
 

@@ -15,18 +15,18 @@ from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
-from vllm_mlx.processing.detokenizer import Detokenizer
-from vllm_mlx.processing.output import OutputProcessor
-from vllm_mlx.processing.processor import Processor
-from vllm_mlx.processing.tokenizer import Tokenizer
-from vllm_mlx.processing.vision import VisionProcessor
+from vllm_mlx.media.vision import VisionProcessor
+from vllm_mlx.output.pipeline import OutputProcessor
+from vllm_mlx.prompt.processor import Processor
 from vllm_mlx.runner import multimodal
 from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.row_constraint import RowConstraint
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sampler import Sampler
+from vllm_mlx.tokens.detokenizer import Detokenizer
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from ..processing.images.samples import corners, encode
+from ..media.images.samples import corners, encode
 from .running import Running, serving
 from .test_images import data_url
 

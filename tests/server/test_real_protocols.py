@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.acceptance.rote import rote_checkpoint
-from tests.processing.habits import HABITS
+from tests.prompt.habits import HABITS
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 

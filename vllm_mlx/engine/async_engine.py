@@ -19,13 +19,13 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..processing.images.loader import ImageLoader
-from ..processing.images.local import MediaRoot
-from ..processing.processor import Prepared, Processor
-from ..processing.reply import Reply
-from ..processing.tokenizer import Tokenizer
-from ..processing.vision import VisionProcessor
+from ..media.images.loader import ImageLoader
+from ..media.images.local import MediaRoot
+from ..media.vision import VisionProcessor
+from ..output.reply import Reply
+from ..prompt.processor import Prepared, Processor
 from ..runner.loader import Checkpoint, find_checkpoint
+from ..tokens.tokenizer import Tokenizer
 from .engine import Engine
 from .facts import build_fields, model_fields
 from .generation import Choice, Generation

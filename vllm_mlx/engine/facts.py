@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .. import __version__
 from ..core.config import EngineConfig
-from ..processing.processor import Processor
+from ..prompt.processor import Processor
 from .loading import EngineFacts
 
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "llguidance")

@@ -12,8 +12,8 @@ from ..core.events import Failed, Finished, FinishReason, GenerationEvent, Promp
 from ..core.prompt_change import PromptChange
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..processing.output import OutputProcessor
-from ..processing.reply import Reply
+from ..output.pipeline import OutputProcessor
+from ..output.reply import Reply
 from .stats import Outcome, ReplyStats
 
 _OUTCOMES: dict[FinishReason, Outcome] = {

@@ -11,12 +11,12 @@ from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
 from ..core.messages import MediaPart
 from ..core.request import Request
 from ..core.tracebacks import clear_locals
-from ..processing.images.loader import ImageLoader
-from ..processing.processor import Prepared, Processor
-from ..processing.rendition import Rendition
-from ..processing.tensors import Tensors
-from ..processing.vision import PixelsNeeded
-from ..processing.workers import Workers
+from ..media.images.loader import ImageLoader
+from ..media.rendition import Rendition
+from ..media.tensors import Tensors
+from ..media.vision import PixelsNeeded
+from ..media.workers import Workers
+from ..prompt.processor import Prepared, Processor
 from .prompt_pool import PromptPool
 
 logger = logging.getLogger(__name__)

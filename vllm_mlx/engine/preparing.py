@@ -9,7 +9,7 @@ from ..core.deadline import Deadline
 from ..core.errors import Cancelled
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
-from ..processing.processor import Prepared, Processor
+from ..prompt.processor import Prepared, Processor
 from .pictures import RequestPictures
 from .prompt_pool import PromptPool
 from .stats import ReplyStats

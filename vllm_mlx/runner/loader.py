@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model as load_text_model
 
 from ..core.errors import ModelLoadError, first_line
 from ..demo import demo_path
-from ..processing.remote_code import remote_code
+from ..tokens.remote_code import remote_code
 from .download import download
 from .model import Model, TextModel
 from .multimodal import MultimodalModel

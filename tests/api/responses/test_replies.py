@@ -15,12 +15,7 @@ from vllm_mlx.api.responses.encode import ResponseStream, response_error
 from vllm_mlx.api.responses.fold import ResponseFold
 from vllm_mlx.api.responses.tools import Tools
 from vllm_mlx.api.sealed import Unsealer
-from vllm_mlx.core.errors import (
-    ContextLengthExceeded,
-    GenerationError,
-    GrammarLimit,
-    Overloaded,
-)
+from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (
     FinishReason,
     GenerationEvent,

@@ -8,8 +8,8 @@ from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.guide import Guide
 from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ...core.request import Request, SamplingParams, check_stop
-from ...processing.quirks import without_client_marks
 from ..guides import decode_format, one_guide
+from ..quirks import without_client_marks
 from ..sealed import Unsealer
 from .content import decode_assistant, decode_block, decode_result, decode_shown
 from .schema import (

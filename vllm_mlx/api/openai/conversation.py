@@ -17,13 +17,7 @@ from ...core.messages import (
 from ..arguments import decode_arguments
 from ..extras import check_extras
 from ..images import decode_image
-from .fields import (
-    MESSAGE_FIELDS,
-    NO_FIELDS,
-    PART_FIELDS,
-    TOOL_CALL_FIELDS,
-    TOOL_FIELDS,
-)
+from .fields import MESSAGE_FIELDS, NO_FIELDS, PART_FIELDS, TOOL_CALL_FIELDS, TOOL_FIELDS
 from .schema import (
     AssistantMessage,
     SystemMessage,

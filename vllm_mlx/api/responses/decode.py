@@ -7,9 +7,9 @@ from typing import Any
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import Message, TextPart
 from ...core.request import Request, SamplingParams
-from ...processing.quirks import without_client_marks
 from ..extras import Refused, check_extras
 from ..guides import decode_format
+from ..quirks import without_client_marks
 from ..thinking import budget_in, decode_thinking
 from .fields import BODY_FIELDS, INCLUDED
 from .items import decode_items

@@ -4,16 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
-from ...core.messages import (
-    ImagePart,
-    Message,
-    Part,
-    ReasoningPart,
-    Role,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-)
+from ...core.messages import ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
 from ..arguments import decode_arguments
 from ..images import decode_image
 from ..sealed import Unsealer

@@ -1,0 +1,85 @@
+"""Run parsers over pieces, and fold what they say."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
+from vllm_mlx.formats import make_parser
+
+THINK = ("<think>", "</think>")
+TOOL_CALL = ("<tool_call>", "</tool_call>")
+MARKERS = (*THINK, *TOOL_CALL)
+Piece = tuple[str, bool]
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [
+    tool("get_weather", city={"type": "string"}, days={"type": "integer"}),
+    tool("write", path={"type": "string"}, text={"type": "string"}, tags={"type": "array"}),
+    tool("now"),
+]
+
+
+def run(
+    pieces: Iterable[str | Piece],
+    *,
+    reasoning: str | None = "qwen3",
+    tools: str | None = "hermes",
+    is_end: bool = False,
+    **options: Any,
+):
+    """The folded events of the pieces; a piece alone is plain text. Calls are named c0, c1, …"""
+    numbers = itertools.count()
+    parser = make_parser(reasoning, tools, call_ids=lambda: f"c{next(numbers)}", **options)
+    events: list[ContentEvent] = []
+    for piece in pieces:
+        text, special = piece if isinstance(piece, tuple) else (piece, False)
+        events += parser.feed(text, special)
+    return fold([*events, *parser.finish(is_end=is_end)])
+
+
+def fold(events: Iterable[ContentEvent]) -> list[ContentEvent]:
+    folded: list[ContentEvent] = []
+    for event in events:
+        last = folded[-1] if folded else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            folded[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            folded[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta) and event.index == last.index:
+            folded[-1] = ToolCallDelta(event.index, last.arguments + event.arguments)
+        else:
+            folded.append(event)
+    return folded
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """Whole, in two at every place, and every character alone."""
+    yield [text]
+    yield from ([text[:i], text[i:]] for i in range(1, len(text)))
+    yield list(text)
+
+
+def as_special(text: str, markers: Iterable[str] = MARKERS) -> list[Piece]:
+    """The text as a tokenizer gives it that has the markers as tokens."""
+    pieces: list[Piece] = [(text, False)]
+    for marker in markers:
+        pieces = [part for piece in pieces for part in _split(piece, marker)]
+    return pieces
+
+
+def _split(piece: Piece, marker: str) -> Iterator[Piece]:
+    text, special = piece
+    if special:
+        yield piece
+        return
+    for index, part in enumerate(text.split(marker)):
+        if index:
+            yield marker, True
+        if part:
+            yield part, False

@@ -1,0 +1,164 @@
+"""Whatever a model writes, in whatever format: no error, nothing lost, no effect of the cuts."""
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.drawing import examples
+from tests.rows import row
+from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.generic import TOOL_FORMATS
+from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
+
+from .families import FAMILIES
+from .support import Piece, as_special, run, tool
+
+# Letters that are in no tag, no key and no tool name: each must come out again.
+PAYLOAD = "QΩЖ東🙂"
+TOOLS = [tool("now", q={"type": "string"}, t={"type": "array"}), tool("write", text={})]
+TOOL_NAMES = sorted({id(format): name for name, format in reversed(TOOL_FORMATS.items())}.values())
+REASONING_NAMES = sorted({id(format): name for name, format in reversed(REASONING_FORMATS.items())}.values())
+COMMON = [
+    '{"name": "now", "arguments": {"q": "',
+    '{"name": "rm", "parameters": {', '"}}', "}}", "}", "]", "[", "(", ")", ", ",
+    "now", "rm", "functions.now:0", "call:now{", "now(q='", "')", "[now(", "q", ":", "=", "text", '"', "'", "\\", "\n",
+    " ", "\n\n", "name=", '"now">', '"q">', "<item>", "1", "-2.5", "true", "None", "\\u00", "analysis", "final",
+    " to=functions.now", "commentary", "json", "</", "<", ">", "```", ";", *PAYLOAD,
+]  # fmt: skip
+
+
+def fragments(tools: str, reasoning: str) -> st.SearchStrategy[list[str]]:
+    """Pieces of the format's own tags, whole and broken, of its calls, and of anything."""
+    tags = [*TOOL_FORMATS[tools].tags, *REASONING_FORMATS[reasoning].tags]
+    broken = [tag[: len(tag) // 2] for tag in tags if len(tag) > 3]
+    calls = [family.calls(("now", {"q": "QΩ"}), ("write", {})) for family in FAMILIES if family.name == tools]
+    halves = [part for call in calls for part in (call[: len(call) // 3], call[len(call) // 3 :], call)]
+    pieces = st.sampled_from([*(tag for tag in tags if tag), *broken, *halves, *COMMON])
+    return st.lists(st.one_of(pieces, pieces, pieces, st.text(max_size=4)), max_size=14)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({place % (len(text) + 1) for place in places})
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def shown(events: list[ContentEvent]) -> str:
+    texts = []
+    for event in events:
+        match event:
+            case TextDelta(text) | ReasoningDelta(text):
+                texts.append(text)
+            case ToolCallStart(_, call_id, name):
+                texts.append(call_id + name)
+            case ToolCallDelta(_, arguments):
+                texts.append(arguments)
+    return "".join(texts)
+
+
+names = st.tuples(st.sampled_from(TOOL_NAMES), st.sampled_from(REASONING_NAMES))
+inputs = names.flatmap(lambda pair: st.tuples(st.just(pair), fragments(*pair).map("".join)))
+
+
+@row("S0-4")
+@settings(max_examples=examples(700), deadline=None)
+@given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans(), st.booleans())
+def test_cuts_do_not_matter(
+    case: Any, places: list[int], declared: bool, starts_in_reasoning: bool, is_end: bool
+) -> None:
+    (tools, reasoning), text = case
+    options = {
+        "tools": tools,
+        "reasoning": reasoning,
+        "tool_specs": TOOLS if declared else (),
+        "starts_in_reasoning": starts_in_reasoning,
+        "is_end": is_end,
+    }
+    whole = run([text], **options)
+    assert run(cut(text, places), **options) == whole
+    assert run(list(text), **options) == whole
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(inputs, st.lists(st.integers(0, 400), max_size=5), st.booleans(), st.booleans())
+def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declared: bool, known: bool) -> None:
+    (tools, reasoning), text = case
+    tags = [tag for tag in (*TOOL_FORMATS[tools].tags, *REASONING_FORMATS[reasoning].tags) if len(tag) > 2]
+    tokens = frozenset(tags) if known else None
+    pieces = as_special(text, sorted(tags, key=len, reverse=True))
+    smaller: list[Piece] = [
+        (part, special) for text, special in pieces for part in ([text] if special else cut(text, places))
+    ]
+    options = {"tools": tools, "reasoning": reasoning, "tool_specs": TOOLS if declared else (), "marker_tokens": tokens}
+    assert run(smaller, **options) == run(pieces, **options)
+
+
+@settings(max_examples=examples(700), deadline=None)
+@given(inputs)
+def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
+    (tools, reasoning), text = case
+    visible = Counter(shown(run([text], tools=tools, reasoning=reasoning, tool_specs=[tool("other")])))
+    assert all(visible[char] >= num for char, num in Counter(text).items() if char in PAYLOAD), text
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(inputs, st.booleans(), st.booleans())
+def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool, is_end: bool) -> None:
+    (tools, reasoning), text = case
+    events = run([text], tools=tools, reasoning=reasoning, tool_specs=TOOLS if declared else (), is_end=is_end)
+    started = {event.index: event.name for event in events if isinstance(event, ToolCallStart)}
+    arguments = {event.index: event.arguments for event in events if isinstance(event, ToolCallDelta)}
+    assert list(started) == list(range(len(started)))
+    assert not declared or set(started.values()) <= {"now", "write"}
+    for event in events:
+        if isinstance(event, ToolCallEnd):
+            assert isinstance(json.loads(arguments[event.index]), dict)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(inputs, st.lists(st.integers(0, 400), max_size=5))
+def test_text_starts_say_where_a_text_stood(case: Any, places: list[int]) -> None:
+    (tools, reasoning), text = case
+    if REASONING_FORMATS[reasoning].is_shown:
+        return  # its first tag may be added
+    parser = make_parser(reasoning, tools, tool_specs=TOOLS)
+    for piece in [*cut(text, places), None]:
+        events = parser.feed(piece) if piece is not None else parser.finish()
+        parts = [event.text for event in events if isinstance(event, TextDelta)]
+        assert parts == [text[start : start + len(part)] for start, part in zip(parser.text_starts, parts, strict=True)]
+
+
+@given(st.sampled_from(TOOL_NAMES), st.text(st.characters(exclude_characters="<[{]t`f")))
+def test_text_without_tags_is_untouched(tools: str, text: str) -> None:
+    assert shown(run([text], tools=tools, reasoning="qwen3", tool_specs=TOOLS)) == text
+
+
+@pytest.mark.full
+def test_cost_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed for docs/benchmarks.md: microseconds of one piece, early and late in a reply of 300,000."""
+    cases = {"text": ("qwen3", "qwen3_xml", ""), "thought": ("qwen3", "qwen3_xml", "<think>")}
+    for family in FAMILIES:
+        start = family.calls(("write", {"text": "@"}))
+        cases.setdefault(family.name, ("qwen3", family.name, start[: start.index("@")]))
+    cases["list argument"] = ("qwen3", "qwen3_xml", "<tool_call><function=now><parameter=t>[")
+    worst = 0.0
+    for label, (reasoning, tools, opening) in cases.items():
+        parser = make_parser(reasoning, tools, tool_specs=TOOLS)
+        parser.feed(opening)
+        costs = []
+        for _ in range(3):
+            start_s = time.perf_counter()
+            for _ in range(100_000):
+                parser.feed(" word")
+            costs.append((time.perf_counter() - start_s) * 10)
+        worst = max(worst, *costs)
+        with capsys.disabled():
+            print(f"{label}: {costs[0]:.2f} / {costs[1]:.2f} / {costs[2]:.2f} us a token")
+    with capsys.disabled():
+        print(f"worst: {worst:.2f} us a token")
+    assert worst < 20

@@ -1,0 +1,141 @@
+"""Which JSON value a written argument stands for."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.events import TextDelta, ToolCallDelta
+from vllm_mlx.formats.bodies.json_scanner import JsonScanner, json_value
+
+from .support import cuts, run, tool
+
+NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+BOOK = {"type": "object", "properties": {"title": {"type": "string"}}}
+CASES: list[tuple[dict[str, Any] | None, str, Any]] = [
+    ({"type": "string"}, "1", "1"),
+    ({"type": "string"}, "true", "true"),
+    ({"type": "string"}, "null", "null"),
+    ({"type": "string"}, ' "q" \n\t', ' "q" \n\t'),
+    ({"type": "integer"}, "42", 42),
+    ({"type": "integer"}, " 5.0 ", 5),
+    ({"type": "integer"}, "many", "many"),
+    ({"type": "integer"}, "1.5", 1.5),
+    ({"type": "integer"}, "null", "null"),
+    ({"type": "number"}, "-1.5e3", -1500.0),
+    ({"type": "number"}, "5.0", 5),
+    ({"type": "number"}, "NaN", "NaN"),
+    ({"type": "boolean"}, "true", True),
+    ({"type": "boolean"}, "False", False),
+    ({"type": "null"}, "null", None),
+    ({"type": "array"}, '[{"a": 1}, "b"]', [{"a": 1}, "b"]),
+    ({"type": "array", "items": BOOK}, '[\n {"title": "x"}\n]', [{"title": "x"}]),
+    ({"type": "array"}, "[1, 2", "[1, 2"),
+    (BOOK, '{"title": "1\\n"}', {"title": "1\n"}),
+    (BOOK, "{'title': 1}", "{'title': 1}"),
+    ({"type": ["integer", "null"]}, "null", None),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": ["string", "null"]}, "none", "none"),
+    ({"type": ["string", "null"]}, "nullable", "nullable"),
+    ({"type": ["string", "null"]}, "7", "7"),
+    ({"type": ["string", "integer"]}, "7", 7),
+    ({"type": ["string", "integer"]}, "7.5", "7.5"),
+    (NULLABLE, "null", None),
+    (NULLABLE, "3", 3),
+    ({"oneOf": [{"type": "boolean"}, {"type": "string"}]}, "true", True),
+    ({"oneOf": [{"type": "boolean"}, {}]}, "3", 3),
+    ({"allOf": [{"type": ["string", "integer"]}, {"type": "string"}]}, "3", "3"),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({"enum": [1, 2]}, "1", 1),
+    ({"const": None}, "null", None),
+    ({"type": "integer", "nullable": True}, "null", None),
+    ({"$ref": "#/$defs/Size"}, "7", 7),
+    ({"$ref": "#/$defs/Missing"}, "7", 7),
+    ({"$ref": "#/$defs/Loop"}, "7", 7),
+    ({"properties": {}}, "{}", {}),
+    ({}, "7", 7),
+    (None, "[1]", [1]),
+    (None, '{"a": {"b": "</x>"}}', {"a": {"b": "</x>"}}),
+    (None, "-7", -7),
+    (None, "007", "007"),
+    (None, "1.2.3", "1.2.3"),
+    (None, "true", True),
+    (None, "truely", "truely"),
+    (None, "True", "True"),
+    (None, "null", None),
+    (None, '"quoted"', '"quoted"'),
+    (None, "plain <b>", "plain <b>"),
+    (None, "", ""),
+    (None, "2024-01-02", "2024-01-02"),
+    (None, "1" * 500, "1" * 500),
+    (None, " " * 500 + "1", " " * 500 + "1"),
+    (None, "[" * 5000, "[" * 5000),
+]
+
+
+def arguments(schema: dict[str, Any] | None, pieces: list[str]) -> Any:
+    spec = tool("f") if schema is None else tool("f", p=schema)
+    spec["function"]["parameters"]["$defs"] = {"Size": {"type": "integer"}, "Loop": {"$ref": "#/$defs/Loop"}}
+    events = run(pieces, tools="qwen3_xml", tool_specs=[spec])
+    return json.loads("".join(event.arguments for event in events if isinstance(event, ToolCallDelta)))
+
+
+@row("S4-17")
+@pytest.mark.parametrize(("schema", "written", "value"), CASES)
+def test_value_by_schema(schema: dict[str, Any] | None, written: str, value: Any) -> None:
+    text = f"<tool_call><function=f><parameter=p>\n{written}\n</parameter></function></tool_call>"
+    for pieces in cuts(text) if len(text) < 200 else ([text], list(text)):
+        got = arguments(schema, pieces)
+        assert got == {"p": value}
+        assert type(got["p"]) is type(value)
+
+
+@row("S4-17")
+def test_books_are_not_serialised_twice() -> None:
+    text = '<tool_call><function=f><parameter=books>\n[{"title": "x"}]\n</parameter></function></tool_call>'
+    assert arguments({"type": "string"}, [text]) == {"books": [{"title": "x"}]}
+
+
+def test_additional_properties_give_the_type() -> None:
+    spec = tool("f")
+    spec["function"]["parameters"]["additionalProperties"] = {"type": "string"}
+    text = "<tool_call><function=f><parameter=p>1</parameter></function></tool_call>"
+    assert ToolCallDelta(0, '{"p": "1"}') in run([text], tool_specs=[spec])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": "x\ny\t\x01"}', {"a": "x\ny\t\x01"}),
+        ('{"a": "\\d\\u12g\\é"}', {"a": "\\d\\u12g\\é"}),
+        ('{"a": "\\ud83d\\ude42"}', {"a": "🙂"}),
+        ("  [1 , 2]  ", [1, 2]),
+        ("0", 0),
+        ("-0.5E+2", -50.0),
+    ],
+)
+def test_json_is_repaired_in_strings_only(text: str, value: Any) -> None:
+    repaired = json_value(text)
+    assert repaired is not None
+    assert json.loads(repaired) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "{a: 1}", "{'a': 1}", "[1,]", '{"a": 1,}', "01", "1.", "+1", "NaN", "tru", "[1] 2", '"a', "[}", "²"],
+)
+def test_what_is_not_json_is_refused(text: str) -> None:
+    assert json_value(text) is None
+
+
+def test_scanner_stops_behind_its_value() -> None:
+    scanner = JsonScanner()
+    assert scanner.consume('x{"a": [1]} tail', 1) == len('x{"a": [1]}')
+    assert scanner.done
+    assert scanner.take() == '{"a": [1]}'
+
+
+def test_depth_is_bounded() -> None:
+    events = run(['<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 5000])
+    assert isinstance(events[-1], TextDelta)

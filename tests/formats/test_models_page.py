@@ -1,0 +1,52 @@
+"""The page about models names the formats that there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vllm_mlx.formats.detect import OF_THE_CHECKPOINT
+from vllm_mlx.formats.generic import TOOL_FORMATS
+from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
+from vllm_mlx.formats.signatures import REASONING_SIGNATURES, TOOL_SIGNATURES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+FAMILIES = re.findall(r"^\| ([^|]+) \| (\S+) \| (\S+) \| .*\|$", PAGE, re.MULTILINE)[2:]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def listed(heading: str) -> list[list[str]]:
+    section = PAGE.split(f"### {heading}\n")[1].split("\n#")[0]
+    return [names(line) for line in section.splitlines() if line.startswith("- ")]
+
+
+@pytest.mark.parametrize(("heading", "formats"), [("Reasoning", REASONING_FORMATS), ("Tools", TOOL_FORMATS)])
+def test_every_name_is_listed_with_those_that_mean_the_same(heading: str, formats: dict[str, object]) -> None:
+    lines = listed(heading)
+    assert {name for line in lines for name in line} == set(formats)
+    for line in lines:
+        assert all(formats[name] is formats[line[0]] for name in line), line
+    assert len(lines) == len({id(format) for format in formats.values()})
+
+
+def test_families_name_known_formats() -> None:
+    assert len(FAMILIES) > 40
+    for family, reasoning, tools in FAMILIES:
+        assert set(names(reasoning)) <= set(REASONING_FORMATS), family
+        assert set(names(tools)) <= set(TOOL_FORMATS), family
+
+
+def test_every_detected_format_belongs_to_a_family() -> None:
+    reasoning = {id(REASONING_FORMATS[name]) for _, cell, _ in FAMILIES for name in names(cell)}
+    tools = {id(TOOL_FORMATS[name]) for _, _, cell in FAMILIES for name in names(cell)}
+    assert {id(REASONING_FORMATS[signature.name]) for signature in REASONING_SIGNATURES} <= reasoning | {
+        id(REASONING_FORMATS["hy_v4"])
+    }
+    assert {id(TOOL_FORMATS[signature.name]) for signature in TOOL_SIGNATURES} <= tools
+
+
+def test_names_that_mean_the_checkpoints_own_rules_are_said() -> None:
+    assert all(f"`{name}`" in PAGE for name in OF_THE_CHECKPOINT)

@@ -1,0 +1,282 @@
+"""Every family's thoughts: whole, at every cut, every character alone, and with their tags as tokens."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from vllm_mlx.formats import make_parser, opens_thought
+from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
+
+from .support import as_special, cuts, run, tool
+
+Text, Thought = TextDelta, ReasoningDelta
+TOOLS = [tool("f", a={"type": "string"}), tool("g")]
+PLAIN_TAGS = {
+    "qwen3": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),
+    "glm45": ("<think>", "</think>"),
+    "kimi_k2": ("<think>", "</think>"),
+    "step3p5": ("<think>", "</think>"),
+    "minimax_m2": ("<think>", "</think>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "hunyuan_a13b": ("<think>", "</think>"),
+    "ernie45": ("<think>", "</think>"),
+    "hy_v3": ("<think>", "</think>"),
+    "hy_v4": ("<think:ab_1>", "</think:ab_1>"),
+    "k2_horizon": ("<ifm|think_fast>", "</ifm|think_fast>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "inkling": ("<|message_model|><|content_thinking|>", "<|end_message|>"),
+    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>"),
+    "muse": ("to=self<|message|>", "<|eom|>"),
+    "longcat": ("<longcat_think>", "</longcat_think>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+}
+ATOMS = (
+    "<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>",
+    "<|START_THINKING|>", "<|END_THINKING|>", "<|message_model|>", "<|content_thinking|>", "<|end_message|>",
+    "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|eom|>", "<seed:think>", "</seed:think>",
+    "<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<ifm|think_fast>", "</ifm|think_fast>",
+)  # fmt: skip
+
+
+def check(name: str, text: str, expected: list[Any], *, tools: str | None = None, **options: Any) -> None:
+    for pieces in cuts(text):
+        assert run(pieces, reasoning=name, tools=tools, tool_specs=TOOLS, **options) == expected, pieces
+    special = as_special(text, ATOMS)
+    by_character = [part for piece, token in special for part in ([(piece, True)] if token else list(piece))]
+    for pieces in (special, by_character):
+        known = frozenset(ATOMS)
+        assert run(pieces, reasoning=name, tools=tools, tool_specs=TOOLS, marker_tokens=known, **options) == expected
+
+
+@pytest.mark.parametrize("name", PLAIN_TAGS)
+def test_thought_then_answer(name: str) -> None:
+    open, close = PLAIN_TAGS[name]
+    check(name, f"{open}東京 <b> 1 < 2\n\nx{close}Hi", [Thought("東京 <b> 1 < 2\n\nx"), Text("Hi")])
+    check(name, f"{open}\na\n{close}\n\nHi \n", [Thought("a"), Text("Hi \n")])
+
+
+@pytest.mark.parametrize("name", PLAIN_TAGS)
+def test_thought_that_the_prompt_opened(name: str) -> None:
+    _, close = PLAIN_TAGS[name]
+    check(name, f"a{close}Hi", [Thought("a"), Text("Hi")], starts_in_reasoning=True)
+    check(name, "a\nb", [Thought("a\nb")], starts_in_reasoning=True)
+
+
+@row("S0-3")
+@pytest.mark.parametrize("name", PLAIN_TAGS)
+def test_empty_and_unfinished_thoughts(name: str) -> None:
+    open, close = PLAIN_TAGS[name]
+    check(name, f"{open}\n\n{close}\n\nHi", [Text("Hi")])
+    check(name, f"{open}a b", [Thought("a b")])
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN_TAGS if not REASONING_FORMATS[name].is_implied])
+def test_answer_without_thoughts(name: str) -> None:
+    check(name, "Just  this.\n", [Text("Just  this.\n")])
+
+
+@row("S0-4")
+@pytest.mark.parametrize("name", PLAIN_TAGS)
+def test_partial_tags_are_released(name: str) -> None:
+    open, close = PLAIN_TAGS[name]
+    check(name, f"{open}a {close[:-1]} b{close}c {close[:3]}", [Thought(f"a {close[:-1]} b"), Text(f"c {close[:3]}")])
+
+
+def test_implied_thoughts_need_no_opening_tag() -> None:
+    for name in ("deepseek_r1", "minimax_m2", "step3", "step5"):
+        assert run(["a</think>b"], reasoning=name, tools=None) == [Thought("a"), Text("b")]
+
+
+def test_appended_thoughts_are_content() -> None:
+    for text in ("a\n</think>\n\nb", "<think>a\n</think>\n\nb"):
+        for pieces in cuts(text):
+            assert run(pieces, reasoning="minimax_m2_append_think", tools=None) == [Text("<think>a\n</think>\n\nb")]
+
+
+def test_wrapped_answers_lose_their_tags() -> None:
+    check("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nHi\nyou\n</answer>", [Thought("a"), Text("Hi\nyou")])
+    check(
+        "ernie45", "a\n</think>\n\n<response>\nHi\n</response>\n", [Thought("a"), Text("Hi")], starts_in_reasoning=True
+    )
+    check("hunyuan_a13b", "Use <answer> and </answer>.", [Text("Use <answer> and </answer>.")])
+    check("hunyuan_a13b", "<answer>\nHi\n", [Text("Hi\n")])
+
+
+def test_cohere_and_frames_mark_their_answers() -> None:
+    text = "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>"
+    check("cohere_command3", text, [Thought("a"), Text("Hi")])
+    text = "<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|>"
+    check("kimi_k3", text, [Thought("a"), Text("Hi")])
+    text = "<|content_thinking|>a<|end_message|><|message_model|><|content_text|>Hi<|end_message|>"
+    check("inkling", text, [Thought("a"), Text("Hi")])
+
+
+HARMONY_CALL = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
+CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd(0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+            [Thought("a"), Text("Hi")],
+        ),
+        (f"<|channel|>analysis<|message|>a<|end|>{HARMONY_CALL}", [Thought("a"), *CALL]),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|>" + HARMONY_CALL,
+            [Text("I look."), *CALL],
+        ),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": "x"}<|call|>', CALL),
+        ("<|channel|>final<|message|>to=functions.f is text", [Text("to=functions.f is text")]),
+        ("<|channel|>unheard of<|message|>x", [Text("<|channel|>unheard of<|message|>x")]),
+        ("Plain, without headers", [Text("Plain, without headers")]),
+        (HARMONY_CALL.replace(".f", ".rm"), [Text(HARMONY_CALL.replace(".f", ".rm"))]),
+        (HARMONY_CALL[: HARMONY_CALL.index('"}')], [CALL[0], ToolCallDelta(0, '{"a": "x')]),
+        (
+            "<|channel|>analysis<|message|>a<|channel|>final<|message|>Hi",
+            [Thought("a"), Text("Hi")],
+        ),
+    ],
+)
+def test_harmony(text: str, expected: list[Any]) -> None:
+    check("openai_gptoss", text, expected, tools="openai")
+
+
+def test_harmony_reads_messages_without_a_reasoning_format() -> None:
+    assert run(["<|channel|>analysis<|message|>a<|end|>"], reasoning=None, tools="openai") == [Thought("a")]
+
+
+def test_muse_calls_follow_their_recipient() -> None:
+    text = (
+        "to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Hi<|eom|><|start|>assistant to=f<|message|>"
+        '<atem:function_calls><atem:invoke name="f"><atem:parameter name="a">x</atem:parameter></atem:invoke>'
+        "</atem:function_calls><|eom|>"
+    )
+    check("muse", text, [Thought("hm"), Text("Hi"), *CALL], tools="muse")
+
+
+@row("S0-10")
+@pytest.mark.parametrize(
+    ("reasoning", "tools"), [("qwen3", "glm45"), ("qwen3", "kimi_k2"), ("deepseek_v4", "deepseek_v4")]
+)
+def test_a_call_ends_an_unfinished_thought(reasoning: str, tools: str) -> None:
+    call = {
+        "glm45": "<tool_call>g</tool_call>",
+        "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    }[tools]
+    events = run(list(f"<think>hm {call}"), reasoning=reasoning, tools=tools, tool_specs=TOOLS)
+    assert events[0] == Thought("hm ")
+    assert [type(event) for event in events[1:]] == [ToolCallStart, ToolCallDelta, ToolCallEnd]
+
+
+# Ids of calls
+
+
+def ids(text: str, tools: str) -> list[str]:
+    events = [*(parser := make_parser(None, tools)).feed(text), *parser.finish()]
+    return [event.call_id for event in events if isinstance(event, ToolCallStart)]
+
+
+def test_ids_that_the_model_wrote_are_kept_once() -> None:
+    call = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    first, second = ids(call * 2, "kimi_k2")
+    assert first == "functions.f:3"
+    assert second.startswith("call_")
+    assert ids('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": 1}', "mistral") == ["abcDEF123"]
+
+
+def test_mistral_ids_have_nine_characters() -> None:
+    found = ids('[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f{"a": 1}[TOOL_CALLS][{"name": "f", "arguments": {}}]', "mistral")
+    assert len(set(found)) == 3
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in found)
+
+
+# Calls in another family's way
+
+
+FOREIGN = {
+    "json in tags": '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>',
+    "xml in tags": "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+    "xml alone": "<function=f><parameter=a>x</parameter></function>",
+    "keys and values": "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>",
+    "json alone": '{"name": "f", "parameters": {"a": "x"}}',
+    "list": '<tool_calls>[{"name": "f", "arguments": {"a": "x"}}]</tool_calls>',
+    "function_call": '<function_call>{"name": "f", "arguments": {"a": "x"}}</function_call>',
+    "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "x"}}]',
+    "mistral by name": '[TOOL_CALLS]f[ARGS]{"a": "x"}',
+    "invoke": '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke></minimax:tool_call>',
+    "python": "[f(a='x')]",
+}
+
+
+@row("S4-2")
+@pytest.mark.parametrize("style", FOREIGN)
+@pytest.mark.parametrize("tools", ["gemma4", "kimi_k2", "generic"])
+def test_calls_in_another_way_are_found_where_tools_are_declared(style: str, tools: str) -> None:
+    text = FOREIGN[style]
+    for pieces in cuts(text):
+        events = run(pieces, reasoning=None, tools=tools, tool_specs=TOOLS)
+        assert [type(event) for event in events] == [ToolCallStart, ToolCallDelta, ToolCallEnd], pieces
+        assert json.loads(events[1].arguments) == {"a": "x"}
+    assert run([text.replace("f", "rm", 1)], reasoning=None, tools=tools, tool_specs=[tool("other")]) == [
+        Text(text.replace("f", "rm", 1))
+    ]
+    assert not any(isinstance(event, ToolCallStart) for event in run([text], reasoning=None, tools="gemma4"))
+
+
+def test_after_a_call_in_its_own_way_no_other_is_looked_for() -> None:
+    own = '<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>'
+    foreign = FOREIGN["json in tags"]
+    names = itertools.chain.from_iterable([event] for event in run([own, foreign], tools="gemma4", tool_specs=TOOLS))
+    events = list(names)
+    assert events[:3] == CALL
+    assert events[3:] == [Text(foreign)]
+
+
+def test_foreign_calls_inside_thoughts_are_thoughts() -> None:
+    text = f"<think>{FOREIGN['json in tags']}</think>"
+    assert run([text], tools="kimi_k2", tool_specs=TOOLS) == [Thought(FOREIGN["json in tags"])]
+
+
+# Prompts and the ends of messages
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "expected"),
+    [
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("qwen3", "say <think> twice<|im_end|>\n<|im_start|>assistant\n", False),
+        ("k2_horizon", "<ifm|think_faster>", True),
+        ("kimi_k3", "<|open|>think<|sep|>", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("openai_gptoss", "<|start|>assistant", False),
+    ],
+)
+def test_prompts_that_open_a_thought(reasoning: str, prompt: str, expected: bool) -> None:
+    assert opens_thought(reasoning, prompt) is expected
+
+
+@pytest.mark.parametrize(
+    ("tools", "end"), [("gigachat3", "<|message_sep|>"), ("llama3_json", "<|eom_id|>"), ("inkling", "<|end_message|>")]
+)
+def test_the_token_that_ends_a_message_is_no_text(tools: str, end: str) -> None:
+    for options in ({}, {"marker_tokens": frozenset({end, "<|role_sep|>"})}):
+        pieces = [*"Hi", (end, True)]
+        assert run(pieces, reasoning=None, tools=tools, tool_specs=TOOLS, **options) == [Text("Hi")]

@@ -1,0 +1,171 @@
+"""What a client sees while the text is still growing, and what that costs."""
+
+import time
+
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from vllm_mlx.formats import make_parser
+
+from .support import MARKERS, TOOLS, run
+
+
+def feed(*pieces: str, **options):
+    parser = make_parser("qwen3", "hermes", tool_specs=TOOLS, call_ids=lambda: "c", **options)
+    return [parser.feed(piece) for piece in pieces]
+
+
+def test_text_leaves_at_once_and_a_possible_marker_is_held() -> None:
+    assert feed("Hi", " <thin", "g", "> a <tool_call") == [
+        [TextDelta("Hi")],
+        [TextDelta(" ")],
+        [TextDelta("<thing")],
+        [TextDelta("> a ")],
+    ]
+
+
+@row("S4-15")
+def test_json_call_streams() -> None:
+    assert feed('<tool_call>{"name": "write"', ', "arguments": {"text": "a', "b", '"}', "}") == [
+        [ToolCallStart(0, "c", "write")],
+        [ToolCallDelta(0, '{"text": "a')],
+        [ToolCallDelta(0, "b")],
+        [ToolCallDelta(0, '"}')],
+        [ToolCallEnd(0)],
+    ]
+
+
+def test_xml_call_streams_strings_and_holds_other_values() -> None:
+    pieces = (
+        "<tool_call><function=get_weather>",
+        "<parameter=city>R",
+        "o\nm",
+        "e\n</parameter><parameter=days>\n1",
+        "2",
+    )
+    assert feed(*pieces, "</parameter></function>") == [
+        [ToolCallStart(0, "c", "get_weather")],
+        [ToolCallDelta(0, '{"city": "R')],
+        [ToolCallDelta(0, "o\\nm")],
+        [ToolCallDelta(0, 'e", "days": ')],
+        [],
+        [ToolCallDelta(0, "12}"), ToolCallEnd(0)],
+    ]
+
+
+def test_text_of_an_undeclared_call_streams() -> None:
+    assert feed('<tool_call>{"name": "rm', '"', ', "arguments": {', "}}</tool_call>") == [
+        [],
+        [TextDelta('<tool_call>{"name": "rm"')],
+        [TextDelta(', "arguments": {')],
+        [TextDelta("}}"), TextDelta("</tool_call>")],
+    ]
+
+
+def test_without_declared_tools_any_name_is_a_call() -> None:
+    events = run(['<tool_call>{"name": "rm"}</tool_call>'])
+    assert [type(event) for event in events] == [ToolCallStart, ToolCallDelta, ToolCallEnd]
+
+
+def test_markers_that_are_tokens_are_data_as_text() -> None:
+    text = "<think>a</think> <tool_call>{}</tool_call>"
+    assert run([text], marker_tokens=frozenset(MARKERS)) == [TextDelta(text)]
+
+
+def test_a_marker_token_inside_a_json_string_ends_the_call() -> None:
+    pieces = [("<tool_call>", True), '{"name": "write", "arguments": {"text": "a', ("</tool_call>", True), "b"]
+    events = run(pieces, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS))
+    assert events[-1] == TextDelta('<tool_call>{"name": "write", "arguments": {"text": "a</tool_call>b')
+
+
+def test_a_thought_token_inside_arguments_is_data() -> None:
+    pieces = [("<tool_call>", True), '{"name": "write", "arguments": {"text": "', ("</think>", True), '"}}']
+    events = run(pieces, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS))
+    assert events[1:] == [ToolCallDelta(0, '{"text": "</think>"}'), ToolCallEnd(0)]
+
+
+def test_a_thought_token_ends_what_only_looked_like_a_call() -> None:
+    pieces = [("<think>", True), "a ", ("<tool_call>", True), " {", ("</think>", True), "b"]
+    events = run(pieces, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS))
+    assert events == [ReasoningDelta("a <tool_call> {"), TextDelta("b")]
+
+
+def test_markers_turn_into_tokens_when_they_come_as_special_pieces() -> None:
+    assert run([("<think>", True), "a</think>b", ("</think>", True), "<think>"]) == [
+        ReasoningDelta("a</think>b"),
+        TextDelta("<think>"),
+    ]
+
+
+def test_reply_that_starts_inside_a_thought() -> None:
+    assert run(["a\n</think>\n\nb"], starts_in_reasoning=True) == [ReasoningDelta("a"), TextDelta("b")]
+    assert run(["\na</think>b"], reasoning="deepseek_r1") == [ReasoningDelta("a"), TextDelta("b")]
+    assert run(["a", "b"], starts_in_reasoning=True) == [ReasoningDelta("ab")]
+
+
+@row("S1-1")
+@pytest.mark.parametrize(
+    ("starts", "states"),
+    [
+        (False, {"a": False, "<think>": True, "b": True, "</think>": False, "c": False}),
+        (True, {"a": True, "</think>": False, "b": False}),
+        (False, {"<think>": True, "a": True, "<think> ": True, "</think>": True, "c": True, "</think> ": False}),
+        (True, {"<think>": True, "a": True, "</think>": False}),
+        (False, {"<think>": True, "<tool_call>": True, '{"name": "now"': False}),
+    ],
+)
+def test_in_reasoning_counts_nested_thoughts(starts: bool, states: dict[str, bool]) -> None:
+    """`states` behind each piece. An opening tag inside a thought needs a closing tag of its own."""
+    parser = make_parser("qwen3", "hermes", starts_in_reasoning=starts)
+    for piece, state in states.items():
+        parser.feed(piece)
+        assert parser.in_reasoning is state, piece
+
+
+def test_call_ids_are_unique() -> None:
+    events = [event for _ in range(50) for event in run_with_own_ids()]
+    ids = [event.call_id for event in events if isinstance(event, ToolCallStart)]
+    assert len(set(ids)) == 50
+    assert all(call_id.startswith("call_") and len(call_id) == 29 for call_id in ids)
+
+
+def run_with_own_ids():
+    parser = make_parser("qwen3", "hermes")
+    return parser.feed('<tool_call>{"name": "f"}')
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hermes"):
+        make_parser(None, "no_such_parser")
+
+
+def test_without_formats_all_is_text() -> None:
+    text = " <think>a</think><tool_call>"
+    assert run(list(text), reasoning=None, tools=None) == [TextDelta(text)]
+
+
+@row("S4-30")
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "",
+        "<think>",
+        '<tool_call>{"name": "write", "arguments": {"text": "',
+        '<tool_call>{"name": "rm", "arguments": {"text": "',
+        "<tool_call><function=write><parameter=text>",
+        "<tool_call><function=write><parameter=tags>[",
+    ],
+)
+def test_cost_of_a_piece_does_not_grow(opening: str) -> None:
+    def seconds(num_pieces: int) -> float:
+        parser = make_parser("qwen3", "hermes", tool_specs=TOOLS)
+        parser.feed(opening)
+        start = time.process_time()
+        for _ in range(num_pieces):
+            parser.feed("word")
+        return time.process_time() - start
+
+    short, long = (min(seconds(num_pieces) for _ in range(3)) for num_pieces in (2_000, 20_000))
+    assert long < 40 * short  # 10 times where the cost is constant, 100 where it grows

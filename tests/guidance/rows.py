@@ -1,0 +1,113 @@
+"""One constrained reply without a model: any token that its mask allows, and what the parsers read of it all."""
+
+import random
+from collections.abc import Sequence as Ids
+from typing import Any
+
+import numpy as np
+
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.events import ReasoningDelta, TextDelta
+from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
+from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.formats import make_parser
+from vllm_mlx.guidance.guidance import Guidance
+from vllm_mlx.runner.row_constraint import RowConstraint
+
+from .walks import Read, Speaker
+
+
+class GuidedSpeaker:
+    """Of one pair of formats."""
+
+    def __init__(self, speaker: Speaker, reasoning: str | None, tools: str | None, **config: Any):
+        self.speaker = speaker
+        self._formats = (reasoning, tools)
+        self._guidance = Guidance(
+            speaker.tokenizer,
+            EngineConfig(model="m", **config),
+            vocab_size=speaker.tokenizer.vocab_size,
+            reasoning=reasoning,
+            tools=tools,
+        )
+
+    def ids(self, text: str) -> list[int]:
+        return self.speaker.tokenizer.encode(text, add_special_tokens=False)
+
+    def reply(
+        self,
+        prompt: str,
+        *,
+        seed: int = 0,
+        tools: Ids[ToolSpec] = (),
+        choice: ToolChoice | None = None,
+        thinking: Any = "auto",
+        opens: str = "",
+        most: int = 1500,
+        **sampling: Any,
+    ) -> list[int] | None:
+        """Ids; None where it did not end. `opens`: text that the reply begins with."""
+        request = Request(
+            request_id="r",
+            messages=(Message("user", (TextPart("hi"),)),),
+            tools=tuple(tools),
+            tool_choice=choice or ToolChoice("auto" if tools else "none"),
+            thinking=thinking,
+            sampling=SamplingParams(**sampling),
+        )
+        inputs = PromptInputs(token_ids=tuple(self.ids(prompt)))
+        constraint = self._guidance.constraint(request, inputs)
+        assert constraint is not None
+        stop = self.speaker.tokenizer.eos_token_ids
+        seq = Sequence(
+            seq_id=0,
+            prompt=inputs,
+            sampling=TokenSampling(),
+            max_tokens=most,
+            stop_token_ids=stop,
+            constraint=constraint,
+            output_token_ids=self.ids(opens),
+        )
+        row = RowConstraint(constraint, seq)
+        draw = random.Random(seed)
+        mask = np.empty(constraint.mask_words, dtype=np.uint32)
+        ids = list(seq.output_token_ids)
+        while len(ids) < most:
+            mask[:] = 0xFFFFFFFF
+            if row.is_bounding:
+                row.fill(mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+            allowed = [token for token in allowed if token < self.speaker.tokenizer.vocab_size]
+            ids.append(self._pick(draw, allowed, stop))
+            row.feed(ids[-1])
+            if ids[-1] in stop:
+                return ids[:-1]
+        return None
+
+    def _pick(self, draw: random.Random, allowed: list[int], stop: frozenset[int]) -> int:
+        ends = sorted(stop.intersection(allowed))
+        if ends and draw.random() < 0.3:
+            return ends[0]
+        return self.speaker._pick(draw, [token for token in allowed if token not in stop] or ends)
+
+    def read(self, prompt: str, ids: Ids[int], specs: Ids[ToolSpec] = ()) -> "ReadReply":
+        reasoning, tools = self._formats
+        parser = make_parser(
+            reasoning,
+            tools if specs else None,
+            tool_specs=[spec.to_openai() for spec in specs],
+            starts_in_reasoning=bool(prompt),
+            marker_tokens=self.speaker.tokenizer.marker_tokens,
+        )
+        events: list[Any] = []
+        for text, special in self.speaker.pieces(ids):
+            events += parser.feed(text, special)
+        return ReadReply([*events, *parser.finish()])
+
+
+class ReadReply(Read):
+    def __init__(self, events: list[Any]):
+        super().__init__(events)
+        self.text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        self.reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))

@@ -1,0 +1,168 @@
+"""Whatever a grammar of calls lets a model write, its parser reads as calls to declared tools with valid arguments."""
+
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.messages import ToolSpec
+from vllm_mlx.formats.generic import TOOL_FORMATS
+from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, calls_in_text, required_calls
+
+from .walks import Speaker, speaker
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "units": {"enum": ["c", "f"]},
+        "share": {"type": "number", "minimum": 0, "maximum": 1},
+        "flag": {"type": "boolean"},
+        "note": {"type": ["string", "null"], "maxLength": 8},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 3},
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}, "label": {"type": "string", "maxLength": 6}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+        "day": {"type": "string", "format": "date"},
+        "word": {"type": "string", "pattern": "^[a-z]{1,9}$"},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 5}]},
+        "shared": {"$ref": "#/$defs/Word"},
+    },
+    "required": ["days", "city"],
+    "additionalProperties": False,
+    "$defs": {"Word": {"type": "string", "maxLength": 4}},
+}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (ToolSpec("get_weather", None, WEATHER), ToolSpec("noop", None, NOTHING))
+GUIDED = [GuidedTool.of(tool, "tools", is_strict=True) for tool in TOOLS]
+SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
+
+
+def speaker_of(name: str, *, has_tokens: bool) -> Speaker:
+    """One whose tokenizer has the tags of a format as tokens, or none of them."""
+    if not has_tokens:
+        return speaker()
+    tags = [tag for tag in TOOL_FORMATS[name].tags if tag[0] in "<[" and tag[-1] in ">]" and len(tag) > 2]
+    return speaker(tuple(dict.fromkeys(tags)))
+
+
+def check_calls(calls: list[tuple[str, Any]]) -> None:
+    for tool, arguments in calls:
+        jsonschema.validate(arguments, SCHEMAS[tool])
+
+
+@row("S0-9")
+@pytest.mark.parametrize("has_tokens", [False, True], ids=["text", "tokens"])
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_forced_calls_are_read_as_they_were_meant(name: str, has_tokens: bool) -> None:
+    one = speaker_of(name, has_tokens=has_tokens)
+    grammar = required_calls(GUIDED, name, one.writer(), NO_HEADER, None)
+    for seed in range(2):
+        ids = one.walk(grammar, seed, most=2500, ends=0.5)
+        assert ids is not None, "it ends"
+        read = one.read(ids, name, TOOLS)
+        assert read.calls and read.num_open == 0 and not read.text.strip(), one.text(ids)
+        check_calls(read.calls)
+
+
+@pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {"generic"}))
+def test_one_call_where_one_is_allowed(name: str) -> None:
+    one = speaker()
+    grammar = required_calls(GUIDED[1:], name, one.writer(), NO_HEADER, 1)
+    ids = one.walk(grammar, most=300)
+    assert ids is not None
+    assert one.read(ids, name, TOOLS).calls == [("noop", {})]
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen3_xml", "glm45", "deepseek_v32", "kimi_k2", "lfm2", "gemma4", "mistral"]
+)
+def test_text_is_free_until_a_call_begins(name: str) -> None:
+    one = speaker_of(name, has_tokens=True)
+    grammar = calls_in_text(GUIDED, name, one.writer(), NO_HEADER, None)
+    num_calls = 0
+    for seed in range(6):
+        ids = one.walk(grammar, seed, most=2500, ends=0.02)
+        assert ids is not None
+        read = one.read(ids, name, TOOLS)
+        assert read.num_open == 0
+        check_calls(read.calls)
+        num_calls += len(read.calls)
+    assert num_calls > 0
+    matcher = one.compiler.compile(grammar, "tools").deep_copy()
+    said = one.tokenizer.encode("Let me look <b>that</b> up: {1}, [2].", add_special_tokens=False)
+    assert matcher.try_consume_tokens(said) == len(said)
+    assert matcher.is_accepting()
+
+
+def test_a_tool_that_is_not_strict_takes_any_arguments() -> None:
+    one = speaker_of("hermes", has_tokens=True)
+    tools = [GUIDED[0], GuidedTool.of(ToolSpec("free", None, WEATHER), "tools", is_strict=False)]
+    matcher = one.compiler.compile(calls_in_text(tools, "hermes", one.writer(), NO_HEADER, None), "tools")
+
+    def takes(text: str) -> bool:
+        ids = one.tokenizer.encode(text, add_special_tokens=False)
+        return matcher.deep_copy().try_consume_tokens(ids) == len(ids)
+
+    assert takes('<tool_call>\n{"name": "free", "arguments": {"anything": [1]}}\n</tool_call>')
+    assert not takes('<tool_call>\n{"name": "get_weather", "arguments": {"anything": [1]}}\n</tool_call>')
+    assert not takes('<tool_call>\n{"name": "other"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "tools.properties.a.not"),
+        ({"properties": {"a": {"items": {"uniqueItems": True}}}}, "tools.properties.a.items.uniqueItems"),
+        ({"minProperties": 2}, "tools.minProperties"),
+        ({"patternProperties": {"a": {}}}, "tools.patternProperties"),
+    ],
+)
+def test_what_a_call_cannot_be_held_to_is_refused_by_its_place(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        tool = GuidedTool.of(ToolSpec("f", None, schema), "tools", is_strict=True)
+        required_calls([tool], "qwen3_xml", speaker().writer(), NO_HEADER, None)
+    assert caught.value.param == path
+
+
+def test_alternatives_of_a_whole_call() -> None:
+    schema = {
+        "properties": {"kind": {"enum": ["a", "b"]}},
+        "anyOf": [
+            {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+            {"properties": {"y": {"type": "boolean"}}, "required": ["y", "kind"]},
+        ],
+        "additionalProperties": False,
+    }
+    spec = ToolSpec("f", None, schema)
+    one = speaker()
+    grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], "qwen3_xml", one.writer(), NO_HEADER, 1)
+    seen = set()
+    for seed in range(12):
+        ids = one.walk(grammar, seed)
+        assert ids is not None
+        [(_, arguments)] = one.read(ids, "qwen3_xml", [spec]).calls
+        jsonschema.validate(arguments, {key: value for key, value in schema.items() if key != "additionalProperties"})
+        seen.add("x" in arguments)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("pattern", ["^a|b$", "^[0-9|]{2}$", "x", "^(a|b)c$", r"^\d+\|$", "a$|^b"])
+def test_patterns_are_met_where_they_say(pattern: str) -> None:
+    schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}, "required": ["p"]}
+    spec = ToolSpec("f", None, schema)
+    one = speaker()
+    grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], "qwen3_xml", one.writer(), NO_HEADER, 1)
+    matcher = one.compiler.compile(grammar, "tools")
+    for value in ("a", "b", "ab", "ba", "ac", "xay", "12", "1|", "bc", "7|", ""):
+        written = f"<tool_call>\n<function=f>\n<parameter=p>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        ids = one.tokenizer.encode(written, add_special_tokens=False)
+        is_written = matcher.deep_copy().try_consume_tokens(ids) == len(ids)
+        assert is_written == (re.search(pattern, value) is not None), value

@@ -1,0 +1,164 @@
+"""Thoughts of every family, then what the grammar bounds: read back, the thought is a thought and the answer valid."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.config import ReasoningStrings
+from vllm_mlx.core.errors import InvalidParameter, Unsupported
+from vllm_mlx.core.guide import Choice, Guide, JsonSchema
+from vllm_mlx.core.messages import ToolChoice, ToolSpec
+from vllm_mlx.formats import thought_tags
+from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
+
+from .rows import GuidedSpeaker
+from .schemas import closed, text, whole
+from .walks import speaker
+
+SCHEMA = closed(name=text(8), age=whole())
+GUIDE = Guide(form=JsonSchema(SCHEMA))
+TOOL = ToolSpec("save", None, SCHEMA)
+SHOWN = {"minimax_m2_append_think", "minimax-append-think"}  # thoughts are content there
+NAMES = sorted({id(format): name for name, format in REASONING_FORMATS.items() if name not in SHOWN}.values())
+
+
+def guided(
+    reasoning: str | None, tools: str | None = "hermes", *, has_tokens: bool = True, **config: Any
+) -> GuidedSpeaker:
+    tags = REASONING_FORMATS[reasoning].tags if reasoning is not None else ()
+    tokens = [tag for tag in tags if tag[0] in "<[" and tag[-1] in ">]"] if has_tokens else []
+    return GuidedSpeaker(
+        speaker((*dict.fromkeys([*tokens, "<tool_call>", "</tool_call>"]),)), reasoning, tools, **config
+    )
+
+
+@row("S0-9")
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_open_thought_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
+    one = guided(name, has_tokens=has_tokens)
+    opened = thought_tags(name).starts[0]
+    for budget in (0, 12):
+        ids = one.reply(opened, guide=GUIDE, thinking_token_budget=budget)
+        assert ids is not None
+        reply = one.read(opened, ids)
+        jsonschema.validate(json.loads(reply.text), SCHEMA)
+        assert reply.text.strip() not in reply.reasoning
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_follows_a_spent_budget(name: str) -> None:
+    one = guided(name)
+    opened = thought_tags(name).starts[0]
+    ids = one.reply(opened, tools=[TOOL], choice=ToolChoice("required", "save"), thinking_token_budget=6)
+    assert ids is not None
+    [(tool, arguments)] = one.read(opened, ids, [TOOL]).calls
+    assert tool == "save"
+    jsonschema.validate(arguments, SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral", "cohere_command3", "seed_oss"])
+def test_a_reply_may_open_the_thought_itself(name: str) -> None:
+    one = guided(name)
+    opened = thought_tags(name).starts[0]
+    ids = one.reply("", guide=GUIDE, thinking_token_budget=9, opens=opened)
+    assert ids is not None
+    reply = one.read("", ids)
+    jsonschema.validate(json.loads(reply.text), SCHEMA)
+    assert reply.reasoning or len(ids) < 30
+
+
+@pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral"])
+def test_without_thoughts_the_grammar_holds_from_the_first_token(name: str) -> None:
+    one = guided(name)
+    for seed in range(3):
+        ids = one.reply("", guide=GUIDE, thinking="off", seed=seed)
+        assert ids is not None
+        reply = one.read("", ids)
+        assert not reply.reasoning
+        jsonschema.validate(json.loads(reply.text), SCHEMA)
+
+
+def test_harmony_calls_behind_a_thought() -> None:
+    one = guided("openai_gptoss", "openai")
+    start = "<|channel|>analysis<|message|>"
+    for opens, budget in ((start, 5), ("", None)):
+        ids = one.reply("", tools=[TOOL], choice=ToolChoice("required"), opens=opens, thinking_token_budget=budget)
+        assert ids is not None
+        [(tool, arguments)] = one.read("", ids, [TOOL]).calls
+        assert tool == "save"
+        jsonschema.validate(arguments, SCHEMA)
+
+
+@row("S2-9")
+def test_tags_of_calls_and_the_end_are_barred_from_a_thought_that_an_answer_must_follow() -> None:
+    one = guided("qwen3")
+    for seed in range(4):
+        ids = one.reply("<think>", tools=[TOOL], guide=GUIDE, thinking_token_budget=60, seed=seed)
+        assert ids is not None
+        reply = one.read("<think>", ids, [TOOL])
+        assert [name for name, _ in reply.calls] in ([], ["save"] * len(reply.calls))
+        if not reply.calls:
+            jsonschema.validate(json.loads(reply.text), SCHEMA)
+
+
+def test_a_form_or_calls_where_tools_may_be_called() -> None:
+    one = guided("qwen3")
+    strict = ToolSpec("save", None, SCHEMA, strict=True)
+    seen = set()
+    for seed in range(12):
+        ids = one.reply("", tools=[strict], guide=GUIDE, thinking="off", seed=seed)
+        assert ids is not None
+        reply = one.read("", ids, [strict])
+        for value in [arguments for _, arguments in reply.calls] or [json.loads(reply.text)]:
+            jsonschema.validate(value, SCHEMA)
+        seen.add(bool(reply.calls))
+    assert seen == {True, False}
+
+
+@row("S2-12")
+def test_enabled_in_reasoning_the_grammar_bounds_the_thought() -> None:
+    one = guided("qwen3")
+    inside = Guide(form=Choice(("yes", "no")), in_reasoning=True)
+    ids = one.reply("<think>", guide=inside)
+    assert ids is not None and one.speaker.text(ids) in ("yes", "no")
+    with pytest.raises(InvalidParameter, match="enable_in_reasoning"):
+        one.reply("<think>", guide=inside, thinking_token_budget=4)
+
+
+def test_tool_grammar() -> None:
+    loose = ToolSpec("save", None, SCHEMA)
+    with pytest.raises(Unsupported, match="--tool-grammar"):
+        guided("qwen3", tool_grammar="off").reply("", tools=[loose], choice=ToolChoice("required"))
+    with pytest.raises(Unsupported, match="--tool-call-parser"):
+        guided("qwen3", None).reply("", tools=[loose], choice=ToolChoice("required"))
+    with pytest.raises(AssertionError):  # nothing to bound
+        guided("qwen3").reply("", tools=[loose])
+    ids = guided("qwen3", tool_grammar="strict").reply("", tools=[loose], thinking="off", opens="<tool_call>")
+    assert ids is not None
+    [(_, arguments), *_] = guided("qwen3").read("", ids, [loose]).calls
+    jsonschema.validate(arguments, SCHEMA)
+
+
+@row("S3-19")
+def test_a_default_budget_bounds_only_those_who_think() -> None:
+    one = guided("qwen3", default_thinking_token_budget=3)
+    end = one.speaker.tokenizer.token_id("</think>")
+    ids = one.reply("<think>", guide=GUIDE)
+    assert ids is not None and ids.index(end) <= 3
+    plain = guided(None, default_thinking_token_budget=3)
+    assert plain.reply("", guide=Guide(form=Choice(("a", "b")))) is not None
+
+
+def test_strings_of_the_user_without_a_reasoning_format() -> None:
+    one = GuidedSpeaker(
+        speaker(("<muse>", "</muse>")), None, None, reasoning_config=ReasoningStrings("<muse>", "Enough.</muse>")
+    )
+    ids = one.reply("<muse>", guide=Guide(form=Choice(("a", "b"))), thinking_token_budget=4)
+    assert ids is not None
+    forced = one.ids("Enough.</muse>")
+    text_behind = one.speaker.text(ids[4 + len(forced) :])
+    assert ids[4 : 4 + len(forced)] == forced and text_behind.strip() in ("a", "b")

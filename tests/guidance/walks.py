@@ -1,0 +1,119 @@
+"""The worst speaker there is: draws any token that a grammar allows, all as likely. And what the parsers read of it."""
+
+import codecs
+import json
+import random
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+from llguidance import LLMatcher
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from vllm_mlx.core.messages import ToolSpec
+from vllm_mlx.formats import make_parser
+from vllm_mlx.guidance.grammar import GrammarCompiler
+from vllm_mlx.guidance.grammars import LarkWriter
+from vllm_mlx.tokens.tokenizer import Tokenizer as OurTokenizer
+
+from ..checkpoints import train_tokenizer
+
+
+class Speaker:
+    """Over the test tokenizer with `tokens` added to it."""
+
+    def __init__(self, tokens: Iterable[str] = ()):
+        backend = Tokenizer.from_str(train_tokenizer().to_str())
+        backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in tokens])
+        fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+        self.tokenizer = OurTokenizer(fast)
+        self.compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size)
+        self._added = {text: self.tokenizer.token_id(text) for text in self.tokenizer.marker_tokens}
+
+    def writer(self) -> LarkWriter:
+        return LarkWriter(self._added)
+
+    def allowed(self, matcher: LLMatcher) -> np.ndarray:
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self.tokenizer.vocab_size])
+
+    def walk(self, grammar: str, seed: int = 0, *, most: int = 600, ends: float = 0.2) -> list[int] | None:
+        """Ids without the one that ends the reply; None where it did not end. `ends`: how likely, when it may."""
+        matcher = self.compiler.compile(grammar, "test").deep_copy()
+        draw = random.Random(seed)
+        ids: list[int] = []
+        while len(ids) < most:
+            allowed = self.allowed(matcher)
+            assert not matcher.is_error(), matcher.get_error()
+            eos = self.tokenizer.eos_token_ids.intersection(allowed.tolist())
+            inner = [token for token in allowed.tolist() if token not in eos]
+            if eos and (not inner or draw.random() < ends):
+                return ids
+            ids.append(self._pick(draw, inner))
+            assert matcher.consume_token(ids[-1])
+        return None
+
+    def _pick(self, draw: random.Random, tokens: list[int]) -> int:
+        """What closes something is drawn more often, or no string would ever end."""
+        closing = [token for token in tokens if self._closes(token)]
+        return draw.choice(closing if closing and draw.random() < 0.15 else tokens)
+
+    @cache  # noqa: B019 - as long as the tests run
+    def _closes(self, token: int) -> bool:
+        return self.tokenizer.token_text(token)[:1] in ('"', "}", "]", ")", "<", "\n") or (
+            self.tokenizer.added_token(token) is not None
+        )
+
+    def text(self, ids: Iterable[int]) -> str:
+        return b"".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace")
+
+    def pieces(self, ids: Iterable[int]) -> Iterable[tuple[str, bool]]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in ids:
+            added = self.tokenizer.added_token(token)
+            if added is not None:
+                yield added[0], True
+            elif text := decoder.decode(self.tokenizer.token_bytes(token)):
+                yield text, False
+
+    def read(self, ids: Iterable[int], tools: str, specs: Iterable[ToolSpec]) -> "Read":
+        parser = make_parser(
+            None,
+            tools,
+            tool_specs=[spec.to_openai() for spec in specs],
+            marker_tokens=self.tokenizer.marker_tokens,
+        )
+        events: list[ContentEvent] = []
+        for text, special in self.pieces(ids):
+            events += parser.feed(text, special)
+        return Read([*events, *parser.finish()])
+
+
+class Read:
+    """What a reply holds: its text, and its calls as (name, arguments)."""
+
+    def __init__(self, events: Iterable[ContentEvent]):
+        self.text = ""
+        self.num_open = 0
+        names: list[str] = []
+        arguments: list[str] = []
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    self.text += text
+                case ToolCallStart(_, _, name):
+                    names.append(name)
+                    arguments.append("")
+                    self.num_open += 1
+                case ToolCallDelta(index, text):
+                    arguments[index] += text
+                case ToolCallEnd():
+                    self.num_open -= 1
+        self.calls = [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
+
+
+@cache
+def speaker(tokens: tuple[str, ...] = ()) -> Speaker:
+    return Speaker(tokens)

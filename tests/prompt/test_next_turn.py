@@ -1,0 +1,153 @@
+"""What stays of a reply, by policy and by what the template makes of it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.messages import Message, TextPart
+from vllm_mlx.core.request import Request
+from vllm_mlx.demo import demo_path
+from vllm_mlx.output.reply import Reply
+from vllm_mlx.prompt.next_turn import _absent
+from vllm_mlx.prompt.prefix import common_prefix
+from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.tokens.tokenizer import Tokenizer
+
+from .habits import HABITS
+from .turns import Session, Turn, make_processor, system, user
+
+THOUGHT = "<think>\nhm\n</think>\n\nDone.<|im_end|>"
+DONE = Message("assistant", (TextPart("Done."),))
+START = (system("Be kind."), user("Go."))
+
+
+@pytest.fixture(scope="module")
+def processor_with(qwen_folder: Path) -> Callable[..., Processor]:
+    return lambda habit, **options: make_processor(Tokenizer.load(qwen_folder, chat_template=HABITS[habit]), **options)
+
+
+def kept(processor: Processor, turn: Turn) -> int:
+    """Counted from the end of the prompt."""
+    return processor.kept_tokens(turn.prepared, turn.reply) - len(turn.prepared.prompt.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "expected"),
+    [("keep", THOUGHT, None), ("drop", THOUGHT, 0), ("drop", "Done.<|im_end|>", None), ("auto", THOUGHT, 0)],
+)
+def test_policies_where_the_next_question_strips(processor_with, policy: str, text: str, expected: int | None) -> None:
+    processor = processor_with("strips reasoning", cache_reasoning=policy)
+    turn = Session(processor, messages=START).answer(text)
+    assert kept(processor, turn) == (len(turn.reply.token_ids) if expected is None else expected)
+
+
+def test_a_request_may_ask_for_another_policy(processor_with) -> None:
+    processor = processor_with("strips reasoning")
+    turn = Session(processor, messages=START).answer(THOUGHT)
+    total = len(turn.token_ids)
+    assert processor.kept_tokens(turn.prepared, turn.reply, "keep") == total
+    chat = turn.prepared.chat
+    assert chat is not None
+    keeping = replace(turn.prepared, chat=replace(chat, request=replace(chat.request, cache_reasoning="keep")))
+    assert processor.kept_tokens(keeping, turn.reply) == total
+    assert processor.kept_tokens(turn.prepared, turn.reply, "drop") == total - len(turn.reply.token_ids)
+
+
+def test_an_unknown_policy_is_refused(processor_with) -> None:
+    with pytest.raises(ConfigError, match="--cache-reasoning"):
+        processor_with("keeps reasoning", cache_reasoning="some")
+
+
+@row("S1-12")
+def test_a_tool_loop_keeps_what_a_question_strips(processor_with) -> None:
+    processor = processor_with("after the last question")
+    call = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>'
+    session = Session(processor, messages=START)
+    calling = session.answer(call)
+    session.give_results("text")
+    final = session.answer(THOUGHT)
+    assert kept(processor, calling) == len(calling.reply.token_ids)
+    assert processor.kept_tokens(final.prepared, final.reply) <= len(calling.prepared.prompt.token_ids)
+    assert processor.kept_tokens(final.prepared, final.reply) >= len(calling.prepared.prompt.token_ids) - 2
+
+
+@pytest.mark.parametrize("thinking", ["off", "on"])
+def test_what_is_kept_is_what_the_next_prompt_has_in_common_with_the_demo_s(thinking: str) -> None:
+    """With thinking off, too, a prompt ends in a thought, an empty one, which the next question takes out again."""
+    processor = make_processor(Tokenizer.load(demo_path()), tools="qwen3_xml")
+    session = Session(processor, messages=START, thinking=thinking)
+    thought = "" if thinking == "off" else "hm\n</think>\n\n"
+    call = "<tool_call>\n<function=read>\n<parameter=path>\na.py\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    calling = session.answer(thought + call)
+    session.give_results("text")
+    final = session.answer(f"{thought}Done.<|im_end|>")
+    session.ask("And now?")
+    following = session.prepare().prompt.token_ids
+    assert final.prepared.prompt.token_ids[: len(calling.token_ids)] == calling.token_ids
+    assert kept(processor, calling) == len(calling.reply.token_ids)
+    common = common_prefix(final.token_ids, following)
+    assert processor.tokenizer.decode(following[:common]).endswith("Go.<|im_end|>\n<|im_start|>assistant\n")
+    assert common - 8 <= processor.kept_tokens(final.prepared, final.reply) <= common
+
+
+def test_the_sentinel_may_stand_in_the_conversation(processor_with) -> None:
+    processor = processor_with("keeps reasoning")
+    text = "sentinel0 sentinel1 sentinel3"
+    turn = Session(processor, messages=(user(text),)).answer(f"{text} sentinel2<|im_end|>")
+    assert kept(processor, turn) == len(turn.reply.token_ids)
+
+
+def test_a_reply_that_writes_the_next_turn_itself_is_kept_up_to_its_start(processor_with) -> None:
+    processor = processor_with("keeps reasoning")
+    prepared = Session(processor, messages=START).prepare()
+    ids = processor.tokenizer.encode("Done.<|im_end|>\n<|im_start|>user\nsentinel0 says", add_special_tokens=False)
+    reply = Reply(message=DONE, token_ids=tuple(ids))
+    num_kept = processor.kept_tokens(prepared, reply) - len(prepared.prompt.token_ids)
+    assert processor.tokenizer.decode(ids[:num_kept]) == "Done.<|im_end|>\n<|im_start|>user\n"
+
+
+def test_a_template_that_refuses_every_next_turn_keeps_what_the_caller_floors(processor_with) -> None:
+    processor = processor_with("strict roles")
+    session = Session(processor, messages=(user("hi"),))
+    turn = session.answer('<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>')
+    assert turn.reply.calls
+    assert processor.kept_tokens(turn.prepared, turn.reply) == 0
+
+
+def test_completions_keep_everything(processor_with) -> None:
+    processor = processor_with("keeps reasoning")
+    prepared = processor.prepare(Request(request_id="r", prompt="hello"))
+    reply = Reply(message=DONE, token_ids=(1, 2, 3))
+    assert processor.kept_tokens(prepared, reply) == len(prepared.prompt.token_ids) + 3
+    processor.remember(prepared, reply)
+    assert len(processor.replies) == 0
+
+
+class Watched(str):
+    """A text that counts how often it is searched."""
+
+    num_searches = 0
+
+    def __contains__(self, text: object) -> bool:
+        self.num_searches += 1
+        return super().__contains__(text)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("",),
+        ("sentinel", "sentinel0"),
+        (" ".join(f"sentinel{number}" for number in range(16_000)), "sentinel000 sentinel0001"),
+        ("sentinelsentinel00sentinel",),
+    ],
+)
+def test_a_sentinel_is_found_at_once_and_stands_nowhere(texts: tuple[str, ...]) -> None:
+    watched = tuple(map(Watched, texts))
+    sentinel = _absent(*watched)
+    assert all(sentinel not in text for text in texts)
+    assert sum(text.num_searches for text in watched) <= len(texts)

@@ -1,0 +1,206 @@
+"""Where prompts are worth keeping: against what whole tokenised renderings have in common."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rows import row
+from tests.support.tokenizers import TEMPLATES
+from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
+from vllm_mlx.core.request import Request
+from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.template import ChatTemplate
+from vllm_mlx.prompt.volatile import volatile_places
+from vllm_mlx.tokens.tokenizer import Tokenizer
+
+from .habits import HABITS
+from .turns import TOOLS, make_processor, system, user
+
+CALL = ToolCallPart("c1", "read", {"path": "a.py"})
+CALLING = Message("assistant", (ReasoningPart("Look."), CALL))
+RESULT = Message("tool", (ToolResultPart("c1", (TextPart("def main():\n    return 1 + 2\n"),), "read"),))
+CONVERSATIONS: dict[str, tuple[Message, ...]] = {
+    "system and question": (system("You are terse.\nVery."), user("What is in a.py?")),
+    "question alone": (user("What is in a.py?"),),
+    "a question that begins as the dummy does": (system("You are terse."), user("0 or not")),
+    "another that does": (system("You are terse."), user("the")),
+    "second question": (user("What?"), Message("assistant", (TextPart("This."),)), user("And?")),
+    "in a tool loop": (system("Be kind."), user("Read it."), CALLING, RESULT),
+    "long in a tool loop": (user("Read it."), CALLING, RESULT, CALLING, RESULT),
+    "system in between": (system("Be kind."), user("Hello."), system("A task has ended."), user("Go on.")),
+    "long texts": (system("the quick brown fox " * 300), user("hello world " * 300)),
+}
+
+
+@pytest.fixture(scope="module")
+def processor_with(qwen_folder: Path) -> Callable[[str], Processor]:
+    return lambda template: make_processor(Tokenizer.load(qwen_folder, chat_template=template))
+
+
+def ids_of(processor: Processor, request: Request) -> list[int]:
+    text = ChatTemplate(processor.tokenizer).render(replace(request, add_generation_prompt=True))
+    return processor.tokenizer.encode(text, add_special_tokens=False)
+
+
+def shared(*prompts: Iterable[int]) -> int:
+    """By comparing element after element."""
+    count = 0
+    for ids in zip(*prompts, strict=False):
+        if len(set(ids)) > 1:
+            break
+        count += 1
+    return count
+
+
+def ask(*messages: Message, **options: object) -> Request:
+    return Request(request_id="r", messages=messages, **{"tools": TOOLS, **options})  # type: ignore[arg-type]
+
+
+def expected_points(processor: Processor, request: Request) -> set[int]:
+    assert request.messages is not None
+    prompt = ids_of(processor, request)
+
+    def common(*conversations: tuple[Message, ...]) -> int:
+        count = shared(prompt, *(ids_of(processor, replace(request, messages=messages)) for messages in conversations))
+        while processor.tokenizer.decode(prompt[:count])[-1:].isspace():
+            count -= 1
+        return count
+
+    leading = request.messages[:1] if request.messages[0].role == "system" else ()
+    points = {common((*leading, user("0 or not")), (*leading, user("the")))}
+    asked = max((number for number, message in enumerate(request.messages) if message.role == "user"), default=0)
+    if any(message.role == "assistant" for message in request.messages[:asked]):
+        before = request.messages[:asked]
+        points.add(common((*before, user("0 or not")), (*before, user("the"))))
+    *before, last = request.messages
+    more = (
+        [*before, replace(last, parts=(*last.parts, TextPart("the")))]
+        if last.role == "user"
+        else [*before, last, user("the")]
+    )
+    points.add(common(tuple(more)))
+    for reply, follow in (
+        (TextPart("0"), user("?")),
+        (ToolCallPart("c9", "read", {}), Message("tool", (ToolResultPart("c9", (TextPart("?"),), "read"),))),
+    ):
+        plain = Message("assistant", (reply,))
+        thought = Message("assistant", (ReasoningPart("the"), TextPart("the"), reply))
+        points.add(common((*request.messages, plain, follow), (*request.messages, thought, follow)))
+    apart: list[int] = []
+    for point in sorted(points):
+        if 0 < point < len(prompt) and (not apart or point - apart[-1] >= 8):
+            apart.append(point)
+    return set(apart)
+
+
+@row("S4-28")
+@pytest.mark.parametrize("habit", [name for name in HABITS if name != "strict roles"])
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_points_are_where_whole_prompts_part(processor_with, habit: str, conversation: str) -> None:
+    processor = processor_with(HABITS[habit])
+    request = ask(*CONVERSATIONS[conversation])
+    inputs = processor.prepare(request).prompt
+    assert list(inputs.token_ids) == ids_of(processor, request)
+    assert set(inputs.snapshot_points) == expected_points(processor, request)
+    assert list(inputs.snapshot_points) == sorted(inputs.snapshot_points)
+
+
+def test_the_first_point_ends_tools_and_system(processor_with) -> None:
+    processor = processor_with(HABITS["after the last question"])
+    prompt = processor.prepare(ask(system("Be kind."), user("hello"))).prompt
+    text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[0]])
+    assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools")
+    assert text.endswith("</tool_call><|im_end|>\n<|im_start|>user")
+
+
+def test_a_system_message_in_between_is_no_part_of_the_system_prompt(processor_with) -> None:
+    processor = processor_with(HABITS["merges system"])
+    prompt = processor.prepare(ask(*CONVERSATIONS["system in between"], tools=())).prompt
+    texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
+    assert texts[0] == "<|im_start|>system\nBe kind.\n<|im_end|>\n<|im_start|>user"
+
+
+def test_the_generation_suffix_is_left_out(processor_with) -> None:
+    processor = processor_with((TEMPLATES / "qwen3_5.jinja").read_text())
+    prompt = processor.prepare(ask(user("hello"), tools=())).prompt
+    text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[-1]])
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant"
+
+
+def test_where_the_next_question_strips_reasoning_is_a_point(processor_with) -> None:
+    processor = processor_with(HABITS["after the last question"])
+    prompt = processor.prepare(ask(*CONVERSATIONS["in a tool loop"])).prompt
+    texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
+    assert [text.endswith("Read it.<|im_end|>\n<|im_start|>assistant") for text in texts] == [False, True, False]
+    assert texts[-1].endswith("</tool_response><|im_end|>\n<|im_start|>assistant")
+
+
+def test_a_probe_that_the_template_refuses_leaves_its_point_out(processor_with) -> None:
+    """A result of a tool may follow nowhere."""
+    processor = processor_with(HABITS["strict roles"])
+    prompt = processor.prepare(ask(user("hello"))).prompt
+    assert [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points] == [
+        "<|im_start|>user",
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant",
+    ]
+
+
+def test_tools_that_may_not_be_called_are_not_asked_about(processor_with) -> None:
+    processor = processor_with(HABITS["after the last question"])
+    with_none = processor.prepare(ask(*CONVERSATIONS["in a tool loop"], tool_choice=ToolChoice("none"))).prompt
+    without = processor.prepare(ask(*CONVERSATIONS["in a tool loop"], tools=())).prompt
+    assert with_none == without
+
+
+def test_completions_have_no_points(processor_with) -> None:
+    prepared = processor_with(HABITS["gemma"]).prepare(Request(request_id="r", prompt="hello world"))
+    assert prepared.prompt.snapshot_points == ()
+    assert prepared.chat is None
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text(llama_folder: Path) -> None:
+    template = (
+        "{%- for m in messages -%}{{- m.content + ('</s>' if m.role == 'assistant' else '\\nx') -}}{%- endfor -%}"
+    )
+    processor = make_processor(Tokenizer.load(llama_folder, chat_template=template))
+    for messages in CONVERSATIONS.values():
+        request = ask(*messages, tools=())
+        points = processor.prepare(request).prompt.snapshot_points
+        assert set(points) <= expected_points(processor, request) | {0}
+
+
+ENVIRONMENT = "Working directory: /Users/{user}/work\nToday's date: {day}\n"
+
+
+def test_sessions_part_at_folders_and_dates(processor_with) -> None:
+    processor = processor_with(HABITS["after the last question"])
+    rules = "Be kind to every reader of this text. " * 40
+    text = rules + ENVIRONMENT.format(user="ann", day="2026-03-01") + rules + "Git status of 2026-03-01: clean"
+    prompt = processor.prepare(ask(system(text), user("hello"))).prompt
+    starts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
+    assert [start[-10:] for start in starts[:2]] == ["directory:", " status of"]
+
+
+def test_places_in_one_line_are_one_point(processor_with) -> None:
+    request = ask(system(ENVIRONMENT.format(user="ann", day="2026-03-01") * 5), user("See /tmp/x/y and /home/b/c."))
+    text = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    [place] = volatile_places(request, text)
+    assert text[place:].startswith("/Users/ann/work")
+
+
+@pytest.mark.parametrize(
+    "text", ["see a/home/x", "the ratio 3/4", "https://example.org/home/x", "1/2026-03", "~/notes"]
+)
+def test_what_is_no_place_is_none(processor_with, text: str) -> None:
+    request = ask(system(text), user(text))
+    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    assert volatile_places(request, rendered) == []
+
+
+def test_what_replies_and_results_say_is_no_place(processor_with) -> None:
+    said = Message("assistant", (TextPart("I am in /Users/ann/work."),))
+    request = ask(system("Be kind."), user("Where?"), said, user("And /Users/bob/work?"))
+    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    assert volatile_places(request, rendered) == []

@@ -1,0 +1,259 @@
+"""What chat templates are given, and what happens when they refuse it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import row
+from tests.support.tokenizers import TEMPLATES
+from vllm_mlx.core.errors import InvalidParameter, TemplateError
+from vllm_mlx.core.messages import (
+    ImagePart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    ToolSpec,
+)
+from vllm_mlx.core.request import Request
+from vllm_mlx.prompt.template import ChatTemplate, template_messages
+from vllm_mlx.tokens.tokenizer import Tokenizer
+
+USER = Message("user", (TextPart("hi"),))
+WEATHER = ToolSpec("get_weather", "Weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+def render(tokenizer: Tokenizer, *messages: Message, enable_thinking: bool | None = None, **options: Any) -> str:
+    request = Request(request_id="r", messages=messages, **options)
+    return ChatTemplate(tokenizer, enable_thinking=enable_thinking).render(request)
+
+
+@pytest.fixture
+def with_template(qwen_folder: Path):
+    return lambda text: Tokenizer.load(qwen_folder, chat_template=text)
+
+
+def test_text_alone_is_a_string_however_it_was_sent() -> None:
+    assert template_messages([USER]) == [{"role": "user", "content": "hi"}]
+    two = Message("system", (TextPart("a"), TextPart("b")))
+    assert template_messages([two]) == [{"role": "system", "content": "a\nb"}]
+
+
+@row("S0-16")
+def test_assistant_message_keeps_its_white_space_reasoning_and_arguments() -> None:
+    message = Message(
+        "assistant",
+        (
+            ReasoningPart("\n hm\n"),
+            TextPart(" one\n"),
+            ToolCallPart("c1", "f", {"b": [1], "a": None}),
+            TextPart("two "),
+        ),
+    )
+    assert template_messages([message]) == [
+        {
+            "role": "assistant",
+            "content": " one\ntwo ",
+            "reasoning_content": "\n hm\n",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"b": [1], "a": None}}}
+            ],
+        }
+    ]
+
+
+def test_tool_results_are_messages_of_their_own() -> None:
+    message = Message(
+        "user",
+        (
+            ToolResultPart("c1", (TextPart("sunny"),), name="get_weather"),
+            ToolResultPart("c2", (TextPart("a"), TextPart("b"))),
+            TextPart("and now?"),
+        ),
+    )
+    assert template_messages([message]) == [
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny", "name": "get_weather"},
+        {"role": "tool", "tool_call_id": "c2", "content": "a\nb"},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
+def test_images_make_a_list() -> None:
+    message = Message("user", (ImagePart("data:,"), TextPart("what?")), name="ann")
+    assert template_messages([message]) == [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}], "name": "ann"}
+    ]
+
+
+def test_message_without_parts_is_kept() -> None:
+    assert template_messages([Message("assistant", ())]) == [{"role": "assistant", "content": ""}]
+
+
+@row("S4-21")
+def test_conversation_with_tools(qwen: Tokenizer) -> None:
+    text = render(
+        qwen,
+        Message("system", (TextPart("Be kind."),)),
+        USER,
+        Message("assistant", (ReasoningPart("hm"), ToolCallPart("c1", "get_weather", {"city": "Rome"}))),
+        Message("tool", (ToolResultPart("c1", (TextPart("sunny"),)),)),
+        tools=(WEATHER,),
+    )
+    assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n\n<tools>\n" + '{"type": "function", "function":')
+    assert text.endswith(
+        "<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nhm\n</think>\n\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_tools_are_not_rendered_when_none_may_be_called(qwen: Tokenizer) -> None:
+    without = render(qwen, USER)
+    assert render(qwen, USER, tools=(WEATHER,), tool_choice=ToolChoice("none")) == without
+    assert render(qwen, USER, tools=(WEATHER,)) != without
+
+
+@row("S0-19")
+@pytest.mark.parametrize(
+    ("server", "thinking", "kwargs", "expected"),
+    [
+        (None, "auto", {}, "True"),
+        (False, "auto", {}, "False"),
+        (False, "on", {}, "True"),
+        (None, "off", {}, "False"),
+        (None, "on", {"enable_thinking": False}, "False"),
+    ],
+)
+def test_thinking_is_on_unless_told_otherwise(with_template, server, thinking, kwargs, expected) -> None:
+    tokenizer = with_template("{{ enable_thinking }}")
+    assert render(tokenizer, USER, enable_thinking=server, thinking=thinking, template_kwargs=kwargs) == expected
+
+
+def test_template_kwargs_reach_the_template(with_template) -> None:
+    tokenizer = with_template("{{ reasoning_effort }} {{ add_generation_prompt }}")
+    options = {"template_kwargs": {"reasoning_effort": "low"}, "add_generation_prompt": False}
+    assert render(tokenizer, USER, **options) == "low False"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "tokenize"])
+def test_template_kwargs_cannot_replace_the_request(qwen: Tokenizer, name: str) -> None:
+    with pytest.raises(InvalidParameter, match=name):
+        render(qwen, USER, template_kwargs={name: "x"})
+
+
+def test_final_message_is_continued(qwen: Tokenizer) -> None:
+    text = render(qwen, USER, Message("assistant", (TextPart("Once upon"),)), continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nOnce upon")
+
+
+def test_missing_template_is_said(qwen_folder: Path, llama: Tokenizer) -> None:
+    with pytest.raises(TemplateError, match="no chat template"):
+        render(llama, USER)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('Roles must alternate') }}",
+        "{{ messages[5].content }}",
+        "{{ messages[0].content + 1 }}",
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        "{{ range(10 ** 9) | list }}",
+        "{{ ''.__class__.__mro__ }}",
+    ],
+)
+def test_template_that_fails_is_a_clear_error(with_template, template: str) -> None:
+    with pytest.raises(TemplateError) as raised:
+        render(with_template(template), USER)
+    assert raised.value.message.startswith("The model's chat template cannot take this conversation: ")
+    assert "\n" not in raised.value.message
+    assert raised.value.param == "messages"
+
+
+def test_reason_of_the_template_is_quoted(with_template) -> None:
+    with pytest.raises(TemplateError, match="Roles must alternate"):
+        render(with_template("{{ raise_exception('Roles must alternate') }}"), USER)
+
+
+def test_gemma_style_template_renders(with_template) -> None:
+    text = render(with_template((TEMPLATES / "gemma.jinja").read_text()), USER)
+    assert text.endswith("<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n")
+
+
+# Templates that take calls in ways of their own
+
+ASKED = (
+    USER,
+    Message("assistant", (ToolCallPart("call_0123456789", "get_weather", {"city": "Rome", "n": [1, None]}),)),
+    Message("tool", (ToolResultPart("call_0123456789", (TextPart("sunny"),)),)),
+)
+LOOP = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}BODY{% endfor %}"
+    "{% if m.role == 'tool' %}{{ m.name }}={{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@row("S4-22")
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("{{ c.function.name }}{{ c.function.arguments | tojson }}", 'get_weather{"city": "Rome", "n": [1, null]}'),
+        ("{{ c.function.name + c.function.arguments }}", 'get_weather{"city": "Rome", "n": [1, null]}'),
+        ("{{ c.function.name }}{{ c.function.arguments }}", 'get_weather{"city": "Rome", "n": [1, null]}'),
+        (
+            "{{ c.function.name }}{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}",
+            "get_weather<city>Rome<n>[1, None]",
+        ),
+        (
+            "{% if c.function.arguments is string %}{{ raise_exception('no text') }}{% endif %}{{ c.function.name }}"
+            "{{ c.function.arguments | tojson }}",
+            'get_weather{"city": "Rome", "n": [1, null]}',
+        ),
+    ],
+)
+def test_arguments_are_objects_or_text_as_the_template_takes_them(with_template, body: str, expected: str) -> None:
+    text = render(with_template(LOOP.replace("BODY", body)), *ASKED, tools=(WEATHER,))
+    assert text == expected + "get_weather=sunny"
+
+
+def test_calls_that_a_template_shows_without_content_only(with_template) -> None:
+    body = "{% if m.content is not defined %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endif %}"
+    assert render(with_template(LOOP.replace("BODY", body)), *ASKED).startswith("get_weather{")
+
+
+def test_ids_of_nine_letters_where_a_template_insists(with_template) -> None:
+    body = (
+        "{% if c.id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}{{ c.id }} {{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}"
+    )
+    tokenizer = with_template(LOOP.replace("BODY", body))
+    first = render(tokenizer, *ASKED).split()[0]
+    assert len(first) == 9
+    assert render(tokenizer, *ASKED).split()[0] == first
+    kept = Message("assistant", (ToolCallPart("abcDEF123", "get_weather", {}),))
+    assert render(tokenizer, USER, kept).startswith("abcDEF123 ")
+
+
+def test_tool_results_bear_the_name_of_the_tool_that_was_called() -> None:
+    assert [message.get("name") for message in template_messages(ASKED)] == [None, None, "get_weather"]
+
+
+@pytest.mark.parametrize(
+    ("server", "thinking", "expected"),
+    [
+        (None, "auto", "unset"),
+        (None, "on", "True"),
+        (True, "auto", "True"),
+        (False, "auto", "False"),
+        (True, "off", "False"),
+    ],
+)
+def test_a_template_that_knows_thinking_by_another_name(with_template, server, thinking, expected) -> None:
+    tokenizer = with_template("{% if thinking is defined %}{{ thinking }}{% else %}unset{% endif %}")
+    assert render(tokenizer, USER, enable_thinking=server, thinking=thinking) == expected

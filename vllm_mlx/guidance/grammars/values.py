@@ -1,0 +1,154 @@
+"""Values of arguments that are written without JSON's quotes: text as it is, all else as JSON."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...core.errors import InvalidParameter
+from ...formats.bodies.tool_schema import STRING, SchemaTypes, Types
+from .formats import FORMATS
+from .lark import LarkWriter, either, in_slashes
+
+ANY_TEXT = r"/(?s:.*)/"
+# What is read as something else than text where a schema allows both.
+_NO_TEXT = r"~/\s*([-+.0-9][-+.0-9eE]*|true|false|null|True|False)?\s*/ & ~/\s*[{\[](?s:.*)/"
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
+
+
+class Values:
+    """Of the arguments of one tool. `param` is where the client gave its schema."""
+
+    def __init__(self, writer: LarkWriter, parameters: Mapping[str, Any], param: str):
+        self._writer = writer
+        self._root = parameters
+        self._types = SchemaTypes(parameters, writer.budget, param)
+        self._unions: dict[tuple[int, str, bool], list[tuple[bool, str]]] = {}  # by the id of their schema
+        self._open: set[int] = set()  # ids of the unions that are being written
+
+    def value(
+        self, schema: Any, path: str, end: str, *, without: Iterable[str], tells_type: bool = False
+    ) -> list[tuple[bool, str]]:
+        """What may stand for a value, up to and with `end`: whether it is text, and its expression.
+
+        `without`: what text must not hold; `tells_type`: a tag says whether the value is text.
+        """
+        schema = self.resolved(schema, path)
+        types = self.types(schema)
+        if types is None and schema.keys() <= _ANNOTATIONS:
+            return [(True, self._writer.value(ANY_TEXT, end, without=without))]
+        if types is None:
+            raise InvalidParameter(f"`{path}` needs a `type`, in this model's format of calls.", param=path)
+        if "string" not in types:
+            return [(False, f"{self.json(schema)} {self._writer.text(end)}")]
+        if types == STRING:
+            return [(True, self.string(schema, path, end, without))]
+        key = id(schema), end, tells_type
+        if key not in self._unions:
+            self._unions[key] = self._union(schema, path, end, without, tells_type)
+        return self._unions[key]
+
+    def types(self, schema: Any) -> Types:
+        return self._types.of(schema)
+
+    def json(self, schema: Any, **options: Any) -> str:
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        return self._writer.json({**shared, **schema} if isinstance(schema, dict) else schema, **options)
+
+    def _union(
+        self, schema: Mapping[str, Any], path: str, end: str, without: Iterable[str], tells_type: bool
+    ) -> list[tuple[bool, str]]:
+        if id(schema) in self._open:
+            raise InvalidParameter(f"`{path}` refers to itself: it is one of its own alternatives.", param=path)
+        self._open.add(id(schema))
+        branches: list[tuple[bool, str]] = []
+        for branch in _branches(schema):
+            branch = self.resolved(branch, path)
+            types = self.types(branch)
+            if types == STRING:
+                barred = "" if tells_type else _NO_TEXT
+                branches.append((True, self.string(branch, path, end, without, barred)))
+            elif types is not None and "string" not in types:
+                branches.append((False, f"{self.json(branch)} {self._writer.text(end)}"))
+            else:
+                branches += self.value(branch, path, end, without=without, tells_type=tells_type)
+        self._open.remove(id(schema))
+        return list(dict.fromkeys(branches))
+
+    def string(self, schema: Mapping[str, Any], path: str, end: str, without: Iterable[str], barred: str = "") -> str:
+        """A text by the schema, and `end`. `barred`: a terminal's further condition."""
+        fixed = _texts(schema)
+        if fixed is not None:
+            return f"{either(self._writer.plain(text) for text in fixed)} {self._writer.text(end)}"
+        parts = [part for part in (*_string_parts(schema), barred) if part]
+        return self._writer.value(" & ".join(parts) or ANY_TEXT, end, without=without)
+
+    def resolved(self, schema: Any, path: str) -> Mapping[str, Any]:
+        schema = self._types.resolved(schema)
+        if schema is True:
+            return {}
+        if not isinstance(schema, Mapping):
+            raise InvalidParameter(f"`{path}` is no JSON schema that an argument can follow.", param=path)
+        return schema
+
+
+def _branches(schema: Mapping[str, Any]) -> list[Any]:
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            return list(schema[keyword])
+    if "enum" in schema:
+        texts = [value for value in schema["enum"] if isinstance(value, str)]
+        others = [value for value in schema["enum"] if not isinstance(value, str)]
+        return [{"type": "string", "enum": texts}, {"enum": others}]
+    types = [schema["type"]] if isinstance(schema.get("type"), str) else list(schema.get("type") or ())
+    if schema.get("nullable") is True and "null" not in types:
+        types.append("null")
+    return [{**{k: v for k, v in schema.items() if k != "nullable"}, "type": name} for name in types]
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str] | None:
+    if isinstance(schema.get("const"), str):
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return [value for value in schema["enum"] if isinstance(value, str)]
+    return None
+
+
+def _string_parts(schema: Mapping[str, Any]) -> Iterable[str]:
+    low, high = schema.get("minLength") or 0, schema.get("maxLength")
+    if low or high is not None:
+        yield f"/(?s:.{{{low},{'' if high is None else high}}})/"
+    if isinstance(schema.get("pattern"), str):
+        yield f"/{_unanchored(schema['pattern'])}/"
+    if schema.get("format") in FORMATS:
+        yield f"/{FORMATS[schema['format']]}/"
+
+
+def _unanchored(pattern: str) -> str:
+    """A pattern of JSON Schema is met anywhere in the text: each of its branches says by itself where."""
+    return "|".join(f"({_anywhere(branch)})" for branch in _branches_of(in_slashes(pattern)))
+
+
+def _anywhere(branch: str) -> str:
+    is_anchored = branch.startswith("^")
+    is_ended = branch.endswith("$") and not branch.endswith(r"\$")
+    inner = branch[is_anchored : len(branch) - is_ended]
+    return f"{'' if is_anchored else '(?s:.*)'}({inner}){'' if is_ended else '(?s:.*)'}"
+
+
+def _branches_of(pattern: str) -> list[str]:
+    """Cut at the bars that stand in no group and no class."""
+    branches, depth, start, at, in_class = [], 0, 0, 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif in_class:
+            in_class = char != "]" or pattern[at - 1] in "[^"
+        elif char == "[":
+            in_class = True
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and depth == 0:
+            branches.append(pattern[start:at])
+            start = at + 1
+        at += 1
+    return [*branches, pattern[start:]]

@@ -1,0 +1,179 @@
+"""What a request asks of its reply → what bounds the reply's tokens. Any thread may call it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from ..core.config import EngineConfig
+from ..core.constraint import Constraint, ThoughtRule
+from ..core.errors import InvalidParameter, Unsupported
+from ..core.guide import Grammar
+from ..core.request import Request
+from ..core.sequence import PromptInputs
+from ..formats import SchemaBudget, call_tags
+from ..tokens.tokenizer import Tokenizer
+from .grammar import GrammarCompiler
+from .grammars import NO_HEADER, GuidedTool, Header, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
+from .thoughts import Thoughts
+
+_NO_MARKERS = (
+    "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser and/or "
+    "--reasoning-config to use thinking_token_budget."
+)
+
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+class Guidance:
+    """`reasoning`, `tools`: names of the checkpoint's formats."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        *,
+        vocab_size: int,
+        reasoning: str | None = None,
+        tools: str | None = None,
+    ):
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._tool_grammar = config.tool_grammar
+        self._default_budget = config.default_thinking_token_budget
+        self._grammars = GrammarCompiler(tokenizer, vocab_size)
+        strings = config.reasoning_config
+        self._thoughts = (
+            Thoughts(tokenizer, reasoning, strings) if reasoning is not None or strings is not None else None
+        )
+
+    def constraint(
+        self, request: Request, prompt: PromptInputs, schemas: SchemaBudget | None = None
+    ) -> Constraint | None:
+        """None where nothing bounds the reply. Raises RequestError for what cannot be guided.
+
+        `schemas`: what is left to spend on the request's schemas; None: a whole budget.
+        """
+        guide, budget = request.sampling.guide, self._budget(request)
+        grammar, param = self._written(request, SchemaBudget() if schemas is None else schemas)
+        if grammar is None and budget is None:
+            return None
+        in_reasoning = guide is not None and guide.in_reasoning
+        if in_reasoning and request.sampling.thinking_token_budget not in (None, -1):
+            raise InvalidParameter(
+                "`thinking_token_budget` does not go with `enable_in_reasoning`.", param="thinking_token_budget"
+            )
+        matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
+        thought = None if in_reasoning else self._thought(request, prompt, budget, bounds_reply=matcher is not None)
+        return Constraint(
+            matcher=matcher,
+            param=param,
+            mask_words=self._grammars.mask_words,
+            thought=thought,
+            barred=self._barred(matcher) if request.tools and thought is not None else (),
+        )
+
+    def _written(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
+        """The grammar of the whole reply, and the field that asks for it."""
+        try:
+            return self._grammar(request, budget)
+        except RecursionError as error:
+            guide = request.sampling.guide
+            param = "tools" if guide is None else guide.param
+            raise InvalidParameter(f"`{param}` is nested too deeply.", param=param) from error
+
+    def _grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
+        guide, tools = request.sampling.guide, self._guided_tools(request, budget)
+        most = 1 if request.tool_choice.name is not None else request.max_tool_calls or None
+        writer = LarkWriter(self._tokens, budget, "tools" if guide is None else guide.param)
+        if request.tool_choice.mode == "required":
+            if guide is not None:
+                raise InvalidParameter(
+                    f"A `tool_choice` that forces a call does not go with `{guide.param}`.", param=guide.param
+                )
+            return required_calls(tools, self._tool_format, writer, self._header(request), most), "tools"
+        if guide is not None:
+            if isinstance(guide.form, Grammar):
+                guide = replace(guide, form=Grammar(_in_lark(guide.form.text, guide.param)))
+            instead = calls(tools, self._tool_format, writer, most) if tools else ""
+            return guide_grammar(guide, writer, self._header(request), calls=instead), guide.param
+        if any(tool.is_strict for tool in tools):
+            return calls_in_text(tools, self._tool_format, writer, self._header(request), most), "tools"
+        return None, ""
+
+    def _guided_tools(self, request: Request, budget: SchemaBudget) -> list[GuidedTool]:
+        """Those that the reply may call; none where calls are not guided."""
+        choice = request.tool_choice
+        is_forced = choice.mode == "required"
+        if is_forced and (self._tools is None or self._tool_grammar == "off"):
+            lacks = "a --tool-call-parser" if self._tools is None else "--tool-grammar auto or strict"
+            raise Unsupported(f"A `tool_choice` that forces a call needs {lacks} on this server.", param="tool_choice")
+        if self._tools is None or self._tool_grammar == "off" or choice.mode == "none" or request.messages is None:
+            return []
+        declared = (*request.tools, *request.unlisted_tools)
+        tools = [tool for tool in declared if choice.name in (None, tool.name)]
+        if is_forced and not tools:
+            raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
+        is_strict = is_forced or self._tool_grammar == "strict"
+        return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
+
+    @property
+    def _tool_format(self) -> str:
+        assert self._tools is not None, "tools were found"
+        return self._tools
+
+    def _header(self, request: Request) -> Header:
+        guide = request.sampling.guide
+        if self._thoughts is None or request.messages is None or (guide is not None and guide.in_reasoning):
+            return NO_HEADER
+        return self._thoughts.header
+
+    def _barred(self, matcher: Any) -> tuple[int, ...]:
+        """Tags of calls, which end a thought, where the grammar takes no call."""
+        if matcher is None or self._tools is None:
+            return ()
+        call_ids = (self._tokenizer.token_id(tag) for tag in call_tags(self._tools))
+        start = matcher.deep_copy()
+        return tuple(call_id for call_id in call_ids if call_id is not None and not start.validate_tokens([call_id]))
+
+    @cached_property
+    def _tokens(self) -> Mapping[str, int]:
+        known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
+        return {text: token_id for text, token_id in known.items() if token_id is not None}
+
+    def _budget(self, request: Request) -> int | None:
+        asked = request.sampling.thinking_token_budget
+        if asked is not None and asked >= 0 and self._thoughts is None:
+            raise InvalidParameter(_NO_MARKERS, param="thinking_token_budget")
+        if self._thoughts is None or asked == -1:
+            return None
+        if asked is None:
+            asked = request.thinking_limit
+        return self._default_budget if asked is None else asked
+
+    def _thought(
+        self, request: Request, prompt: PromptInputs, budget: int | None, *, bounds_reply: bool
+    ) -> ThoughtRule | None:
+        if self._thoughts is None:
+            return None
+        return self._thoughts.rule(
+            prompt.token_ids,
+            budget=budget,
+            may_think=request.thinking != "off",
+            tools=self._tools if request.tools else None,
+            bounds_reply=bounds_reply,
+        )
+
+
+def _in_lark(text: str, param: str) -> str:
+    """GBNF is known by its `::=`."""
+    if "::=" not in text:
+        return text
+    try:
+        return str(any_to_lark(_BLANK_LINES.sub("\n", text)))  # the converter takes quadratic time for blank lines
+    except Exception as error:  # the converter raises bare Exceptions
+        raise InvalidParameter(f"`{param}` is no GBNF grammar: {error}", param=param) from error

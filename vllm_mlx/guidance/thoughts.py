@@ -1,0 +1,124 @@
+"""How one checkpoint's thoughts begin and end, as token ids: what budgets and grammars go by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.config import ReasoningStrings
+from ..core.constraint import Tag, TagWatch, ThoughtRule
+from ..formats import ThoughtTags, call_tags, thought_tags
+from ..tokens.tokenizer import Tokenizer
+from .grammars import NO_HEADER, Header
+from .watch import Marker, TagIds, TextWatch, TokenWatch
+
+_LAYOUT = ("\n", "\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptState:
+    """What a prompt says of thoughts: `tag` is the last one of its last turn."""
+
+    tag: Tag | None
+    start: int = 0  # which start it is
+    behind: tuple[int, ...] = ()  # the ids behind an opening tag
+
+
+class Thoughts:
+    """`reasoning` is the name of the format; `strings` are the user's, and go before it. One of them is given."""
+
+    def __init__(self, tokenizer: Tokenizer, reasoning: str | None, strings: ReasoningStrings | None = None):
+        self._tokenizer = tokenizer
+        self.tags = _tags(reasoning, strings, tokenizer)
+        self._forced = None if strings is None else self._marker(strings.end)
+        self._starts = tuple(map(self._marker, self.tags.starts))
+        self._ends = tuple(map(self._marker, self.tags.ends))
+        self._turn_ids: frozenset[int] | None = None
+        self._reads_text = len(self._ends[0]) > 1 and not any(atom in tokenizer for atom in self.tags.atoms)
+
+    @property
+    def header(self) -> Header:
+        tags = self.tags
+        return Header(tags.lead, tags.answer) if tags.lead or tags.answer else NO_HEADER
+
+    def rule(
+        self, prompt: Sequence[int], *, budget: int | None, may_think: bool, tools: str | None, bounds_reply: bool
+    ) -> ThoughtRule:
+        """`tools`: the format whose calls end a thought; `bounds_reply`: a grammar bounds what follows."""
+        state = self.prompt_state(prompt)
+        is_open = state.tag is Tag.START or (self.tags.is_implied and state.tag is None and may_think)
+        return ThoughtRule(
+            new_watch=lambda: self._watch(tools),
+            starts=self._starts,
+            end=self._end(state.start, bounds_reply),
+            is_open=is_open,
+            may_open=not is_open and may_think and state.tag is None,
+            budget=budget,
+            begun=self._without_layout(state.behind),
+            layout=tuple(ids[0] for text in _LAYOUT if len(ids := self._encode(text)) == 1),
+        )
+
+    def prompt_state(self, ids: Sequence[int]) -> PromptState:
+        """Tags before the last turn's first added token are an earlier turn's, and do not count."""
+        if self._reads_text:
+            return self._text_state(ids)
+        found = TokenWatch(TagIds(self._starts, self._ends)).last(ids, self._turns())
+        if found is None:
+            return PromptState(None)
+        tag, end = found
+        written = (number for number, start in enumerate(self._starts) if tuple(ids[end - len(start) : end]) == start)
+        return PromptState(tag, next(written, 0), tuple(ids[end:]))
+
+    def _text_state(self, ids: Sequence[int]) -> PromptState:
+        begin = next((at + 1 for at in range(len(ids) - 1, -1, -1) if self._tokenizer.added_token(ids[at])), 0)
+        text = self._tokenizer.decode(ids[begin:])
+        starts = [(text.rfind(tag), number) for number, tag in enumerate(self.tags.starts)]
+        last_end = max(text.rfind(tag) for tag in self.tags.ends)
+        position, number = max(starts, default=(-1, 0))
+        if position > last_end:
+            behind = text[position + len(self.tags.starts[number]) :]
+            return PromptState(Tag.START, number, tuple(self._encode(behind)))
+        return PromptState(Tag.END if last_end >= 0 else None)
+
+    def _turns(self) -> frozenset[int]:
+        if self._turn_ids is None:
+            in_tags = {token_id for ids in (*self._starts, *self._ends) for token_id in ids}
+            added = (self._tokenizer.token_id(text) for text in self._tokenizer.marker_tokens)
+            self._turn_ids = frozenset(token_id for token_id in added if token_id is not None) - in_tags
+        return self._turn_ids
+
+    def _watch(self, tools: str | None) -> TagWatch:
+        if self._reads_text:
+            return TextWatch(self.tags.starts, self.tags.ends, self._encode, self._tokenizer.decode)
+        opening = call_tags(tools) if tools is not None else ()
+        calls = tuple((call_id,) for tag in opening if (call_id := self._tokenizer.token_id(tag)) is not None)
+        return TokenWatch(TagIds(self._starts, self._ends, calls))
+
+    def _end(self, start: int, bounds_reply: bool) -> Marker:
+        if self._forced is not None:
+            return self._forced
+        end = self.tags.end_for(start)
+        return self._marker(end if bounds_reply else end + self.tags.lead)
+
+    def _marker(self, tag: str) -> Marker:
+        known = self._tokenizer.token_id(tag)
+        return (known,) if known is not None else tuple(self._encode(tag))
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _without_layout(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """White space behind an opening tag is the template's, and no thought."""
+        skipped = 0
+        while skipped < len(ids) and not self._tokenizer.token_text(ids[skipped]).strip():
+            skipped += 1
+        return ids[skipped:]
+
+
+def _tags(reasoning: str | None, strings: ReasoningStrings | None, tokenizer: Tokenizer) -> ThoughtTags:
+    if strings is None:
+        assert reasoning is not None
+        return thought_tags(reasoning)
+    if reasoning is not None:
+        known = thought_tags(reasoning)
+        return ThoughtTags((strings.start,), known.ends, known.atoms, known.is_implied, known.lead, known.answer)
+    own = [token for token in tokenizer.marker_tokens if token in strings.end]
+    return ThoughtTags((strings.start,), (max(own, key=len) if own else strings.end.strip(),))

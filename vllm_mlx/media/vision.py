@@ -1,0 +1,194 @@
+"""What a checkpoint shows its model of pictures and videos, those of late kept. Knows no conversation."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import InvalidImage, TemplateError, first_line
+from ..core.memory import MemoryBudget
+from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from .byte_room import ByteRoom
+from .images.picture import Picture, Seen
+from .images.renderer import ImageRenderer
+from .model_processor import MAX_REASON, REFUSALS, WAYS, ModelProcessor, load_library_processor, unusable
+from .rendition import Rendition
+from .renditions import Renditions
+from .tensors import Piece, Tensors
+from .videos.clip import Clip
+from .videos.renderer import NoVideos, VideoRenderer
+from .videos.sampling import FrameSampling
+from .vision_probe import Trial, VisionProbe, image_trial, noise, plain, trial_text, video_trial
+
+logger = logging.getLogger(__name__)
+
+_IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
+_MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
+_MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
+
+
+class PixelsNeeded(Exception):
+    """What a picture stands for is not known any more, or not in this size: it has to be made of its pixels."""
+
+
+class VisionProcessor:
+    """Safe to share between threads. What pictures shown lately stand for is known, without their tensors."""
+
+    def __init__(
+        self,
+        path: Path,
+        processor: ModelProcessor,
+        tokenizer: Tokenizer,
+        images: ImageRenderer,
+        videos: VideoRenderer | NoVideos,
+        *,
+        max_pixels: int,
+    ):
+        self._path = path
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._images = images
+        self._videos = videos
+        self._max_pixels = max_pixels
+        self._lock = threading.Lock()  # processors and their tokenizers are not made for several threads
+        self._known = Renditions()
+        self._room = ByteRoom()
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        *,
+        max_pixels: int,
+        trust_remote_code: bool = False,
+    ) -> "VisionProcessor":
+        """Raises ModelLoadError where the checkpoint's images cannot be shown to it."""
+        library = load_library_processor(path, config, trust_remote_code=trust_remote_code)
+        settings: dict[str, Any] = {
+            "token_id": _image_token_id(path, config),
+            "merge_size": int(config["vision_config"].get("spatial_merge_size") or 1),
+            "max_pixels": max_pixels,
+        }
+        markers = [str(getattr(library, name)) for name in _MARKERS if getattr(library, name, None)]
+        for marker, options in itertools.product(markers, WAYS):
+            processor = ModelProcessor(library, tokenizer, options)
+            images = ImageRenderer(processor, tokenizer, marker=marker, **settings)
+            if images.works(noise(0)):
+                videos = VideoRenderer.find(processor, tokenizer, config, max_pixels=max_pixels)
+                return cls(path, processor, tokenizer, images, videos, max_pixels=max_pixels)
+        raise unusable(path, "its processor does not write one image at a time")
+
+    def set_memory(self, memory: MemoryBudget) -> None:
+        """How much may be kept; before, nothing is."""
+        self._room.max_bytes, self._known.max_bytes = memory.pictures_bytes, memory.known_bytes
+
+    @property
+    def marker(self) -> str:
+        """What a chat template writes for an image."""
+        return self._images.marker
+
+    @property
+    def video_marker(self) -> str | None:
+        """None for a model that is shown no videos."""
+        return None if isinstance(self._videos, NoVideos) else self._videos.marker
+
+    @property
+    def no_videos(self) -> str | None:
+        """Why the model is shown none: the end of "This model takes no videos: …"."""
+        return self._videos.reason if isinstance(self._videos, NoVideos) else None
+
+    @property
+    def frame_sampling(self) -> FrameSampling | None:
+        return None if isinstance(self._videos, NoVideos) else self._videos.sampling
+
+    def render(self, medium: Picture | Clip, max_side: int | None = None) -> Rendition:
+        """`max_side`: of a picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
+        with self._lock:
+            return self._render(medium, max_side)
+
+    def show(
+        self,
+        medium: Picture | Clip | Seen,
+        max_side: int | None = None,
+        *,
+        salt: str,
+        remake: Callable[[Tensors], None],
+        known_only: bool = False,
+    ) -> Rendition:
+        """The same, with tensors that need not stay.
+
+        Raises PixelsNeeded where it is not known and there are no pixels, or the processor may not run (`known_only`).
+        """
+        key, pieces = (salt, medium.digest, max_side), tuple[Mapping[str, Any], ...]()
+        rendition = self._known.get(key)
+        if rendition is None:
+            if known_only or isinstance(medium, Seen):
+                raise PixelsNeeded
+            rendition = self.render(medium, max_side)
+            pieces = rendition.pieces
+            self._known.put(key, rendition)
+        tensors = Tensors(rendition.digest, self._room, remake)
+        tensors.offer(pieces)
+        return rendition.with_inputs(Piece(tensors, index) for index in range(len(rendition.media)))
+
+    def _render(self, medium: Picture | Clip, max_side: int | None) -> Rendition:
+        what = f"{medium.width} x {medium.height} pixels"
+        try:
+            if isinstance(medium, Picture):
+                return self._images.render(medium, max_side)
+            what = f"{len(medium)} frames of {what}"
+            assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"
+            return self._videos.render(medium)
+        except REFUSALS as error:
+            raise InvalidImage(
+                f"the model's processor cannot take its {what}: {first_line(error, MAX_REASON)}"
+            ) from error
+
+    def probe(self) -> VisionProbe:
+        """Raises ModelLoadError where images cannot be shown. Where videos cannot, they are refused from now on."""
+        text = self._images_text()
+        with self._lock:
+            images = image_trial(text, self._processor, self._images)
+            small, middle = (self._images.render(picture) for picture in (noise(1), plain(self._middle_pixels)))
+            largest = self._images.render(plain(self._max_pixels))
+            video = self._video_trial()
+        return VisionProbe(images, video, (small.alone(), middle.alone()), len(largest.token_ids))
+
+    def refuse_videos(self, reason: str) -> None:
+        """`reason`: the end of "This model takes no videos: …"."""
+        if not isinstance(self._videos, NoVideos):
+            logger.warning("Videos are refused: %s", reason)
+        self._videos = NoVideos(reason)
+
+    @property
+    def _middle_pixels(self) -> int:
+        return min(self._max_pixels, _MIDDLE_PIXELS)
+
+    def _images_text(self) -> str:
+        try:
+            text = trial_text(self._tokenizer, "image", 2)
+        except (*TEMPLATE_FAILURES, TemplateError) as error:
+            raise unusable(self._path, f"its chat template fails on one: {first_line(error, MAX_REASON)}") from error
+        if text.count(self.marker) != 2:
+            raise unusable(self._path, f"its chat template shows no {self.marker} for one")
+        return text
+
+    def _video_trial(self) -> Trial | None:
+        if isinstance(self._videos, NoVideos):
+            return None
+        trial = video_trial(self._tokenizer, self._videos)
+        if isinstance(trial, Trial):
+            return trial
+        self.refuse_videos(trial.reason)
+        return None
+
+
+def _image_token_id(path: Path, config: Mapping[str, Any]) -> int:
+    for name in _IMAGE_TOKENS:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise unusable(path, f"config.json names no {_IMAGE_TOKENS[0]}")

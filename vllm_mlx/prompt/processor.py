@@ -1,0 +1,221 @@
+"""Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..core.config import CacheReasoning, EngineConfig
+from ..core.constraint import Constraint
+from ..core.deadline import Deadline
+from ..core.errors import InvalidImage, Unsupported
+from ..core.messages import ImagePart, MediaPart, VideoPart
+from ..core.request import Request
+from ..core.sequence import PromptInputs
+from ..formats import SchemaBudget, Schemas, resolve_formats
+from ..guidance.guidance import Guidance
+from ..media.images.parts import located, media_parts, numbered, replace_media
+from ..media.images.picture import Seen
+from ..media.images.shown import Shown, shown_as
+from ..media.rendition import Rendition
+from ..media.tensors import Tensors
+from ..media.vision import VisionProcessor
+from ..output.pipeline import OutputProcessor, declared_schemas
+from ..output.reply import Reply
+from ..tokens.tokenizer import Tokenizer
+from .chat import ChatPrompt
+from .image_text import Markers
+from .next_turn import NextTurn
+from .prompt import PromptProcessor
+from .prompt_changes import Compared, PromptChanges
+from .reply_memory import ReplyMemory
+from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
+from .template import ChatTemplate
+
+Remake = Callable[[MediaPart, str, Tensors], None]  # the part, and its request's salt
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can run."""
+
+    request: Request
+    prompt: PromptInputs
+    sampling: ResolvedSampling
+    schemas: Schemas  # of the tools that its replies may call
+    chat: ChatPrompt | None = None  # None: a text completion
+    compared: Compared | None = None  # with the last prompt of its conversation
+    constraint: Constraint | None = None
+
+
+class Processor:
+    """Safe to call from several threads. Raises ConfigError for unknown formats."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        path: Path,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        vision: VisionProcessor | None = None,
+    ):
+        """`vision`: None for a model that takes no images."""
+        self.tokenizer = tokenizer
+        self._vision = vision
+        self.reasoning, self.tools = resolve_formats(
+            config.reasoning_parser,
+            config.tool_call_parser,
+            chat_template=tokenizer.chat_template,
+            vocabulary=tokenizer,
+        )
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._defaults = config.defaults
+        self._checkpoint_defaults = checkpoint_defaults(path)
+        self.replies = ReplyMemory()
+        self._prompts = self._prompt_processor(config.enable_thinking)
+        self._changes = PromptChanges(tokenizer.decode)
+        self._guidance = Guidance(tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools)
+        self._next_turn = NextTurn(self._prompts.chats)
+        self._cache_reasoning = config.cache_reasoning
+
+    def _prompt_processor(self, enable_thinking: bool | None) -> PromptProcessor:
+        vision = self._vision
+        markers = None if vision is None else Markers(vision.marker, vision.video_marker)
+        return PromptProcessor(
+            self.tokenizer,
+            ChatTemplate(self.tokenizer, enable_thinking=enable_thinking, markers=markers),
+            max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
+            reasoning=self.reasoning,
+            tools=self.tools,
+            memory=self.replies,
+        )
+
+    @property
+    def takes_images(self) -> bool:
+        return self._vision is not None
+
+    @property
+    def no_videos(self) -> str | None:
+        """Why the model takes none: the end of "This model takes no videos: …". None: it takes them."""
+        return "it takes no images either" if self._vision is None else self._vision.no_videos
+
+    def media_of(self, request: Request) -> tuple[MediaPart, ...]:
+        """What `prepare` needs the pixels of. Raises Unsupported where the model takes no such."""
+        parts = media_parts(request)
+        if parts and not self.takes_images:
+            kind = "images" if any(isinstance(part, ImagePart) for part in parts) else "videos"
+            raise Unsupported(f"This model takes no {kind}. Send text, or serve a vision model.", param="messages")
+        if self.no_videos is not None and any(isinstance(part, VideoPart) for part in parts):
+            message = f"This model takes no videos: {self.no_videos}. Send the frames as images, or text."
+            raise Unsupported(message, param="messages")
+        return parts
+
+    def prepare(
+        self, request: Request, renditions: Sequence[Rendition] = (), *, deadline: Deadline | None = None
+    ) -> Prepared:
+        """`request`, `renditions`: as `show` gives them, where it shows something. `deadline`: None for none.
+
+        Raises RequestError, and Cancelled once the deadline was cancelled.
+        """
+        deadline = Deadline(math.inf, "") if deadline is None else deadline
+        budget = SchemaBudget()
+        schemas = declared_schemas(request, budget)
+        prompt, chat = self._prompts.process(request, renditions, deadline)
+        sampling = resolve_sampling(
+            request.sampling,
+            num_prompt_tokens=len(prompt.token_ids),
+            max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            defaults=self._defaults,
+            checkpoint=self._checkpoint_defaults,
+        )
+        deadline.check()
+        compared = None if chat is None else self._changes.compare(chat)
+        deadline.check()
+        constraint = self._guidance.constraint(request, prompt, budget)
+        return Prepared(request, prompt, sampling, schemas, chat, compared, constraint)
+
+    def render(self, part: MediaPart, shown: Shown) -> Rendition:
+        """With its tensors. Raises InvalidImage."""
+        medium = shown[shown_as(part)]
+        assert self._vision is not None and not isinstance(medium, Seen), "pixels were asked for"
+        return self._vision.render(medium, _max_side(part))
+
+    def show(
+        self, request: Request, shown: Shown, remake: Remake, *, known_only: bool = False
+    ) -> tuple[Request, tuple[Rendition, ...]]:
+        """Images and videos known by what they show, so that one picture is the same from whichever source.
+
+        `shown` is that, which may come without its pixels where it was seen before. `remake` begins to make a part's
+        tensors again, so that they need not stay. `known_only`: the processor is not run, which takes long.
+        Raises RequestError; PixelsNeeded where pixels, or the processor, cannot be done without.
+        """
+        parts = dict.fromkeys(self.media_of(request))
+        renditions = {part: self.show_part(request, part, shown, remake, known_only=known_only) for part in parts}
+        return self.with_media(request, renditions)
+
+    def show_part(
+        self, request: Request, part: MediaPart, shown: Shown, remake: Remake, *, known_only: bool = False
+    ) -> Rendition:
+        """One of the request's images or videos, as `show` shows them all. Raises as `show` does."""
+        vision, medium, salt = self._vision, shown[shown_as(part)], request.cache_salt
+        assert vision is not None, "a model that takes no images refuses them"
+        try:
+            again = partial(remake, part, salt)
+            return vision.show(medium, _max_side(part), salt=salt, remake=again, known_only=known_only)
+        except InvalidImage as error:
+            number = next(number for number, each in numbered(self.media_of(request)) if each == part)
+            raise located(error, number, part) from error
+
+    def with_media(
+        self, request: Request, renditions: Mapping[MediaPart, Rendition]
+    ) -> tuple[Request, tuple[Rendition, ...]]:
+        """What `show` gives, of what `show_part` gave for each."""
+        known = {part: type(part)(each.digest, text=each.text) for part, each in renditions.items()}
+        return replace_media(request, known), tuple(renditions[part] for part in self.media_of(request))
+
+    def output(self, prepared: Prepared) -> OutputProcessor:
+        """For one of the request's replies."""
+        return OutputProcessor(
+            self.tokenizer,
+            prepared.request,
+            prepared.prompt,
+            reasoning=self.reasoning,
+            tools=self.tools,
+            stop_token_ids=prepared.sampling.stop_token_ids,
+            clamped_max_tokens=prepared.sampling.clamped_max_tokens,
+            schemas=prepared.schemas,
+        )
+
+    def remember(self, prepared: Prepared, reply: Reply) -> None:
+        """A reply that ended by itself, before the client sees its end: its next prompt will ask for it."""
+        if prepared.chat is not None:
+            self._prompts.chats.remember(prepared.chat, reply, starts_in_reasoning=prepared.prompt.starts_in_reasoning)
+        if prepared.chat is not None and prepared.compared is not None:
+            self._changes.remember(prepared.compared, prepared.chat, reply)
+
+    def kept_tokens(self, prepared: Prepared, reply: Reply, policy: CacheReasoning | None = None) -> int:
+        """How many tokens of prompt + reply a next turn can begin with; fewer than the prompt has where that changes.
+
+        `policy`: None is the request's, or else the server's.
+        """
+        chat = prepared.chat
+        if chat is None:  # what goes on a text is that text
+            return len(prepared.prompt.token_ids) + len(reply.token_ids)
+        kept = self._next_turn.kept_tokens(
+            chat,
+            reply,
+            policy or chat.request.cache_reasoning or self._cache_reasoning,
+            starts_in_reasoning=prepared.prompt.starts_in_reasoning,
+        )
+        return kept + len(prepared.prompt.token_ids) - len(chat.token_ids)
+
+
+def _max_side(part: MediaPart) -> int | None:
+    return part.max_side if isinstance(part, ImagePart) else None

@@ -1,0 +1,229 @@
+"""What altered a prompt that should have extended the last one of its conversation. Keeps prompts, runs nothing."""
+
+import json
+import threading
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from sys import getsizeof
+
+from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
+from ..core.prompt_change import ChangeCause, PromptChange
+from ..core.receipt import Expectation
+from ..core.request import Request
+from ..output.reply import Reply
+from .chat import ChatPrompt
+from .conversation_key import next_key
+from .echo import calls_of, text_of
+from .prefix import common_prefix
+
+MAX_PROMPTS = 256
+MAX_BYTES = 32 << 20
+_FIXED_BYTES = 1024  # of one prompt: its objects and its places in the dictionaries
+_DIGEST_BYTES = 64  # as an object, and its place in a tuple
+_WINDOW = 64  # tokens
+_LEAST_SHARED = 0.5  # of an earlier prompt's messages, for a reply of text alone to be that prompt's
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Prompt:
+    keys: tuple[bytes, ...] = ()  # of its reply
+    text: str
+    token_ids: "array[int]"
+    num_expected: int  # tokens that the next prompt begins with, if nothing is altered
+    messages: tuple[bytes, ...]  # their digests
+    tools: bytes
+    settings: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        digests = _DIGEST_BYTES * (len(self.messages) + len(self.keys))
+        return _FIXED_BYTES + getsizeof(self.text) + getsizeof(self.token_ids) + digests
+
+
+@dataclass(slots=True)
+class _Held:
+    """Bounded in prompts and bytes; the oldest go first."""
+
+    prompts: OrderedDict[_Prompt, None] = field(default_factory=OrderedDict)
+    by_key: dict[bytes, list[_Prompt]] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, prompt: _Prompt) -> None:
+        self.prompts[prompt] = None
+        self.num_bytes += prompt.num_bytes
+        for key in prompt.keys:
+            self.by_key.setdefault(key, []).append(prompt)
+        while self.prompts and (len(self.prompts) > MAX_PROMPTS or self.num_bytes > MAX_BYTES):
+            self.drop(next(iter(self.prompts)))
+
+    def drop(self, prompt: _Prompt) -> None:
+        if prompt not in self.prompts:
+            return
+        del self.prompts[prompt]
+        self.num_bytes -= prompt.num_bytes
+        for key in prompt.keys:
+            self.by_key[key].remove(prompt)
+            if not self.by_key[key]:
+                del self.by_key[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A prompt, and what was altered since the one that it goes on from."""
+
+    prompt: _Prompt
+    last: _Prompt | None
+    change: PromptChange | None
+
+    @property
+    def expectation(self) -> Expectation:
+        num_tokens = 0 if self.last is None else self.last.num_expected
+        return Expectation(num_tokens=num_tokens, change=self.change)
+
+
+class PromptChanges:
+    """A prompt goes on from another when it contains the reply to it. Safe to share between threads."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
+        self._decode = decode
+        self._lock = threading.Lock()
+        self._held = _Held()
+
+    def compare(self, chat: ChatPrompt) -> Compared:
+        """No change: it extends the last prompt of its conversation, or no such prompt is known."""
+        prompt = _Prompt(
+            text=chat.text,
+            token_ids=array("I", chat.token_ids),
+            num_expected=max((num_tokens for _, num_tokens in chat.marks), default=0),
+            messages=tuple(next_key(b"", message) for message in _messages(chat)),
+            tools=_digest([tool.to_openai() for tool in chat.request.tools]),
+            settings=_settings(chat.request),
+        )
+        with self._lock:
+            last = self._last(chat.request, prompt)
+        if last is None:
+            return Compared(prompt, None, None)
+        num_common = common_prefix(last.token_ids, prompt.token_ids)
+        change = None if num_common >= last.num_expected else self._change(last, prompt, chat, num_common)
+        return Compared(prompt, last, change)
+
+    def remember(self, compared: Compared, chat: ChatPrompt, reply: Reply) -> None:
+        """The prompt that it goes on from is the next to be given up."""
+        keys = tuple(_reply_keys(chat.request.cache_salt, reply.message))
+        if not keys:
+            return
+        with self._lock:
+            if compared.last is not None and compared.last in self._held.prompts:
+                self._held.prompts.move_to_end(compared.last, last=False)
+            self._held.add(replace(compared.prompt, keys=keys))
+
+    def _last(self, request: Request, prompt: _Prompt) -> _Prompt | None:
+        """That of the latest reply in the conversation that is known."""
+        assert request.messages is not None
+        for message in reversed(request.messages):
+            if message.role != "assistant":
+                continue
+            keys = _reply_keys(request.cache_salt, message)
+            found = {each: _shared(each, prompt) for key in keys for each in self._held.by_key.get(key, ())}
+            least = 0.0 if calls_of(message) else _LEAST_SHARED
+            best = max(found, key=lambda each: found[each], default=None)
+            if best is not None and found[best] >= least:
+                return best
+        return None
+
+    def _change(self, last: _Prompt, prompt: _Prompt, chat: ChatPrompt, num_common: int) -> PromptChange:
+        # The ids of a reply may be spaced otherwise than the rendered text, so only what follows can be compared.
+        was, now = (
+            self._decode(ids[num_common : num_common + _WINDOW].tolist()) for ids in (last.token_ids, prompt.token_ids)
+        )
+        is_text_same = common_prefix(was, now) == min(len(was), len(now))
+        if is_text_same:
+            num_chars = len(self._decode(chat.token_ids[:num_common]))
+        else:
+            num_chars = common_prefix(last.text, prompt.text)
+        number = _message_at(_messages(chat), chat.text, num_chars)
+        return PromptChange(
+            cause=ChangeCause.TOKENS if is_text_same else _cause(last, prompt, number),
+            num_common_tokens=num_common,
+            num_previous_tokens=len(last.token_ids),
+            previous_token_id=_at(last.token_ids, num_common),
+            token_id=_at(prompt.token_ids, num_common),
+            message=number,
+            role=None if number is None else _messages(chat)[number].role,
+        )
+
+
+def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:
+    """Tools may stand before or behind the first message, and a message that is gone shows as another in its place."""
+    end = len(last.messages) if number is None else number + 1
+    is_same = prompt.messages[:end] == last.messages[:end]
+    if last.tools != prompt.tools and (is_same or not number):
+        return ChangeCause.TOOLS
+    if not is_same:
+        return ChangeCause.MESSAGE
+    return ChangeCause.SETTINGS if last.settings != prompt.settings else ChangeCause.TEMPLATE
+
+
+def _message_at(messages: Sequence[Message], text: str, position: int) -> int | None:
+    """The last message of which a part stands at or before this character, found by its words."""
+    cursor, found = 0, None
+    for number, message in enumerate(messages):
+        for words in _words(message):
+            start = text.find(words, cursor)
+            if start < 0:
+                continue
+            if start > position:
+                return found
+            found, cursor = number, start + len(words)
+            if cursor > position:
+                return found
+    return found
+
+
+def _words(message: Message) -> Iterator[str]:
+    for part in message.parts:
+        match part:
+            case TextPart(text):
+                yield text.strip()
+            case ToolCallPart(name=name):
+                yield name
+            case ToolResultPart(content=content):
+                yield from (item.text.strip() for item in content if isinstance(item, TextPart))
+            case _:
+                pass
+
+
+def _reply_keys(salt: str, message: Message) -> Iterator[bytes]:
+    """Ids of calls are unique; a reply without any is known by its words."""
+    calls = calls_of(message)
+    text = text_of(message)
+    if calls:
+        yield from (_digest([salt, "call", call.call_id]) for call in calls)
+    elif text:
+        yield _digest([salt, "text", text])
+
+
+def _shared(earlier: _Prompt, later: _Prompt) -> float:
+    """How many of the earlier messages are among the later ones."""
+    return (Counter(earlier.messages) & Counter(later.messages)).total() / max(1, len(earlier.messages))
+
+
+def _messages(chat: ChatPrompt) -> tuple[Message, ...]:
+    assert chat.request.messages is not None
+    return chat.request.messages
+
+
+def _settings(request: Request) -> bytes:
+    kwargs = sorted((name, repr(value)) for name, value in request.template_kwargs.items())
+    return _digest([request.thinking, request.tool_choice.mode, kwargs])
+
+
+def _digest(value: object) -> bytes:
+    return blake2b(json.dumps(value).encode(), digest_size=16).digest()
+
+
+def _at(token_ids: Sequence[int], index: int) -> int | None:
+    return token_ids[index] if index < len(token_ids) else None

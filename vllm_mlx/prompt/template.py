@@ -1,0 +1,254 @@
+"""Conversation → text, through the checkpoint's own chat template. Knows no ids."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.errors import InvalidParameter, TemplateError, Unsupported, first_line
+from ..core.messages import (
+    ImagePart,
+    MediaPart,
+    Message,
+    Part,
+    ReasoningPart,
+    ShownPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    VideoPart,
+)
+from ..core.request import Request
+from ..media.images.parts import media_parts
+from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from .image_text import Markers, Rendered
+from .system_turns import SystemTurns
+
+_RESERVED = frozenset({
+    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
+    "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+})  # fmt: skip
+
+
+_ERROR_VARIABLE = re.compile(r"\bis_error\b")
+_THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
+_ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How a template takes the tool calls of a message."""
+
+    arguments_are_text: bool = False  # JSON text, where it does not write objects as JSON itself
+    empty_content: str | None = ""  # of a message of calls alone; None: the key is left out
+    ids_are_short: bool = False  # nine letters or digits
+    knows_errors: bool = False  # reads `is_error` of a tool result
+
+
+class ChatTemplate:
+    """`enable_thinking`: the server's default; None means on, or what a template does that only knows `thinking`.
+
+    `markers`: what the template writes for images and videos; None where the model takes none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, markers: Markers | None = None):
+        self._tokenizer = tokenizer
+        self._markers = markers
+        self._enable_thinking = enable_thinking
+        self._style: CallStyle | None = None
+        self._system_turns = SystemTurns(self._rendered)
+
+    def render(self, request: Request) -> str:
+        """Raises TemplateError where there is no template or it refuses the conversation."""
+        return self.rendering(request).text
+
+    def rendering(self, request: Request) -> Rendered:
+        """The text, each image and video standing in it by its own text, and where.
+
+        Raises TemplateError as `render` does.
+        """
+        parts, markers = media_parts(request), self._markers
+        if not parts:
+            return Rendered(self._render(request))
+        if markers is None:
+            raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
+        media = [(str(markers.image if isinstance(part, ImagePart) else markers.video), part.text) for part in parts]
+        rendered = markers.fill_in(self._render(request, hidden=markers), media)
+        if rendered is None:
+            raise TemplateError(
+                "The model's chat template cannot show the images of this conversation.", param="messages"
+            )
+        return rendered
+
+    def _render(self, request: Request, *, hidden: Markers | None = None) -> str:
+        """`hidden`: texts that are not to come from the conversation itself."""
+        assert request.messages is not None
+        if self._tokenizer.chat_template is None:
+            raise TemplateError(
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                param="messages",
+            )
+        tools = [tool.to_openai() for tool in request.tools] if request.tool_choice.mode != "none" else []
+        messages = self._system_turns.place(request.messages)
+        shown = template_messages(messages, self._style_for(messages))
+        if hidden is not None:
+            shown, tools = hidden.hide(shown), hidden.hide(tools)
+        try:
+            return self._tokenizer.apply_chat_template(
+                shown,
+                tools=tools or None,
+                add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+                continue_final_message=request.continue_final_message,
+                **self._variables(request),
+            )
+        except TEMPLATE_FAILURES as error:
+            message = f"The model's chat template cannot take this conversation: {first_line(error)}"
+            raise TemplateError(message, param="messages") from error
+
+    def _variables(self, request: Request) -> dict[str, Any]:
+        for name in request.template_kwargs:
+            if name in _RESERVED:
+                raise InvalidParameter(
+                    f"`chat_template_kwargs` must not set `{name}`: the request has a field for it.",
+                    param="chat_template_kwargs",
+                )
+        chosen = self._enable_thinking if request.thinking == "auto" else request.thinking == "on"
+        variables: dict[str, Any] = {"enable_thinking": chosen is not False}
+        if chosen is not None and _THINKING_VARIABLE.search(self._tokenizer.chat_template or ""):
+            variables["thinking"] = chosen
+        return {**variables, **request.template_kwargs}
+
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        """A conversation of text alone, to see what becomes of it; None: the template refuses it."""
+        try:
+            return self._tokenizer.apply_chat_template(template_messages(messages), add_generation_prompt=True)
+        except TEMPLATE_FAILURES:
+            return None
+
+    def _style_for(self, messages: Sequence[Message]) -> CallStyle:
+        if not any(isinstance(part, ToolCallPart) for message in messages for part in message.parts):
+            return CallStyle()
+        if self._style is None:
+            style = next(filter(self._shows_call, _styles()), CallStyle())
+            self._style = replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
+        return self._style
+
+    def _shows_call(self, style: CallStyle) -> bool:
+        """Found by rendering, for templates drop or garble what they did not expect as often as they refuse it."""
+        call = ToolCallPart("call_of_probe", "probe_tool", {"probe_key": "probe_value"})
+        messages = [
+            Message("user", (TextPart("probe"),)),
+            Message("assistant", (call,)),
+            Message("tool", (ToolResultPart(call.call_id, (TextPart("probe_result"),)),)),
+        ]
+        tools = [{"type": "function", "function": {"name": call.name, "parameters": {"type": "object"}}}]
+        try:
+            without, text = (
+                self._tokenizer.apply_chat_template(
+                    template_messages(shown, style), tools=tools, add_generation_prompt=True
+                )
+                for shown in (messages[:1], messages)
+            )
+        except TEMPLATE_FAILURES:
+            return False
+        is_shown = text.count(call.name) > without.count(call.name) and "probe_value" in text
+        return is_shown and "{'probe_key'" not in text and '\\"probe_key' not in text
+
+
+def _styles() -> Iterable[CallStyle]:
+    """The usual one first."""
+    return (
+        CallStyle(arguments_are_text, empty_content, ids_are_short)
+        for ids_are_short, empty_content, arguments_are_text in itertools.product(
+            (False, True), ("", None), (False, True)
+        )
+    )
+
+
+def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
+    """The dicts that chat templates read. A tool result is a message of its own, wherever the client put it."""
+    style = style or CallStyle()
+    result: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the tools that were called, by the call
+    for message in messages:
+        names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
+        run: list[Part] = []
+        for part in message.parts:
+            if isinstance(part, ToolResultPart):
+                if run:
+                    result.append(_template_message(message, run, style))
+                    run = []
+                result.append(_tool_result(part, names.get(part.call_id), style))
+            else:
+                run.append(part)
+        if run or not message.parts:
+            result.append(_template_message(message, run, style))
+    return result
+
+
+def _template_message(message: Message, parts: Sequence[Part], style: CallStyle) -> dict[str, Any]:
+    # Text of the model itself was one stream; parts of a client are separate texts.
+    content = _content(parts, separator="" if message.role == "assistant" else "\n")
+    result: dict[str, Any] = {"role": message.role, "content": content}
+    if message.name is not None:
+        result["name"] = message.name
+    reasoning = [part.text for part in parts if isinstance(part, ReasoningPart)]
+    if reasoning:
+        result["reasoning_content"] = "".join(reasoning)
+    calls = [_tool_call(part, style) for part in parts if isinstance(part, ToolCallPart)]
+    if calls:
+        result["content"] = content or style.empty_content
+        result["tool_calls"] = calls
+    return result
+
+
+def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
+    arguments = json.dumps(part.arguments, ensure_ascii=False) if style.arguments_are_text else part.arguments
+    function = {"name": part.name, "arguments": arguments}
+    return {"id": _call_id(part.call_id, style), "type": "function", "function": function}
+
+
+def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
+    shown = part.content if style.knows_errors or not part.is_error else _as_error(part.content)
+    content = _content(shown, separator="\n")
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
+    if part.is_error and style.knows_errors:
+        result["is_error"] = True
+    name = part.name if part.name is not None else called
+    return result if name is None else {**result, "name": name}
+
+
+def _as_error(content: Sequence[ShownPart]) -> Sequence[ShownPart]:
+    """Says so where the result does not say it itself, as nearly every tool's does."""
+    first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
+    says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])
+    return content if says_so else (TextPart("Error:"), *content)
+
+
+def _call_id(call_id: str, style: CallStyle) -> str:
+    if not style.ids_are_short or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
+    """Text alone is a string, which every template takes; with images or videos, it is a list."""
+    shown = [part for part in parts if isinstance(part, ShownPart)]
+    if any(isinstance(part, MediaPart) for part in shown):
+        return [_shown_part(part) for part in shown]
+    return separator.join(part.text for part in shown if isinstance(part, TextPart))
+
+
+def _shown_part(part: ShownPart) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}
