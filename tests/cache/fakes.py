@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vllm_mlx.cache.index import pack
-from vllm_mlx.cache.node import Space
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule, Space
 from vllm_mlx.cache.tree import PrefixTree
 
 Ids = tuple[int, ...]

@@ -8,8 +8,7 @@ import copy
 from dataclasses import dataclass, field
 
 from tests.cache.fakes import WINDOW_BYTES, Ids, token_bytes
-from vllm_mlx.cache.node import NODE_BYTES, Space
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import NODE_BYTES, ResumeRule, Space
 
 KEY_BYTES = 8
 

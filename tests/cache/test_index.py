@@ -11,7 +11,7 @@ import pytest
 from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
 from tests.rows import row
 from vllm_mlx.cache.index import SortedPaths, common_tokens, num_tokens, pack
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import PrefixTree
 
 BIG_IDS = (0, 1, 255, 256, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1)

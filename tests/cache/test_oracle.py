@@ -10,14 +10,12 @@ from tests.cache.oracle import FlatCache, Found
 from tests.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.match import Match
-from vllm_mlx.cache.node import Space
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule, Space
 from vllm_mlx.cache.tree import PrefixTree
 
 RULES = {
     "sliceable": ResumeRule(),
     "state": ResumeRule(needs_state=True),
-    "whole": ResumeRule(needs_state=True, can_slice=False),
     "window": ResumeRule(window=3),
     "mixed": ResumeRule(needs_state=True, window=2),
 }

@@ -8,7 +8,7 @@ from mlx_lm.utils import load_model
 from tests.rows import row
 from vllm_mlx.cache import layers, snapshot
 from vllm_mlx.cache.match import Piece
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule
 
 TOKENS = [(7 * i) % 500 for i in range(90)]
 

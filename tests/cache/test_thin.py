@@ -1,7 +1,7 @@
 """Old state copies of a growing conversation go; what others share and the newest stay."""
 
 from vllm_mlx.cache.index import pack
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import PrefixTree
 
 from .fakes import FakeSegment, FakeState

@@ -3,7 +3,7 @@
 from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
 from tests.rows import row
 from vllm_mlx.cache.index import pack
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule
 
 STATES = ResumeRule(needs_state=True)
 

@@ -2,7 +2,7 @@
 
 from tests.cache.fakes import SPACE, FakeState, put, resumed, tree_of
 from vllm_mlx.cache.index import pack
-from vllm_mlx.cache.segment import ResumeRule
+from vllm_mlx.cache.node import ResumeRule
 
 STATES = ResumeRule(needs_state=True)
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cache.fakes import FakeSegment, FakeState
-from vllm_mlx.cache.segment import ResumeRule
-from vllm_mlx.cache.tree import NEAR_PARTING, PrefixTree
+from vllm_mlx.cache.node import ResumeRule
+from vllm_mlx.cache.tree import NEAR_FORK, PrefixTree
 from vllm_mlx.cache.victims import unevictable_bytes
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import GenerationError
@@ -199,7 +199,7 @@ def test_where_two_prompts_part_a_third_resumes():
     third = bench.add([*ids(600), *ids(300, 3)])
     bench.run()
     common = next(n for n in range(600, 900) if ids(300, 1)[n - 600] != ids(300, 2)[n - 600])
-    assert third.num_cached_tokens == common - NEAR_PARTING
+    assert third.num_cached_tokens == common - NEAR_FORK
     bench.check_replies()
 
 

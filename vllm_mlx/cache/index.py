@@ -1,7 +1,7 @@
-"""Token paths in sorted order, found by bisect. Knows bytes and what hangs on them: no tree, no segments.
+"""Token paths in sorted order, found by bisect. It knows keys and the values stored with them, but no tree.
 
-A path is packed: one big-endian 8-byte word a token. Packed paths sort exactly as the tuples of ids do, and compare
-at memory speed.
+A path is packed into one big-endian 8-byte word per token. Packed paths sort exactly like the tuples of ids, and
+comparing them is as fast as comparing memory.
 """
 
 import sys
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 WORD_BYTES = 8
-_MAX_STEP = 1 << 15  # bytes compared at a time: small enough to stay in the processor's cache
+_MAX_STEP = 1 << 15  # bytes compared at a time, so that they stay in the processor's cache
 
 T = TypeVar("T")
 
 
 def pack(ids: Iterable[int]) -> bytes:
-    """Token ids, each in [0, 2**64), as a key."""
+    """Pack token ids, all in [0, 2**64), into a key."""
     words = array("Q", ids)
     if sys.byteorder == "little":
         words.byteswap()
@@ -29,7 +29,7 @@ def num_tokens(key: bytes) -> int:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """Length of the longest common prefix of two keys, in tokens."""
+    """Number of tokens in the longest common prefix of two keys."""
     low, step, limit = 0, 64, min(len(a), len(b))
     while True:
         if low == limit:
@@ -41,7 +41,7 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 
 def _first_difference(a: bytes, b: bytes, low: int, high: int) -> int:
-    """The first byte in [low, high) that differs; there is one."""
+    """Index of the first byte in [low, high) that differs. The caller knows that there is one."""
     while high - low > 1:
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
@@ -52,7 +52,7 @@ def _first_difference(a: bytes, b: bytes, low: int, high: int) -> int:
 
 
 class SortedPaths(Generic[T]):
-    """Paths of which none is a prefix of another, each with its leaf."""
+    """A sorted list of paths with their leaves. No path is a prefix of another."""
 
     __slots__ = ("_keys", "_leaves")
 
@@ -71,9 +71,10 @@ class SortedPaths(Generic[T]):
         return tuple(self._leaves)
 
     def nearest(self, key: bytes) -> tuple[T | None, int]:
-        """A leaf whose path has the longest prefix in common with `key`, and that length in tokens.
+        """Return a leaf whose path has the longest prefix in common with `key`, and that length in tokens.
 
-        Whatever shares a prefix with the key stands in one run around it, so its two neighbours share the most.
+        All paths that share a prefix with the key are neighbours in the list, so one of the two paths next to the
+        key's place shares the most.
         """
         at = bisect_left(self._keys, key)
         best, length = None, 0
@@ -94,7 +95,7 @@ class SortedPaths(Generic[T]):
         del self._keys[at], self._leaves[at]
 
     def replace(self, old: bytes, key: bytes, leaf: T) -> None:
-        """One path is cut or extended beyond what it shares with any other, so its place stays."""
+        """Replace a path by a longer or shorter one. Its place in the order must stay the same."""
         at = self._find(old)
         self._keys[at], self._leaves[at] = key, leaf
 

@@ -1,36 +1,38 @@
-"""One insert, and how to take it back when there is no room. Changes the store; evicts nothing."""
+"""One insert into the tree, and how to undo it when there is no room. It changes the store and evicts nothing."""
 
 from collections.abc import Callable
 from functools import partial
 
 from .index import num_tokens
-from .node import Node, Space
-from .segment import Segment, State
+from .node import Node, Segment, Space, State
 from .store import NodeStore
 
 
 class Insertion:
-    """Puts tokens `[start, len(key))` in, of which the first `common` of the key are stored already."""
+    """Inserts one key's tokens, reusing those that are stored already, and records how to undo each change."""
 
     def __init__(self, store: NodeStore, *, space: Space, key: bytes, now: float):
         self._store = store
         self._space = space
         self._key = key
         self._now = now
-        self._undo: list[Callable[[], object]] = []
+        self._undo_steps: list[Callable[[], object]] = []
 
     @property
     def has_changed(self) -> bool:
-        return bool(self._undo)
+        return bool(self._undo_steps)
 
-    def take_back(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def undo(self) -> None:
+        while self._undo_steps:
+            self._undo_steps.pop()()
 
     def put(
         self, node: Node | None, common: int, start: int, segment: Segment, window_start: int, state: State | None
     ) -> Node | None:
-        """`node` is where the first `common` tokens end. Returns the node in which the key now ends."""
+        """Put in the tokens `[start, len(key))`. The first `common` tokens of the key are stored and end in `node`.
+
+        Returns the node in which the key now ends.
+        """
         end = num_tokens(self._key)
         first, rest = _halves(segment, common - start, end - start)
         brings_state = state is not None and node is not None and (common < node.end or node.state is None)
@@ -49,29 +51,29 @@ class Insertion:
                 state=state,
                 now=self._now,
             )
-            self._undo.append(partial(self._store.remove_leaf, node))
+            self._undo_steps.append(partial(self._store.remove_leaf, node))
         elif node is not None and brings_state:
             self._store.set_state(node, state, now=self._now)
-            self._undo.append(partial(self._store.set_state, node, None, now=self._now))
+            self._undo_steps.append(partial(self._store.set_state, node, None, now=self._now))
         return node
 
     def _split(self, node: Node, at: int) -> Node:
-        whole = node.segment
+        unsplit = node.segment
         upper = self._store.split(node, at)
-        self._undo.append(partial(self._store.rejoin, upper, node, whole))
+        self._undo_steps.append(partial(self._store.rejoin, upper, node, unsplit))
         return upper
 
     def _fill_windows(self, node: Node, start: int, end: int, segment: Segment, window_start: int) -> None:
-        """Recomputed KV of `[start, end)` takes the place of what is held without its window layers' part.
+        """Replace stored KV of `[start, end)` that lacks its window layers by the recomputed KV, which has them.
 
-        Where it begins inside a run, that run had the window it was resumed with.
+        A run in which `start` lies is left alone: the row was resumed from its window.
         """
         runs = [run for run in node.path() if run.end <= end and _lacks_window(run, start, run.end, window_start)]
         for run in reversed(runs):
             segment = _halves(segment, run.end - start, end - start)[0] or segment
             before, part = _halves(segment, run.start - start, run.end - start)
             assert part is not None
-            self._undo.append(partial(self._store.set_segment, run, run.segment, run.window_start))
+            self._undo_steps.append(partial(self._store.set_segment, run, run.segment, run.window_start))
             self._store.set_segment(run, part, max(run.start, window_start))
             if before is None:
                 return
@@ -85,7 +87,7 @@ def _halves(segment: Segment, at: int, length: int) -> tuple[Segment | None, Seg
 
 
 def _lacks_window(node: Node, start: int, end: int, window_start: int) -> bool:
-    """Whether KV of `[start, …)`, with its window part from `window_start`, adds to what `[node.start, end)` holds."""
+    """Whether KV from `start` on, with windows from `window_start` on, has windows that `[node.start, end)` lacks."""
     if node.rule.window is None or node.start < start:
         return False
     return min(node.window_start, end) > max(node.start, window_start)

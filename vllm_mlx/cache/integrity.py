@@ -1,4 +1,4 @@
-"""The invariants of a prefix tree, checked. Reads only."""
+"""Checks the invariants of a prefix tree. It only reads."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from .store import NodeStore
 
 
 def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
-    """Raises AssertionError naming the broken invariant; `pinned` has the node of each pin."""
+    """Raises AssertionError that names the broken invariant. `pinned` lists the node of each pin."""
     nodes = list(store.nodes())
     for space, paths in store.spaces.items():
         _check_paths(space, paths)
@@ -39,8 +39,8 @@ def _check_paths(space: Space, paths: SortedPaths[Node]) -> None:
 
 def _shared_end(a: Node, b: Node) -> int:
     """The end of the last node that two paths have in common."""
-    of_a = {node.node_id for node in a.path()}
-    return max((node.end for node in b.path() if node.node_id in of_a), default=0)
+    ids = {node.node_id for node in a.path()}
+    return max((node.end for node in b.path() if node.node_id in ids), default=0)
 
 
 def _check_node(node: Node) -> None:

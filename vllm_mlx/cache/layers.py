@@ -1,7 +1,7 @@
 """The one file that knows the libraries' cache classes: what a layer keeps, how rows join a batch cache and leave it.
 
 mlx-lm and mlx-vlm have classes of the same names, with the same fields. A row's state is a list with one cache object
-a layer, all of one library. Rows of one batch share batch caches, padded on the left.
+per layer, all from one library. Rows of one batch share batch caches, which are padded on the left.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,15 +14,15 @@ from ..core.memory import RowFootprint
 
 LayerCaches = list[Any]
 
-_LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name: neither is imported where it is not used
+_LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name, so that neither is imported unless it is used
 
 
 class Kind(Enum):
-    """What a cache object keeps. OTHER: nothing that can be told apart by tokens or rows."""
+    """What a cache object keeps. OTHER: state that cannot be divided by tokens or by rows."""
 
     ATTENTION = auto()
     WINDOW = auto()
-    RECURRENT = auto()  # of one row or of several
+    RECURRENT = auto()  # the same class holds one row or several
     BATCHED_ATTENTION = auto()
     BATCHED_WINDOW = auto()
     OTHER = auto()
@@ -39,13 +39,13 @@ _BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
 
 
 def kind(cache: Any) -> Kind:
-    """Of the very classes: a subclass may keep more."""
+    """The kind of a cache object. A subclass of a known class is OTHER, because it may keep more."""
     cls = type(cache)
     return _KINDS.get(cls.__name__, Kind.OTHER) if cls.__module__ in _LIBRARIES else Kind.OTHER
 
 
 def leaves(caches: Iterable[Any]) -> list[Any]:
-    """The caches that hold arrays, those inside a CacheList included."""
+    """The cache objects that hold arrays, including those inside a CacheList."""
     found: list[Any] = []
     for cache in caches:
         found += leaves(cache.caches) if _is_list(cache) else [cache]
@@ -62,7 +62,7 @@ def can_batch(caches: Iterable[Any]) -> bool:
 
 
 def arrays(value: Any) -> list[mx.array]:
-    """All arrays in a cache's state, however nested; None, numbers and names hold none."""
+    """All arrays in a cache's state, at any depth of nesting. Other values are skipped."""
     if isinstance(value, mx.array):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -75,14 +75,14 @@ def state_arrays(caches: Iterable[Any]) -> list[mx.array]:
 
 
 def state_bytes(caches: Iterable[Any]) -> int:
-    """Bytes by shape and type: exact for lazy arrays too, without evaluating them."""
+    """Bytes by shape and type, which is exact for lazy arrays too and evaluates nothing."""
     return sum(array.nbytes for array in state_arrays(caches))
 
 
 def footprint(caches: Iterable[Any]) -> RowFootprint:
-    """What a row costs at any length, read off the state of one that has run at least one token.
+    """The memory that a row takes at any length, computed from the state of a row that has run at least one token.
 
-    A class unknown here counts as growing with every token, by what its buffers hold a slot.
+    An unknown class is assumed to grow with every token, by the bytes that its buffers hold per slot.
     """
     bytes_per_token = fixed_bytes = 0
     windows: dict[int, int] = {}
@@ -101,17 +101,17 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
 
 
 def leave_window(caches: Iterable[Any]) -> None:
-    """Cut what a chunk of n tokens leaves in sliding-window layers, n - 1 more than the window, back to the window."""
+    """Cut sliding-window layers back to the window: a chunk of n tokens leaves n - 1 tokens more in them."""
     for leaf in leaves(caches):
         if kind(leaf) is Kind.WINDOW and not leaf.keep and leaf.keys is not None:
             excess = leaf.keys.shape[2] - leaf.max_size
-            if excess > 0:  # a chunk leaves the tokens in their order
+            if excess > 0:  # after a chunk, the tokens are in order
                 leaf.keys, leaf.values = (mx.contiguous(a[:, :, excess:]) for a in (leaf.keys, leaf.values))
                 leaf._idx = leaf.max_size
 
 
 def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
-    """One batch cache a layer from single-row states. Evaluates layer by layer: one layer's copy at a time."""
+    """Build one batch cache per layer from single-row states. Evaluates one layer at a time, to bound the copies."""
     merged = []
     for layers in zip(*rows, strict=True):
         layer = layers[0].merge(list(layers))
@@ -128,7 +128,7 @@ def extend(batch: LayerCaches, other: LayerCaches) -> None:
 
 
 def keep(batch: LayerCaches, indices: Sequence[int]) -> None:
-    """Drop all rows but these, in this order."""
+    """Keep only the rows at `indices`, in this order."""
     chosen = mx.array(list(indices))
     for layer in batch:
         layer.filter(chosen)
@@ -136,12 +136,12 @@ def keep(batch: LayerCaches, indices: Sequence[int]) -> None:
 
 
 def extract(batch: LayerCaches, index: int) -> LayerCaches:
-    """One row's state, detached from the batch's buffers."""
+    """Copy one row's state out of the batch's buffers."""
     row = []
     for layer in batch:
         single = layer.extract(index)
         for leaf in leaves([single]):
-            if kind(leaf) is Kind.RECURRENT:  # upstream's slice would pin the whole batch
+            if kind(leaf) is Kind.RECURRENT:  # the library's slice would keep the batch's buffers alive
                 leaf.cache = [None if array is None else mx.contiguous(array) for array in leaf.cache]
         mx.eval(state_arrays([single]))
         row.append(single)

@@ -1,17 +1,16 @@
-"""What a look-up found: the parts to restore, in order. Holds references, so they outlive their node; no mlx."""
+"""The result of a look-up: the pieces to restore, in order. It holds references, so the pieces outlive their nodes."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from .node import Node, Space
-from .segment import Segment, State
+from .node import Node, Segment, Space, State
 
 HitKind = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """KV of the tokens [start, end), of which the first `take` are used."""
+    """KV of the tokens `[start, end)`, of which the first `take` tokens are used."""
 
     segment: Segment
     start: int
@@ -22,19 +21,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """`length` tokens can be resumed from, of `common` that are stored."""
+    """`common` tokens of the key are stored; a request can resume after the first `length` of them."""
 
     space: Space
     length: int = 0
     common: int = 0
     kind: HitKind = "miss"
-    pieces: tuple[Piece, ...] = ()  # from 0 to `length` without a gap
-    state: State | None = None  # the one at `length`
-    pin_id: int = 0  # 0: pins nothing
+    pieces: tuple[Piece, ...] = ()  # they cover [0, length) without a gap
+    state: State | None = None  # the state at `length`
+    pin_id: int = 0  # 0: no pin
 
 
 def hit_kind(leaf: Node, common: int, num_query: int) -> HitKind:
-    """Of a hit. `leaf` is one whose path has the first `common` of the query's `num_query` tokens."""
+    """The kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens."""
     node = leaf.at(common)
     is_end = node.end == common and (node.is_stored_end or node.num_children == 0)
     if common == num_query:

@@ -1,8 +1,8 @@
-"""What vision towers made of images, by salt and digest, within a number of bytes. Opaque values; no mlx, no clock.
+"""A cache of image features, by salt and digest, within a byte budget. Values are opaque; it knows no mlx, no clock.
 
-Requests of different salts share nothing, or one could tell by its time that a picture was seen by another. The least
-recently used go first. Rows copy what they need into their own state, so an entry may go between any two steps: the
-tower is then run again. What a step counts on is held until the next one is planned.
+Requests of different salts share nothing, because the time of a hit would show that somebody else sent the image. The
+least recently used entry is evicted first. Rows copy the features that they need, so an entry may be evicted between
+any two steps; the vision encoder then runs again. Entries that a step needs are held until the next step is planned.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ class Sized(Protocol):
 
 
 V = TypeVar("V", bound=Sized)
-Key = tuple[str, bytes]  # salt, and digest of what the tower takes
+Key = tuple[str, bytes]  # (salt, digest of the encoder inputs)
 
 
 class MediaCache(Generic[V]):
@@ -24,7 +24,7 @@ class MediaCache(Generic[V]):
         self._entries: OrderedDict[Key, V] = OrderedDict()
         self._held: set[Key] = set()
         self.used_bytes = 0
-        self.num_encoded = 0  # times that a tower was run
+        self.num_encoded = 0  # runs of the vision encoder
         self.longest_encode_s = 0.0
         self.num_evictions = 0
 
@@ -41,11 +41,11 @@ class MediaCache(Generic[V]):
         return value
 
     def hold(self, key: Key) -> None:
-        """Do not evict this entry until `release`, also if it is put later."""
+        """Protect this entry from eviction until `release`, even if it is stored later."""
         self._held.add(key)
 
     def release(self) -> None:
-        """Whatever was held may be evicted again."""
+        """Allow the eviction of all held entries again."""
         self._held.clear()
 
     @property
@@ -53,7 +53,10 @@ class MediaCache(Generic[V]):
         return sum(self._entries[key].nbytes for key in self._held if key in self._entries)
 
     def put(self, key: Key, value: V, *, seconds: float = 0.0) -> None:
-        """`seconds`: that the tower took. The newest entry stays even if too large, until the next or `shrink_to`."""
+        """Store features that the vision encoder took `seconds` to compute.
+
+        The newest entry stays even if it is larger than the budget, until the next `put` or `shrink_to`.
+        """
         assert key not in self._entries
         self._entries[key] = value
         self.num_encoded += 1
@@ -66,7 +69,7 @@ class MediaCache(Generic[V]):
         self._evict(num_bytes)
 
     def clear(self, salts: str = "") -> int:
-        """Removes those whose salt begins so. Returns the bytes freed."""
+        """Remove the entries whose salt begins with `salts`. Returns the bytes freed."""
         before = self.used_bytes
         for key in [key for key in self._entries if key[0].startswith(salts)]:
             self.used_bytes -= self._entries.pop(key).nbytes

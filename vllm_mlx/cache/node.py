@@ -1,37 +1,71 @@
-"""One run of tokens in the tree. Knows its parent and how many children it has; which, only the index can tell."""
+"""One run of tokens in the tree, with the opaque state that it stores and the rule by which a model resumes.
+
+A node knows its parent and how many children it has. Only the index knows which nodes these are.
+"""
 
 from dataclasses import dataclass
+from typing import Protocol, Self
 
-from .segment import ResumeRule, Segment, State
+Space = tuple[str, str]  # (model fingerprint, salt); spaces share nothing
 
-Space = tuple[str, str]  # (model fingerprint, salt): nothing is shared across spaces
+NODE_BYTES = 512  # an estimate of what a node and its entry in the index take in Python
 
-NODE_BYTES = 512  # what Python takes for a node, its numbers and its place in the index
+
+class Segment(Protocol):
+    """KV of a run of tokens. It is immutable and detached from any live buffer."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Return the first `at` tokens and the rest, with 0 < at < length. Both own their bytes, which add up.
+
+        Evictions cut leaves with it too, so a split should copy little: one block, not the complete run.
+        """
+        ...
+
+
+class State(Protocol):
+    """A copy of the layers whose state cannot be divided by tokens, at one position."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRule:
+    """Where a model can resume: the strictest rule of its layers."""
+
+    needs_state: bool = False  # recurrent layers: only at a position with a State
+    window: int | None = None  # sliding-window layers: at P only if KV of [max(0, P - window), P) is stored
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.window > 0
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Node:
-    """KV of the tokens `[start, end)`, after those of `parent`; perhaps a state at `end`."""
+    """KV of the tokens `[start, end)`, which follow those of `parent`, and possibly a state at `end`."""
 
     node_id: int
     space: Space
     rule: ResumeRule
-    parent: "Node | None"  # None: starts at 0
+    parent: "Node | None"  # None: the run starts at 0
     start: int
     end: int
     segment: Segment
     segment_bytes: int
-    window_start: int  # the window layers' KV is held for [window_start, end); start <= window_start <= end
-    key: bytes | None = None  # the packed path; of a leaf; an inner node's begins its leaves'
+    window_start: int  # KV of window layers is stored for [window_start, end), start <= window_start <= end
+    key: bytes | None = None  # the packed path of a leaf; an inner node has none
     state: State | None = None
     state_bytes: int = 0
     num_children: int = 0
     pins: int = 0
-    is_stored_end: bool = True  # False: made by a split only
+    is_stored_end: bool = True  # False: a split created this end, and no insert ended here
     last_used: float = 0.0
     state_used: float = 0.0
-    hits: int = 0  # requests that took its tokens
-    state_hits: int = 0  # requests that resumed at its end from its state
+    hits: int = 0  # requests that resumed from its tokens
+    state_hits: int = 0  # requests that resumed from its state
 
     @property
     def size_bytes(self) -> int:
@@ -40,7 +74,7 @@ class Node:
 
     @property
     def first_resumable(self) -> int:
-        """No position of this run before it can be resumed at, by the window's rule; may lie beyond `end`."""
+        """The first position of this run at which the window rule allows resuming; it may lie beyond `end`."""
         window, held_from, node = self.rule.window, self.window_start, self
         if window is None:
             return self.start + 1
@@ -58,7 +92,7 @@ class Node:
 
     @property
     def previous_resumable(self) -> int:
-        """The last resumable position at or before `start`; 0 if there is none."""
+        """The last position at or before `start` at which a request can resume; 0 if there is none."""
         node = self.parent
         while node is not None:
             if (point := node.resumable_up_to(node.end)) is not None:
@@ -67,7 +101,7 @@ class Node:
         return 0
 
     def path(self) -> list["Node"]:
-        """From the one that starts at 0 down to this."""
+        """The nodes from the one that starts at 0 down to this one."""
         nodes, node = [self], self.parent
         while node is not None:
             nodes.append(node)
@@ -75,7 +109,7 @@ class Node:
         return nodes[::-1]
 
     def at(self, position: int) -> "Node":
-        """The node of this path with `start < position <= end`."""
+        """The node on this path with `start < position <= end`."""
         node = self
         while node.start >= position:
             assert node.parent is not None
@@ -83,7 +117,7 @@ class Node:
         return node
 
     def count_hit(self, now: float) -> None:
-        """A request resumes in this node."""
+        """Count a request that resumes in this node."""
         for part in self.path():
             part.hits += 1
         self.state_hits += 1

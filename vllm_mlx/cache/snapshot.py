@@ -1,8 +1,8 @@
-"""Copies of a row's state, detached from its buffers, and rows started from such copies. Knows no tree and no model.
+"""Copies of a row's state, detached from its buffers, and rows started from such copies. It knows no tree and no model.
 
-Attention KV is copied once per token and joined again at restore; sliding-window KV only where a later resume point
-can need it; recurrent state whole, at one position. Cost: a capture copies its own tokens, a restore all tokens up to
-the resume point, both at `RowFootprint.bytes_per_token`.
+Attention KV is copied once per token and joined again at restore. Sliding-window KV is copied only where a later resume
+point can need it. Recurrent state is copied completely, at one position. Cost: a capture copies its own tokens, and a
+restore copies all tokens up to the resume point, both at `RowFootprint.bytes_per_token`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ import mlx.core as mx
 
 from ..core.memory import allocated_slots
 from .layers import Kind, LayerCaches, can_batch, kind, leaves, state_arrays
-from .segment import ResumeRule
+from .node import ResumeRule
 
-BLOCK_TOKENS = 1024  # of attention KV that is cut as a whole
+BLOCK_TOKENS = 1024  # tokens of one block of attention KV
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
 
 
 class DamagedSnapshot(Exception):
-    """Stored state that does not fit together; its entry must go."""
+    """Stored state is inconsistent; its entry must be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Attention KV of a few successive tokens, one pair a layer."""
+    """Attention KV of successive tokens, one pair of arrays per layer."""
 
     length: int
     attention: tuple[KV, ...]
@@ -39,9 +39,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class KVSegment:
-    """KV of a run of tokens: attention layers for all of them, in blocks, window layers from `window_offset` on.
+    """KV of a run of tokens: attention layers for all tokens, in blocks; window layers from `window_offset` on.
 
-    Blocks make a split cheap: it copies one of them, and the window.
+    Blocks make a split cheap: it copies one block, and the window.
     """
 
     length: int
@@ -63,7 +63,7 @@ class KVSegment:
             _cut(self.windows, cut, num_windowed),
             max(self.window_offset - at, 0),
         )
-        mx.eval(*left.arrays(), *right.arrays())  # a lazy copy would keep what it is cut from alive
+        mx.eval(*left.arrays(), *right.arrays())  # a lazy copy would keep its source alive
         return left, right
 
     def arrays(self) -> list[mx.array]:
@@ -71,14 +71,14 @@ class KVSegment:
         return [array for kv in (*attention, *self.windows) for array in kv]
 
     def attention(self, layer: int, num_tokens: int) -> list[KV]:
-        """One layer's KV of the first `num_tokens`, in parts."""
+        """One attention layer's KV of the first `num_tokens`, as a list of parts."""
         return [_cut_one(block.attention[layer], *span) for block, span in self._spans(0, num_tokens)]
 
     def _blocks(self, start: int, end: int) -> tuple[Block, ...]:
         return tuple(block.cut(*span) for block, span in self._spans(start, end))
 
     def _spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
-        """Blocks that hold tokens of `[start, end)`, each with the part of it that does."""
+        """The blocks that overlap `[start, end)`, each with the range inside the block that overlaps."""
         spans, position = [], 0
         for block in self.blocks:
             low, high = max(start - position, 0), min(end - position, block.length)
@@ -90,7 +90,7 @@ class KVSegment:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """State of all recurrent layers at one position: a tuple of arrays a layer."""
+    """State of all recurrent layers at one position: a tuple of arrays per layer."""
 
     layers: tuple[tuple[mx.array | None, ...], ...]
 
@@ -100,7 +100,7 @@ class RecurrentState:
 
 
 class StoredPiece(Protocol):
-    """One run of a stored path: `take` of its tokens, from `start` on."""
+    """One run of a stored path, which begins at `start` and of which the first `take` tokens are used."""
 
     segment: Any
     start: int
@@ -109,9 +109,9 @@ class StoredPiece(Protocol):
 
 
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
-    """The strictest of the layers; None where a layer's state cannot be copied piecewise, so nothing is cached."""
+    """The strictest rule of all layers. None if a layer's state cannot be divided by tokens: nothing is cached."""
     found = leaves(caches)
-    if not can_batch(found):  # the same classes: those whose rows can be told apart
+    if not can_batch(found):  # the same classes can be divided by rows and by tokens
         return None
     windows = [leaf for leaf in found if kind(leaf) is Kind.WINDOW]
     if any(leaf.keep for leaf in windows):
@@ -124,7 +124,7 @@ def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One row's layers, whether it has caches of its own or a place in a batch. Lazy: nothing is copied yet."""
+    """One row's layers, in caches of its own or in a batch. The arrays are lazy: nothing is copied yet."""
 
     attention: tuple[KV, ...]  # tokens [0, length)
     windows: tuple[KV, ...]  # the last tokens, as many as the layer holds
@@ -132,7 +132,7 @@ class RowView:
 
 
 def view(caches: LayerCaches, row: int, length: int) -> RowView:
-    """`row` of the caches of `length` tokens. Plain caches have the one row 0."""
+    """View one row, of `length` tokens. Caches of a single row have only row 0."""
     attention, windows, recurrent = [], [], []
     for leaf in leaves(caches):
         match kind(leaf):
@@ -155,9 +155,9 @@ def view(caches: LayerCaches, row: int, length: int) -> RowView:
 
 
 def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVSegment, int, RecurrentState | None]:
-    """KV of `[start, end)`, the position from which it holds window layers, and the recurrent state at `end`.
+    """Copy the KV of `[start, end)` and the recurrent state at `end`, which is the row's length.
 
-    `end` is the row's length.
+    Returns the segment, the position from which it holds window layers, and the state.
     """
     window_start = start if window is None else max(start, end - window)
     edges = [*range(start, end, BLOCK_TOKENS), end]
@@ -172,9 +172,9 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
 def restore(
     caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None, *, length: int, capacity: int
 ) -> None:
-    """Fill a new row's caches with the first `length` tokens of the pieces; buffers have room for `capacity`.
+    """Fill a new row's caches with the first `length` tokens of the pieces, in buffers with room for `capacity` tokens.
 
-    Raises DamagedSnapshot; the caches are then unusable.
+    Raises DamagedSnapshot, after which the caches are unusable.
     """
     _check_layers(caches, pieces, state)
     attention = window = recurrent = 0
@@ -200,7 +200,7 @@ def restore(
 
 
 def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
-    """As many layers of each kind must be stored as the model has."""
+    """Check that the stored state has as many layers of each kind as the model."""
     kinds = [kind(leaf) for leaf in leaves(caches)]
     num_recurrent = kinds.count(Kind.RECURRENT)
     _check(num_recurrent == (0 if state is None else len(state.layers)), "recurrent state is missing")
@@ -253,7 +253,7 @@ def _tail(kv: KV, num_tokens: int) -> KV:
 
 
 def _own(array: mx.array | None) -> Any:
-    """A copy with a buffer of its own: a mere slice would keep the whole row alive."""
+    """Copy into a buffer of its own, because a slice would keep the row's buffer alive."""
     return None if array is None else mx.contiguous(array)
 
 

@@ -1,4 +1,4 @@
-"""Counts of a prefix tree, and its nodes as plain values for a status page. Holds no segment."""
+"""Counts of a prefix tree, and its nodes as plain values for a status page. They hold no segment."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,16 @@ from .store import NodeStore
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Since the start; the tree counts."""
+    """Counts since the process started. The tree increments them."""
 
     hits: dict[HitKind, int] = field(default_factory=lambda: {"exact": 0, "prefix": 0, "supersequence": 0, "lcp": 0})
     misses: int = 0
     tokens_saved: int = 0
-    evictions: int = 0  # tails and states taken to make room
+    evictions: int = 0  # cuts of leaves and removals of states to make room
     evicted_bytes: int = 0
     inserts: int = 0
-    inserts_refused: int = 0  # for want of room
-    inserts_unattached: int = 0  # what they continue had gone
+    inserts_refused: int = 0  # no room could be made
+    inserts_unattached: int = 0  # the prefix that they continue was no longer stored
 
     def count_hit(self, kind: HitKind, length: int) -> None:
         self.hits[kind] += 1
@@ -36,9 +36,7 @@ class TreeStats:
     inserts_refused: int
     inserts_unattached: int
     entry_count: int  # stored paths
-    num_nodes: int
     num_states: int
-    num_pinned: int  # matches not released yet
     used_bytes: int
     index_bytes: int  # part of used_bytes
     max_bytes: int
@@ -50,7 +48,7 @@ class TreeStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A node, for people to look at."""
+    """One node, as the status page displays it."""
 
     node_id: int
     parent_id: int | None
@@ -85,7 +83,7 @@ def entry_of(node: Node) -> Entry:
     )
 
 
-def tree_stats(store: NodeStore, counters: Counters, *, num_pinned: int, max_bytes: int) -> TreeStats:
+def tree_stats(store: NodeStore, counters: Counters, *, max_bytes: int) -> TreeStats:
     nodes = list(store.nodes())
     return TreeStats(
         hits=dict(counters.hits),
@@ -97,9 +95,7 @@ def tree_stats(store: NodeStore, counters: Counters, *, num_pinned: int, max_byt
         inserts_refused=counters.inserts_refused,
         inserts_unattached=counters.inserts_unattached,
         entry_count=sum(len(paths) for paths in store.spaces.values()),
-        num_nodes=len(nodes),
         num_states=sum(node.state is not None for node in nodes),
-        num_pinned=num_pinned,
         used_bytes=store.used_bytes,
         index_bytes=sum(len(node.key) for node in nodes if node.key is not None) + NODE_BYTES * len(nodes),
         max_bytes=max_bytes,

@@ -1,14 +1,13 @@
-"""The nodes of a prefix tree, their index and their bytes. Knows how they change, not when nor why."""
+"""The nodes of a prefix tree, their index and their byte count. It knows how nodes change, but not when or why."""
 
 from collections.abc import Iterator
 
 from .index import WORD_BYTES, SortedPaths, num_tokens
-from .node import Node, Space
-from .segment import ResumeRule, Segment, State
+from .node import Node, ResumeRule, Segment, Space, State
 
 
 class NodeStore:
-    """Every change of structure and of bytes goes through here."""
+    """Every change of the tree's structure and of its byte count goes through this class."""
 
     def __init__(self) -> None:
         self.rules: dict[str, ResumeRule] = {}  # by model fingerprint
@@ -17,12 +16,12 @@ class NodeStore:
         self._num_made = 0
 
     def nearest(self, space: Space, key: bytes) -> tuple[Node | None, int]:
-        """A leaf that shares the longest prefix with the key, and its length in tokens."""
+        """Return a leaf that shares the longest prefix with the key, and that prefix's length in tokens."""
         paths = self.spaces.get(space)
         return paths.nearest(key) if paths is not None else (None, 0)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node once, found from the leaves."""
+        """Yield every node once, starting from the leaves."""
         seen: set[int] = set()
         for paths in self.spaces.values():
             for leaf in paths.leaves:
@@ -43,7 +42,7 @@ class NodeStore:
         state: State | None,
         now: float,
     ) -> Node:
-        """Puts a leaf at the end of `parent`, which leaves the list if it was a leaf."""
+        """Add a leaf after `parent`. A parent that was a leaf leaves the index."""
         start = parent.end if parent is not None else 0
         leaf = self._make(space, parent, start, num_tokens(key), segment, window_start)
         leaf.last_used = leaf.state_used = now
@@ -62,7 +61,7 @@ class NodeStore:
         return leaf
 
     def remove_leaf(self, leaf: Node) -> Node | None:
-        """Takes a leaf away. Its parent, which is returned, enters the list if it has no other child."""
+        """Remove a leaf and return its parent, which enters the index if it has no other child."""
         assert leaf.num_children == 0 and leaf.key is not None
         paths, parent, key = self.spaces[leaf.space], leaf.parent, leaf.key
         self.used_bytes -= leaf.size_bytes
@@ -80,11 +79,11 @@ class NodeStore:
         return parent
 
     def cut(self, leaf: Node, end: int) -> None:
-        """Shortens a leaf to `start < end <= leaf.end`."""
+        """Shorten a leaf so that it ends at `end`, with `leaf.start < end <= leaf.end`."""
         if end == leaf.end:
             return
         assert leaf.key is not None and leaf.state is None, "a leaf with a state is not cut"
-        segment = leaf.segment.split(end - leaf.start)[0]  # may fail: before anything has changed
+        segment = leaf.segment.split(end - leaf.start)[0]  # this may fail, so it comes before any change
         self.used_bytes -= leaf.size_bytes
         key = leaf.key[: end * WORD_BYTES]
         self.spaces[leaf.space].replace(leaf.key, key, leaf)
@@ -95,7 +94,7 @@ class NodeStore:
         self.used_bytes += leaf.size_bytes
 
     def split(self, node: Node, at: int) -> Node:
-        """Cuts a run in two. `node` stays what children and pins refer to, the lower part; returns the upper."""
+        """Split a run and return the upper node. `node` becomes the lower part and keeps its children and pins."""
         first, second = node.segment.split(at - node.start)
         upper = self._make(node.space, node.parent, node.start, at, first, min(node.window_start, at))
         upper.num_children, upper.is_stored_end = 1, False
@@ -107,11 +106,11 @@ class NodeStore:
         self.used_bytes += node.size_bytes
         return upper
 
-    def rejoin(self, upper: Node, lower: Node, whole: Segment) -> None:
-        """Undoes a split: `whole` is the segment before it."""
+    def rejoin(self, upper: Node, lower: Node, unsplit: Segment) -> None:
+        """Undo a split. `unsplit` is the segment that was split."""
         self.used_bytes -= upper.size_bytes + lower.size_bytes
         lower.parent, lower.start = upper.parent, upper.start
-        lower.segment, lower.segment_bytes = whole, whole.nbytes
+        lower.segment, lower.segment_bytes = unsplit, unsplit.nbytes
         if lower.window_start == upper.end:
             lower.window_start = upper.window_start
         self.used_bytes += lower.size_bytes
@@ -123,7 +122,7 @@ class NodeStore:
         self.used_bytes += node.state_bytes
 
     def set_segment(self, node: Node, segment: Segment, window_start: int) -> None:
-        """Other KV of the same tokens."""
+        """Replace a node's KV by other KV of the same tokens."""
         self.used_bytes -= node.segment_bytes
         node.segment, node.segment_bytes, node.window_start = segment, segment.nbytes, window_start
         self.used_bytes += node.segment_bytes

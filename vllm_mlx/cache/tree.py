@@ -1,4 +1,4 @@
-"""The prefix cache: a tree of token runs found by bisect, within a budget of bytes. No mlx, no clock, no threads.
+"""The prefix cache: a tree of token runs, found by bisect, within a byte budget. It knows no mlx, clock or thread.
 
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
@@ -10,27 +10,26 @@ from .index import WORD_BYTES, num_tokens
 from .insertion import Insertion
 from .integrity import check_integrity
 from .match import Match, hit_kind, pieces_up_to
-from .node import Node, Space
-from .segment import ResumeRule, Segment, State
+from .node import Node, ResumeRule, Segment, Space, State
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import NodeStore
 from .victims import VictimQueue, unevictable_bytes
 
-NEAR_PARTING = 16  # tokens before the place where paths part, within which a state serves it
+NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
 
 class PrefixTree:
-    """Holds each token's KV once. Segments and states are opaque: they have a size, segments can be split."""
+    """Holds each token's KV once. Segments and states are opaque: both have a size, and segments can be split."""
 
     def __init__(self, *, max_bytes: int, s_per_token: float = 1e-3, min_cut: int = 256):
-        """`s_per_token`: what recomputing a token costs; `min_cut`: tokens a tail gives up at least."""
+        """`s_per_token`: seconds to recompute a token. `min_cut`: fewest tokens that an eviction cuts."""
         self._max_bytes = max_bytes
         self._s_per_token = s_per_token
         self._min_cut = min_cut
         self._store = NodeStore()
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
-        self._now = 0.0  # the latest seen
+        self._now = 0.0  # the latest time that a caller has passed
         self._counters = Counters()
 
     def add_model(self, fingerprint: str, rule: ResumeRule) -> None:
@@ -42,13 +41,13 @@ class PrefixTree:
 
     @property
     def used_bytes(self) -> int:
-        """Segments, states, nodes and index."""
+        """The size of all segments, states, nodes and the index."""
         return self._store.used_bytes
 
     # Look-ups
 
     def match(self, space: Space, key: bytes, *, now: float) -> Match:
-        """The deepest resume point on the key's path, at most one token short of its end; pinned until released."""
+        """Find the deepest resume point on the key's path, before its last token. It is pinned until `release`."""
         self._now = max(self._now, now)
         leaf, common = self._store.nearest(space, key)
         node, length = _deepest_resumable(leaf, min(common, num_tokens(key) - 1))
@@ -74,11 +73,11 @@ class PrefixTree:
         return found
 
     def common_length(self, space: Space, key: bytes) -> int:
-        """Tokens of the longest stored prefix, resumable or not. Changes nothing."""
+        """Number of tokens in the longest stored prefix, resumable or not. Changes nothing."""
         return self._store.nearest(space, key)[1]
 
     def release(self, match: Match) -> None:
-        """Ends the match's pin; a second time does nothing."""
+        """Remove the match's pin. A second call does nothing."""
         node = self._pins.pop(match.pin_id, None)
         if node is not None:
             node.pins -= 1
@@ -100,11 +99,11 @@ class PrefixTree:
         state: State | None,
         now: float,
     ) -> bool:
-        """Stores tokens `[start, len(key))`, which follow on the stored `[0, start)`; False if those are not there.
+        """Store the tokens `[start, len(key))`, which continue the stored `[0, start)`; False if that is missing.
 
-        What the tree already holds of them is dropped, unless it has window layers' KV that the tree lacks. A key
-        that ends inside a stored run splits it, where a state is to be attached. False too if no room can be made;
-        then nothing has changed.
+        KV that the tree already holds is dropped, unless it has KV of window layers that the tree lacks. If the key
+        ends inside a stored run and a state is to be attached there, the run is split. Also returns False if no room
+        can be made; then nothing has changed.
         """
         end = num_tokens(key)
         assert 0 <= start <= window_start <= end
@@ -118,11 +117,11 @@ class PrefixTree:
         at = leaf.at(common) if leaf is not None and common else None
         insertion = Insertion(self._store, space=space, key=key, now=self._now)
         with ExitStack() as failing:  # a split copies, which can fail
-            failing.callback(insertion.take_back)
+            failing.callback(insertion.undo)
             node = insertion.put(at, common, start, segment, window_start, state)
             failing.pop_all()
         if node is not None and insertion.has_changed and not self._fit(node):
-            insertion.take_back()
+            insertion.undo()
             self._counters.inserts_refused += 1
             return False
         if node is not None:
@@ -132,9 +131,9 @@ class PrefixTree:
         return True
 
     def _fit(self, node: Node) -> bool:
-        """Evicts what does not fit beside `node`, just put in; nothing, if even that would not be enough.
+        """Evict until `node`, which was just inserted, fits. Evict nothing if even that would not be enough.
 
-        States on its own path may go, as any, when it brings a later one; without, they are all its path has.
+        If the node has a state, earlier states on its path may be evicted. If it has none, its path depends on them.
         """
         if self.used_bytes <= self._max_bytes:
             return True
@@ -151,7 +150,7 @@ class PrefixTree:
     # Room
 
     def make_room(self, num_bytes: int) -> bool:
-        """Evicts until `num_bytes` more fit; False, with nothing evicted, if they cannot."""
+        """Evict until `num_bytes` more fit. If that is impossible, evict nothing and return False."""
         if self._max_bytes - self.used_bytes >= num_bytes:
             return True
         if unevictable_bytes(self._pins.values()) + num_bytes > self._max_bytes:
@@ -160,7 +159,7 @@ class PrefixTree:
         return True
 
     def shrink_to(self, num_bytes: int) -> int:
-        """Evicts until no more than `num_bytes` are used, or all that is left is pinned. Returns what is used."""
+        """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
         if self.used_bytes <= num_bytes:
             return self.used_bytes
         queue = VictimQueue(self._store.nodes(), now=self._now, s_per_token=self._s_per_token)
@@ -178,22 +177,22 @@ class PrefixTree:
         self.shrink_to(max_bytes)
 
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
-        """Takes about `num_bytes` from a victim. Returns the node that is to be weighed anew, if any."""
+        """Free about `num_bytes` of a victim. Returns the node whose worth has changed, if any."""
         if node.num_children:
             self._store.set_state(node, None, now=self._now)
             return None
-        if not node.rule.can_slice or node.rule.needs_state:
+        if node.rule.needs_state:
             return self._retreat(node, node.start)
         per_token = node.segment_bytes / (node.end - node.start) + WORD_BYTES
         num_cut = max(self._min_cut, int(-(-num_bytes // per_token)))
         return self._retreat(node, max(node.start, node.end - num_cut))
 
-    # What goes for other reasons than room
+    # Removal for other reasons than room
 
     def trim(self, space: Space, key: bytes, keep: int) -> int:
-        """Removes what is stored of this path beyond `keep` tokens, where nothing else is stored after it or pins it.
+        """Remove the part of this path beyond `keep` tokens, unless other paths continue it or a match pins it.
 
-        Ends at a resume point: what follows the last one at or before `keep` goes too. Returns the bytes freed.
+        The path then ends at its last resume point at or before `keep`. Returns the bytes freed.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
@@ -202,9 +201,10 @@ class PrefixTree:
         return before - self.used_bytes
 
     def drop_state(self, space: Space, key: bytes) -> int:
-        """Frees the state at exactly the key's end, for a point that was provisional, and what only it made useful.
+        """Free the state at exactly the key's end, and tokens that can no longer be resumed without it.
 
-        Unless it is pinned, or other requests have resumed from it. Returns the bytes freed.
+        For a resume point that was provisional. A state that is pinned, or from which a request has resumed, stays.
+        Returns the bytes freed.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
@@ -217,10 +217,10 @@ class PrefixTree:
         return before - self.used_bytes
 
     def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Container[int] = ()) -> int:
-        """Frees the states that a growing conversation has left behind on the key's path. Returns the bytes freed.
+        """Free states that a growing conversation no longer needs on the key's path. Returns the bytes freed.
 
-        The first stays (what several conversations share ends there), the last `keep_last`, those after `keep` tokens,
-        the last before paths part, and pinned ones.
+        These states stay: the first one (the prefix that several conversations share ends there), the last
+        `keep_last`, those at the positions `keep`, the last one before a fork, and pinned ones.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
@@ -228,19 +228,19 @@ class PrefixTree:
             return 0
         path = leaf.at(common).path()
         stateful = [node for node in path if node.state is not None and node.end <= common]
-        partings = [node.end for node in path if node.num_children > 1]
-        before_partings = ((max((n.end for n in stateful if n.end <= end), default=0), end) for end in partings)
-        near = {point for point, end in before_partings if end - point <= NEAR_PARTING}
+        forks = [node.end for node in path if node.num_children > 1]
+        before_forks = ((max((n.end for n in stateful if n.end <= end), default=0), end) for end in forks)
+        near = {point for point, end in before_forks if end - point <= NEAR_FORK}
         for node in stateful[1 : max(1, len(stateful) - keep_last)]:
             if node.end not in near and not node.pins and node.end not in keep:
                 self._store.set_state(node, None, now=self._now)
         return before - self.used_bytes
 
     def drop(self, space: Space, key: bytes, *, start: int = 0) -> int:
-        """Removes every node on the key's path that reaches beyond `start`, and all that follows on them.
+        """Remove every node on the key's path that reaches beyond `start`, and all nodes after them.
 
-        For damage found at restore, `start` being that of the damaged piece. Pins do not hold a damaged node: their
-        matches keep what they refer to. Returns the bytes freed.
+        For damage that a restore has found in the piece that begins at `start`. A pin does not keep a damaged node:
+        its match holds references of its own. Returns the bytes freed.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
@@ -256,7 +256,7 @@ class PrefixTree:
         return before - self.used_bytes
 
     def clear(self, *, fingerprint: str | None = None, salts: str = "") -> int:
-        """Removes all that is not pinned, of one model if given, of salts that begin so. Returns the bytes freed."""
+        """Remove unpinned state of one model or of all, of salts that begin with `salts`. Returns the bytes freed."""
         before = self.used_bytes
         for space, paths in list(self._store.spaces.items()):
             if fingerprint in (None, space[0]) and space[1].startswith(salts):
@@ -265,9 +265,9 @@ class PrefixTree:
         return before - self.used_bytes
 
     def _retreat(self, leaf: Node, limit: int) -> Node | None:
-        """Cuts a path back to its last resume point at or before `limit`, or to what others use or pin.
+        """Cut a path back to its last resume point at or before `limit`, or to a node that others use or pin.
 
-        Returns the node where that ended, None if nothing of the path is left.
+        Returns the node in which the path now ends; None if nothing of the path is left.
         """
         node: Node | None = leaf
         while node is not None and node.num_children == 0 and not node.pins:
@@ -278,29 +278,29 @@ class PrefixTree:
         return node
 
     def _remove_through(self, leaf: Node, last: Node) -> None:
-        """Removes the childless end of a path, up to and including `last`, pinned or not."""
+        """Remove the nodes at the end of a path that have no children, up to and including `last`, pinned or not."""
         node: Node | None = leaf
         while node is not None and node.num_children == 0:
             parent = self._store.remove_leaf(node)
             node.pins = 0
             node = parent if node is not last else None
 
-    # For people and tests
+    # Inspection
 
     def entries(self) -> Iterator[Entry]:
         return (entry_of(node) for node in sorted(self._store.nodes(), key=lambda node: node.node_id))
 
     @property
     def stats(self) -> TreeStats:
-        return tree_stats(self._store, self._counters, num_pinned=len(self._pins), max_bytes=self._max_bytes)
+        return tree_stats(self._store, self._counters, max_bytes=self._max_bytes)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError naming the broken invariant."""
+        """Raises AssertionError that names the broken invariant."""
         check_integrity(self._store, tuple(self._pins.values()))
 
 
 def _deepest_resumable(leaf: Node | None, limit: int) -> tuple[Node | None, int]:
-    """The last position of the leaf's path, up to `limit`, at which a request can resume, and its node."""
+    """Return the last node of the leaf's path that can be resumed at or before `limit`, and that position."""
     node = leaf
     while node is not None:
         if (point := node.resumable_up_to(limit)) is not None:

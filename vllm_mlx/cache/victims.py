@@ -1,4 +1,4 @@
-"""What goes first when room is needed. Weighs nodes; changes nothing."""
+"""Chooses what to evict first when room is needed. It weighs nodes and changes nothing."""
 
 import heapq
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from .node import NODE_BYTES, Node
 
 
 def is_victim(node: Node) -> bool:
-    """A leaf can lose its tail, any other node the copy of its state; a pinned one, or one that is gone, nothing."""
+    """Whether eviction can free part of the node: a leaf's last tokens, or an inner node's state; nothing if pinned."""
     return not node.pins and (node.key is not None or (node.num_children > 0 and node.state is not None))
 
 
 def worth(node: Node, *, now: float, s_per_token: float) -> float:
-    """Seconds of recomputation saved per byte, for each request that used it, divided by age.
+    """Seconds of recomputation that the node saves per byte, times the requests that used it, divided by its age.
 
-    A second is added to the age: what was used within one second counts as equally old.
+    One second is added to the age, so that nodes used within the same second count as equally old.
     """
     if node.num_children == 0:
         tokens, used, num_uses = _tail_tokens(node), node.last_used, node.hits
@@ -27,7 +27,7 @@ def worth(node: Node, *, now: float, s_per_token: float) -> float:
 
 
 def _tail_tokens(leaf: Node) -> int:
-    """Tokens to recompute once the leaf is gone; 0 if nothing can resume in it as it stands."""
+    """Number of tokens to recompute once the leaf is evicted; 0 if no request can resume in it now."""
     if leaf.resumable_up_to(leaf.end) is None:
         return 0
     return leaf.end - (leaf.previous_resumable if leaf.rule.needs_state else leaf.start)
@@ -38,10 +38,10 @@ def _state_tokens(node: Node) -> int:
 
 
 class VictimQueue:
-    """Victims by ascending worth, over one round of evictions.
+    """Yields victims in order of ascending worth during one round of evictions.
 
-    An eviction can raise the worth of others (the way back to the resume point before them grows), which is noticed
-    when they come up, and lower that of the node left without a child, which has to be pushed again.
+    An eviction can raise the worth of other nodes, because the distance to the resume point before them grows: `pop`
+    notices that. It can lower the worth of a node that lost its last child: the caller pushes that node again.
     """
 
     def __init__(self, nodes: Iterable[Node], *, now: float, s_per_token: float):
@@ -71,7 +71,7 @@ class VictimQueue:
 
 
 def unevictable_bytes(pinned: Iterable[Node]) -> int:
-    """What stays whatever is evicted: the paths of pinned nodes, with the state and the key only at their ends."""
+    """Bytes that no eviction can free: the paths of pinned nodes, with state and key at their ends only."""
     ends = set(pinned)
     kept: set[Node] = set()
     inner: set[Node] = set()

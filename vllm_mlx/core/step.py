@@ -70,9 +70,9 @@ class Snapshot:
     """A capture carried out: detached from the row's buffers."""
 
     capture: Capture
-    segment: Any  # a cache.segment.Segment of `[start, end)`
+    segment: Any  # a cache.node.Segment of `[start, end)`
     window_start: int  # from here on the segment holds sliding-window layers too
-    state: Any | None  # a cache.segment.State at `end`
+    state: Any | None  # a cache.node.State at `end`
 
 
 @dataclass(frozen=True, slots=True)

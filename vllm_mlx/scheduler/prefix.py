@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
-from ..cache.node import NODE_BYTES, Space
-from ..cache.segment import ResumeRule
-from ..cache.tree import NEAR_PARTING, PrefixTree
+from ..cache.node import NODE_BYTES, ResumeRule, Space
+from ..cache.tree import NEAR_FORK, PrefixTree
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
@@ -122,8 +121,8 @@ class PrefixCache:
         points = {end}
         if not self._resumes_anywhere:
             points.update(seq.prompt.snapshot_points)
-            parting = num_common - NEAR_PARTING
-            if parting - start >= _MIN_GAIN and all(abs(parting - point) >= NEAR_PARTING for point in points):
+            parting = num_common - NEAR_FORK
+            if parting - start >= _MIN_GAIN and all(abs(parting - point) >= NEAR_FORK for point in points):
                 points.add(parting)
         if every:
             lattice = set(range(start + every, end - every // 2, every)) - points
