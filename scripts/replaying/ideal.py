@@ -19,8 +19,8 @@ from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.prefix import common_prefix
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.encoded import common_prefix
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .player import Outcome
@@ -64,7 +64,7 @@ class Ideals:
         tokenizer = Tokenizer.load(checkpoint, chat_template=chat_template)
         config = EngineConfig(model=str(checkpoint), chat_template=chat_template)
         self._tokenizer = tokenizer
-        self._processor = Processor(
+        self._processor = RequestProcessor(
             tokenizer, config, checkpoint, max_model_len=_NO_LIMIT, vocab_size=tokenizer.vocab_size
         )
 

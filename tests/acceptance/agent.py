@@ -15,8 +15,8 @@ from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.prompt_pool import TENANT_THREADS
 from vllm_mlx.engine.report import EngineReport
-from vllm_mlx.output.reply import Reply
-from vllm_mlx.prompt.prefix import common_prefix
+from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.prompt.encoded import common_prefix
 
 WORDS = ("read the file and say what it does in detail", "write the tests", "list what is in this folder", "why not")
 
@@ -28,7 +28,7 @@ def prose(num_words: int, seed: int = 0) -> str:
 @dataclass(frozen=True)
 class Turn:
     row: Row
-    reply: Reply
+    reply: FinishedReply
     ideal: int  # tokens of the prompt that an earlier prompt or reply began with; never all of it
     gives_results: bool
 
@@ -102,7 +102,7 @@ class Agent:
         return sum(turn.cached for turn in self.turns) / sum(turn.ideal for turn in self.turns)
 
 
-async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, Reply]:
+async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, FinishedReply]:
     async with await engine.submit(request) as generation:
         async for _, event in generation:
             assert not isinstance(event, Failed), event

@@ -20,7 +20,7 @@ from vllm_mlx.media.tensors import Tensors
 from vllm_mlx.media.videos.clip import Clip
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.media.vision_probe import VisionProbe
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ class VisionModel:
         checkpoint = find_checkpoint(str(self.path))
         tokenizer = Tokenizer.load(self.path)
         self.vision = VisionProcessor.load(self.path, checkpoint.config, tokenizer, max_pixels=self.max_pixels)
-        self.processor = Processor(
+        self.processor = RequestProcessor(
             tokenizer,
             EngineConfig(model=str(self.path)),
             self.path,

@@ -12,7 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.output.pipeline import OutputProcessor
+from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -26,7 +26,7 @@ CHAT = Request(
 
 def content(tokenizer: Tokenizer, ids: list[int], request: Request = CHAT, step: int = 1) -> list[TextDelta]:
     """Token number n has the log-probability -n."""
-    output = OutputProcessor(
+    output = OutputPipeline(
         tokenizer,
         request,
         PromptInputs(token_ids=(1,)),

@@ -24,7 +24,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.output.pipeline import OutputProcessor, merged
+from vllm_mlx.output.pipeline import OutputPipeline, merged
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 CHAT = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
@@ -35,7 +35,7 @@ CALL_EVENTS = [ToolCallStart(0, "c0", "say"), ToolCallDelta(0, '{"text": "é"}')
 
 
 class Replies:
-    """Plays replies through an OutputProcessor as the engine does, `step` tokens at a time."""
+    """Plays replies through an OutputPipeline as the engine does, `step` tokens at a time."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -58,7 +58,7 @@ class Replies:
         ids = self.ids(text)
         prompt = replace(self._prompt, starts_in_reasoning=starts_in_reasoning)
         stop_ids = frozenset(request.sampling.stop_token_ids) | self._tokenizer.eos_token_ids
-        output = OutputProcessor(
+        output = OutputPipeline(
             self._tokenizer,
             request,
             prompt,
@@ -284,13 +284,13 @@ def test_echo_comes_first(play, qwen: Tokenizer) -> None:
 def test_held_text_comes_out_at_the_end(play, qwen: Tokenizer) -> None:
     assert texts(play("a <tool", WITH_TOOLS)) == "a <tool"
     byte = next(i for i in range(qwen.vocab_size) if qwen.token_bytes(i) == b"\xe6")
-    output = OutputProcessor(qwen, CHAT, PromptInputs(token_ids=(1,)), reasoning="qwen3")
+    output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)), reasoning="qwen3")
     assert output.feed([TokenOutput(0, byte)]) == []
     assert texts(output.finish(FinishReason.LENGTH)) == "\ufffd"
 
 
 def test_tokens_after_the_stop_are_ignored(qwen: Tokenizer) -> None:
-    output = OutputProcessor(qwen, sampling(stop=("a",)), PromptInputs(token_ids=(1,)))
+    output = OutputPipeline(qwen, sampling(stop=("a",)), PromptInputs(token_ids=(1,)))
     a = Replies(qwen).ids("a")
     assert output.feed([TokenOutput(0, a[0])] * 3) == []
     assert output.stopped
@@ -302,6 +302,6 @@ def test_tokens_after_the_stop_are_ignored(qwen: Tokenizer) -> None:
 
 
 def test_tokens_without_text_count(qwen: Tokenizer) -> None:
-    output = OutputProcessor(qwen, CHAT, PromptInputs(token_ids=(1,)))
+    output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)))
     output.feed([TokenOutput(0, 10**6), TokenOutput(0, 10**6)])
     assert finished(output.finish(FinishReason.LENGTH)).usage.completion_tokens == 2

@@ -2,7 +2,7 @@
 
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
-from vllm_mlx.output.reply import Reply, ReplyBuilder
+from vllm_mlx.output.reply import FinishedReply, ReplyBuilder
 
 
 def test_parts_stand_in_order_and_arguments_as_written() -> None:
@@ -16,8 +16,8 @@ def test_parts_stand_in_order_and_arguments_as_written() -> None:
         (ReasoningPart("hm"), TextPart("ok"), ToolCallPart("c0", "f", {"b": 1, "a": 2}), ToolCallPart("c1", "g", {})),
     )
     assert list(message.parts[2].arguments) == ["b", "a"]  # type: ignore[union-attr]
-    assert builder.is_whole
-    reply = Reply(message=message, token_ids=(1,))
+    assert builder.is_complete
+    reply = FinishedReply(message=message, token_ids=(1,))
     assert reply.has_reasoning and [call.name for call in reply.calls] == ["f", "g"]
 
 
@@ -27,12 +27,12 @@ def test_a_call_that_cannot_be_read_has_no_arguments() -> None:
         builder.feed([ToolCallStart(0, "c0", "f"), ToolCallDelta(0, arguments)])
         builder.feed([ToolCallEnd(0)] if is_closed else [])
         assert builder.message().parts == (ToolCallPart("c0", "f", {}),)
-        assert not builder.is_whole
+        assert not builder.is_complete
 
 
 def test_arguments_nested_beyond_all_reason_are_not_compared() -> None:
-    for depth, is_whole in ((60, True), (70, False), (900, False)):
+    for depth, is_complete in ((60, True), (70, False), (900, False)):
         builder = ReplyBuilder()
         arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
         builder.feed([ToolCallStart(0, "c0", "f"), ToolCallDelta(0, arguments), ToolCallEnd(0)])
-        assert builder.is_whole is is_whole
+        assert builder.is_complete is is_complete

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.checkpoints import write_tokenizer
 from tests.drawing import examples
 from vllm_mlx.core.events import FinishReason
-from vllm_mlx.prompt.processor import Prepared, Processor
+from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .habits import HABITS
@@ -66,7 +66,7 @@ def without_spaces(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
-def check_said(processor: Processor, session: Session, prepared: Prepared) -> None:
+def check_said(processor: RequestProcessor, session: Session, prepared: PreparedRequest) -> None:
     """The prompt says what the template says of the replies as they were written, but for spacing."""
     assert prepared.chat is not None
     request = prepared.chat.request
@@ -74,12 +74,12 @@ def check_said(processor: Processor, session: Session, prepared: Prepared) -> No
     said = processor.tokenizer.decode(prepared.prompt.token_ids)
     assert without_spaces(said) == without_spaces(processor.tokenizer.decode(fresh.prompt.token_ids))
     assert fresh.chat is not None and prepared.chat.text == fresh.chat.text
-    known = [turn.reply.message for turn in session.turns if turn.reply.is_whole]
+    known = [turn.reply.message for turn in session.turns if turn.reply.is_complete]
     written = [message for message in request.messages or () if message.role == "assistant"]
     assert all(message in written for message in known)
 
 
-def check_points(processor: Processor, session: Session, done: Turn, prepared: Prepared) -> None:
+def check_points(processor: RequestProcessor, session: Session, done: Turn, prepared: PreparedRequest) -> None:
     """What was planned for the last prompt is what other prompts share with it."""
     before = done.prepared.prompt
     points = before.snapshot_points or (0,)
@@ -103,7 +103,7 @@ def test_prompts_say_the_same_and_share_what_was_kept(
             done = session.answer(turn["reply"], FinishReason.LENGTH)
         else:
             done = session.answer(turn["reply"] + "<|im_end|>")
-        interrupts = turn["interrupts"] or not done.reply.is_whole
+        interrupts = turn["interrupts"] or not done.reply.is_complete
         if done.reply.calls and not interrupts:
             session.give_results(*[turn["follow"]] * len(done.reply.calls))
         else:

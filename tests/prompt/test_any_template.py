@@ -12,7 +12,7 @@ from vllm_mlx.core.errors import RequestError
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.demo import DEMO_PATH
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .habits import HABITS
@@ -84,7 +84,7 @@ def hf_tokenizer() -> Any:
 
 
 @cache
-def processor(template: str) -> Processor:
+def processor(template: str) -> RequestProcessor:
     return make_processor(Tokenizer(hf_tokenizer(), chat_template=TEMPLATES[template]))
 
 

@@ -11,7 +11,7 @@ from tests.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .habits import HABITS
@@ -34,11 +34,11 @@ CALLING = {
 
 
 @pytest.fixture(scope="module")
-def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Processor]:
+def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RequestProcessor]:
     folder = tmp_path_factory.mktemp("qwen3")
     write_tokenizer(folder, "qwen3")
 
-    def make(habit: str, **options: str) -> Processor:
+    def make(habit: str, **options: str) -> RequestProcessor:
         tools = "qwen3_xml" if habit == "opens the thought" else "hermes"
         return make_processor(Tokenizer.load(folder, chat_template=HABITS[habit]), tools=tools, **options)
 
@@ -138,7 +138,7 @@ def test_what_the_client_changed_is_what_the_model_reads(processor_with, change)
     assert prepared.prompt.token_ids[: len(turn.token_ids)] != turn.token_ids
 
 
-def make_again(processor: Processor) -> Processor:
+def make_again(processor: RequestProcessor) -> RequestProcessor:
     """The same, with nothing remembered."""
     return make_processor(processor.tokenizer, tools=processor.tools or "auto")
 
@@ -191,7 +191,7 @@ def test_a_call_that_was_cut_is_not_remembered(processor_with) -> None:
     processor = processor_with("keeps reasoning")
     session = Session(processor, messages=START)
     turn = session.answer('<tool_call>\n{"name":"edit","arguments":{"path":"a.', FinishReason.LENGTH)
-    assert not turn.reply.is_whole
+    assert not turn.reply.is_complete
     session.ask("And?")
     assert session.prepare().prompt == make_again(processor).prepare(session.request()).prompt
 

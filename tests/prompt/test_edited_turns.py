@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import write_tokenizer
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.processor import Prepared, Processor
+from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .habits import HABITS
@@ -97,13 +97,13 @@ EDITS = {
 
 
 @pytest.fixture(scope="module")
-def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Processor]:
+def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RequestProcessor]:
     folder = tmp_path_factory.mktemp("qwen3")
     write_tokenizer(folder, "qwen3")
     return lambda habit: make_processor(Tokenizer.load(folder, chat_template=HABITS[habit]))
 
 
-def answered(processor: Processor) -> Message:
+def answered(processor: RequestProcessor) -> Message:
     """What the model said, which the processor remembers."""
     return Session(processor, messages=START, tools=TOOLS).answer(REPLY).reply.message
 
@@ -118,14 +118,14 @@ def request(said: Message, *, salt: str = "") -> Request:
     return Request(request_id="r", messages=messages, tools=TOOLS, cache_salt=salt)
 
 
-def text_of(prepared: Prepared) -> str:
+def text_of(prepared: PreparedRequest) -> str:
     assert prepared.chat is not None
     return prepared.chat.text
 
 
 @pytest.mark.parametrize("habit", TEMPLATES)
 def test_an_edited_reply_makes_the_prompt_that_it_makes_where_nothing_is_remembered(
-    processor_with: Callable[[str], Processor], habit: str
+    processor_with: Callable[[str], RequestProcessor], habit: str
 ) -> None:
     """A reply that still says the same stands as the model gave it, with its thought where the template keeps it."""
     processor, fresh = processor_with(habit), processor_with(habit)
@@ -143,7 +143,7 @@ def test_an_edited_reply_makes_the_prompt_that_it_makes_where_nothing_is_remembe
 
 @pytest.mark.parametrize("habit", TEMPLATES)
 def test_a_reply_that_was_written_again_and_edited_is_shown_as_it_was_sent(
-    processor_with: Callable[[str], Processor], habit: str
+    processor_with: Callable[[str], RequestProcessor], habit: str
 ) -> None:
     """Without a thought, too, that the client left out beside its edit."""
     processor, fresh = processor_with(habit), processor_with(habit)
@@ -156,7 +156,7 @@ def test_a_reply_that_was_written_again_and_edited_is_shown_as_it_was_sent(
             assert processor.prepare(request(sent)).prompt.token_ids == fresh.prepare(request(sent)).prompt.token_ids
 
 
-def test_an_argument_of_a_stranger_s_call_is_no_default(processor_with: Callable[[str], Processor]) -> None:
+def test_an_argument_of_a_stranger_s_call_is_no_default(processor_with: Callable[[str], RequestProcessor]) -> None:
     processor, fresh = processor_with("keeps reasoning"), processor_with("keeps reasoning")
     said = answered(processor)
     sent = EDITS[OTHER_ID].make(EDITS["with a default"].make(said))
@@ -168,13 +168,13 @@ def call_id(message: Message) -> str:
     return call.call_id
 
 
-def test_an_argument_that_a_person_added_is_shown(processor_with: Callable[[str], Processor]) -> None:
+def test_an_argument_that_a_person_added_is_shown(processor_with: Callable[[str], RequestProcessor]) -> None:
     processor = processor_with("keeps reasoning")
     edited = EDITS["with an argument"].make(answered(processor))
     assert "alice" in text_of(processor.prepare(request(edited)))
 
 
-def test_replies_after_an_edited_one_are_still_known(processor_with: Callable[[str], Processor]) -> None:
+def test_replies_after_an_edited_one_are_still_known(processor_with: Callable[[str], RequestProcessor]) -> None:
     processor = processor_with("keeps reasoning")
     session = Session(processor, messages=START, tools=TOOLS, echo=EDITS["with an argument"].make)
     session.answer(REPLY)

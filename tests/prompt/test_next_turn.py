@@ -11,10 +11,10 @@ from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.demo import demo_path
-from vllm_mlx.output.reply import Reply
+from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.next_turn import _absent
-from vllm_mlx.prompt.prefix import common_prefix
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .habits import HABITS
@@ -26,11 +26,11 @@ START = (system("Be kind."), user("Go."))
 
 
 @pytest.fixture(scope="module")
-def processor_with(qwen_folder: Path) -> Callable[..., Processor]:
+def processor_with(qwen_folder: Path) -> Callable[..., RequestProcessor]:
     return lambda habit, **options: make_processor(Tokenizer.load(qwen_folder, chat_template=HABITS[habit]), **options)
 
 
-def kept(processor: Processor, turn: Turn) -> int:
+def kept(processor: RequestProcessor, turn: Turn) -> int:
     """Counted from the end of the prompt."""
     return processor.kept_tokens(turn.prepared, turn.reply) - len(turn.prepared.prompt.token_ids)
 
@@ -105,7 +105,7 @@ def test_a_reply_that_writes_the_next_turn_itself_is_kept_up_to_its_start(proces
     processor = processor_with("keeps reasoning")
     prepared = Session(processor, messages=START).prepare()
     ids = processor.tokenizer.encode("Done.<|im_end|>\n<|im_start|>user\nsentinel0 says", add_special_tokens=False)
-    reply = Reply(message=DONE, token_ids=tuple(ids))
+    reply = FinishedReply(message=DONE, token_ids=tuple(ids))
     num_kept = processor.kept_tokens(prepared, reply) - len(prepared.prompt.token_ids)
     assert processor.tokenizer.decode(ids[:num_kept]) == "Done.<|im_end|>\n<|im_start|>user\n"
 
@@ -121,7 +121,7 @@ def test_a_template_that_refuses_every_next_turn_keeps_what_the_caller_floors(pr
 def test_completions_keep_everything(processor_with) -> None:
     processor = processor_with("keeps reasoning")
     prepared = processor.prepare(Request(request_id="r", prompt="hello"))
-    reply = Reply(message=DONE, token_ids=(1, 2, 3))
+    reply = FinishedReply(message=DONE, token_ids=(1, 2, 3))
     assert processor.kept_tokens(prepared, reply) == len(prepared.prompt.token_ids) + 3
     processor.remember(prepared, reply)
     assert len(processor.replies) == 0

@@ -10,7 +10,7 @@ from tests.rows import row
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.template import ChatTemplate
 from vllm_mlx.prompt.volatile import volatile_places
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -35,11 +35,11 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def processor_with(qwen_folder: Path) -> Callable[[str], Processor]:
+def processor_with(qwen_folder: Path) -> Callable[[str], RequestProcessor]:
     return lambda template: make_processor(Tokenizer.load(qwen_folder, chat_template=template))
 
 
-def ids_of(processor: Processor, request: Request) -> list[int]:
+def ids_of(processor: RequestProcessor, request: Request) -> list[int]:
     text = ChatTemplate(processor.tokenizer).render(replace(request, add_generation_prompt=True))
     return processor.tokenizer.encode(text, add_special_tokens=False)
 
@@ -58,7 +58,7 @@ def ask(*messages: Message, **options: object) -> Request:
     return Request(request_id="r", messages=messages, **{"tools": TOOLS, **options})  # type: ignore[arg-type]
 
 
-def expected_points(processor: Processor, request: Request) -> set[int]:
+def expected_points(processor: RequestProcessor, request: Request) -> set[int]:
     assert request.messages is not None
     prompt = ids_of(processor, request)
 

@@ -12,7 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
 from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt import prompt_changes
-from vllm_mlx.prompt.processor import Prepared, Processor
+from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .habits import HABITS
@@ -23,11 +23,11 @@ START = (system("Be kind. Version 41."), user("Read a file."))
 
 
 @pytest.fixture(scope="module")
-def processor_with(qwen_folder: Path) -> Callable[..., Processor]:
+def processor_with(qwen_folder: Path) -> Callable[..., RequestProcessor]:
     return lambda habit: make_processor(Tokenizer.load(qwen_folder, chat_template=HABITS[habit]))
 
 
-def in_a_loop(processor: Processor, **options: Any) -> Session:
+def in_a_loop(processor: RequestProcessor, **options: Any) -> Session:
     """A call has been answered: the next request is due."""
     session = Session(processor, messages=START, **options)
     session.answer(CALL)
@@ -35,12 +35,12 @@ def in_a_loop(processor: Processor, **options: Any) -> Session:
     return session
 
 
-def change_of(prepared: Prepared) -> PromptChange | None:
+def change_of(prepared: PreparedRequest) -> PromptChange | None:
     assert prepared.compared is not None
     return prepared.compared.change
 
 
-def changed(prepared: Prepared) -> PromptChange:
+def changed(prepared: PreparedRequest) -> PromptChange:
     change = change_of(prepared)
     assert change is not None
     return change

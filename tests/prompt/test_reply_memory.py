@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
-from vllm_mlx.output.reply import Reply
+from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.conversation_key import TextDigest, first_key, next_key
 from vllm_mlx.prompt.reply_memory import Remembered, ReplyMemory
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -44,7 +44,9 @@ def entry_after(
         base_chars=0 if base is None else base.text_length + 1,
         base_tokens=base_tokens,
         tail=array("I", range(base_tokens, base_tokens + num_ids)),
-        reply=Reply(message=reply, token_ids=array("I", range(base_tokens + num_ids, base_tokens + num_ids + 3))),
+        reply=FinishedReply(
+            message=reply, token_ids=array("I", range(base_tokens + num_ids, base_tokens + num_ids + 3))
+        ),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, Role, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.prefix import common_prefix
+from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.template import ChatTemplate
 from vllm_mlx.tokens.tokenizer import Tokenizer
 

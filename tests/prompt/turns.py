@@ -1,4 +1,4 @@
-"""A client and a model that talk through a Processor: what was asked, what was said, how it is sent back. No engine."""
+"""A client and a model that talk through a RequestProcessor, without an engine: what each of them sends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.output.reply import Reply
-from vllm_mlx.prompt.processor import Prepared, Processor
+from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 TOOLS = (
@@ -36,8 +36,8 @@ Encode = Callable[[Tokenizer, str], list[int]]
 
 @dataclass(frozen=True)
 class Turn:
-    prepared: Prepared
-    reply: Reply
+    prepared: PreparedRequest
+    reply: FinishedReply
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -46,9 +46,11 @@ class Turn:
 
 def make_processor(
     tokenizer: Tokenizer, *, reasoning: str = "qwen3", tools: str = "hermes", **config: Any
-) -> Processor:
+) -> RequestProcessor:
     settings = EngineConfig(model="m", reasoning_parser=reasoning, tool_call_parser=tools, **config)
-    return Processor(tokenizer, settings, Path("/nowhere"), max_model_len=1 << 20, vocab_size=tokenizer.vocab_size)
+    return RequestProcessor(
+        tokenizer, settings, Path("/nowhere"), max_model_len=1 << 20, vocab_size=tokenizer.vocab_size
+    )
 
 
 def canonical(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -72,7 +74,7 @@ class Session:
 
     def __init__(
         self,
-        processor: Processor,
+        processor: RequestProcessor,
         *,
         echo: Echo = lambda message: message,
         encode: Encode = letter_by_letter,
@@ -89,7 +91,7 @@ class Session:
     def request(self) -> Request:
         return Request(request_id="r", messages=tuple(self.messages), **self._options)
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> PreparedRequest:
         return self.processor.prepare(self.request())
 
     def answer(self, text: str, reason: FinishReason = FinishReason.STOP) -> Turn:
@@ -109,7 +111,9 @@ class Session:
             self.messages.append(Message("tool", (ToolResultPart(call.call_id, (TextPart(text),), call.name),)))
 
 
-def generate(processor: Processor, prepared: Prepared, token_ids: Sequence[int], reason: FinishReason) -> Reply:
+def generate(
+    processor: RequestProcessor, prepared: PreparedRequest, token_ids: Sequence[int], reason: FinishReason
+) -> FinishedReply:
     output = processor.output(prepared)
     for token_id in token_ids:
         output.feed([TokenOutput(0, token_id)])

@@ -16,8 +16,8 @@ from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 from vllm_mlx.media.vision import VisionProcessor
-from vllm_mlx.output.pipeline import OutputProcessor
-from vllm_mlx.prompt.processor import Processor
+from vllm_mlx.output.pipeline import OutputPipeline
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.runner import multimodal
 from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.row_constraint import RowConstraint
@@ -63,9 +63,9 @@ SEAMS = {
     "template": Seam(Tokenizer, "apply_chat_template"),
     "tokenizer": Seam(Tokenizer, "encoding"),
     "detokenizer": Seam(Detokenizer, "feed", after=2),
-    "end of the reply": Seam(OutputProcessor, "finish"),
-    "reply memory": Seam(Processor, "remember", harmless=True),
-    "next turn": Seam(Processor, "kept_tokens", harmless=True),
+    "end of the reply": Seam(OutputPipeline, "finish"),
+    "reply memory": Seam(RequestProcessor, "remember", harmless=True),
+    "next turn": Seam(RequestProcessor, "kept_tokens", harmless=True),
 }
 
 

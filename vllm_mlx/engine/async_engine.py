@@ -22,8 +22,8 @@ from ..core.step import SequenceUpdate
 from ..media.images.loader import ImageLoader
 from ..media.images.local import MediaRoot
 from ..media.vision import VisionProcessor
-from ..output.reply import Reply
-from ..prompt.processor import Prepared, Processor
+from ..output.reply import FinishedReply
+from ..prompt.processor import PreparedRequest, RequestProcessor
 from ..runner.loader import Checkpoint, find_checkpoint
 from ..tokens.tokenizer import Tokenizer
 from .engine import Engine
@@ -64,7 +64,7 @@ class AsyncEngine:
             vision.set_memory(self.memory)
             if self.facts.video_fault is not None:
                 vision.refuse_videos(f"one was tried at load: {self.facts.video_fault}")
-        self._processor = Processor(
+        self._processor = RequestProcessor(
             tokenizer,
             config,
             checkpoint.path,
@@ -259,7 +259,7 @@ class AsyncEngine:
         if self._closing:
             raise Overloaded("The server is shutting down.", retry_after_s=5)
 
-    def _sequence(self, prepared: Prepared, index: int) -> Sequence:
+    def _sequence(self, prepared: PreparedRequest, index: int) -> Sequence:
         sampling = prepared.sampling
         return Sequence(
             seq_id=next(self._seq_ids),
@@ -273,7 +273,7 @@ class AsyncEngine:
             tenant=prepared.request.tenant,
         )
 
-    def _choice(self, prepared: Prepared, seq: Sequence, index: int, arrived_s: float) -> Choice:
+    def _choice(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Choice:
         request_id = prepared.request.request_id
         stats = ReplyStats(
             request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
@@ -286,12 +286,12 @@ class AsyncEngine:
         )
         return Choice(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
 
-    def _expectation(self, prepared: Prepared) -> Expectation:
+    def _expectation(self, prepared: PreparedRequest) -> Expectation:
         if prepared.compared is None or not self._model_facts["prefix_cache"]:
             return Expectation()
         return prepared.compared.expectation
 
-    def _reply_ended(self, prepared: Prepared, choice: Choice) -> None:
+    def _reply_ended(self, prepared: PreparedRequest, choice: Choice) -> None:
         """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait.
 
         An aborted reply counts as far as it went: clients send back what they received of it.
@@ -308,7 +308,7 @@ class AsyncEngine:
         elif self._config.prefix_cache:
             self._thread.keep(choice.seq, choice.seq.num_prompt_tokens)
 
-    def _trim_cache(self, prepared: Prepared, seq: Sequence, reply: Reply) -> None:
+    def _trim_cache(self, prepared: PreparedRequest, seq: Sequence, reply: FinishedReply) -> None:
         try:
             kept = self._processor.kept_tokens(prepared, reply)
         except Exception:  # whatever it is, all of the reply stays

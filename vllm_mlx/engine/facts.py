@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .. import __version__
 from ..core.config import EngineConfig
-from ..prompt.processor import Processor
+from ..prompt.processor import RequestProcessor
 from .loading import EngineFacts
 
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "llguidance")
@@ -24,7 +24,7 @@ def build_fields() -> dict[str, str]:
     }
 
 
-def model_fields(config: EngineConfig, facts: EngineFacts, processor: Processor) -> dict[str, Any]:
+def model_fields(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> dict[str, Any]:
     """Rates are those measured at load, in tokens per second."""
     info, rule = facts.info, facts.resume_rule
     return {

@@ -12,8 +12,8 @@ from ..core.events import Failed, Finished, FinishReason, GenerationEvent, Promp
 from ..core.prompt_change import PromptChange
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..output.pipeline import OutputProcessor
-from ..output.reply import Reply
+from ..output.pipeline import OutputPipeline
+from ..output.reply import FinishedReply
 from .stats import Outcome, ReplyStats
 
 _OUTCOMES: dict[FinishReason, Outcome] = {
@@ -29,7 +29,7 @@ class Choice:
     """One of the n replies."""
 
     def __init__(
-        self, index: int, seq: Sequence, output: OutputProcessor, stats: ReplyStats, ended: Callable[["Choice"], None]
+        self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Callable[["Choice"], None]
     ):
         """`ended` is called once: when the reply is whole, before its last event is seen, or when it is given up."""
         self.index = index
@@ -62,7 +62,7 @@ class Choice:
         return events
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> FinishedReply:
         return self._output.reply
 
     def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:

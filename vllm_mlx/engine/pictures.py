@@ -16,7 +16,7 @@ from ..media.rendition import Rendition
 from ..media.tensors import Tensors
 from ..media.vision import PixelsNeeded
 from ..media.workers import Workers
-from ..prompt.processor import Prepared, Processor
+from ..prompt.processor import PreparedRequest, RequestProcessor
 from .prompt_pool import PromptPool
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class RequestPictures:
     What a large picture stands for takes seconds to find: neither texts nor known pictures wait behind it.
     """
 
-    def __init__(self, processor: Processor, loader: ImageLoader, pool: PromptPool, wake: Callable[[], None]):
+    def __init__(self, processor: RequestProcessor, loader: ImageLoader, pool: PromptPool, wake: Callable[[], None]):
         """`pool`: for prompts; `wake`: called on the event loop when tensors are there that a row waits for."""
         self._processor = processor
         self._loader = loader
@@ -37,7 +37,7 @@ class RequestPictures:
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, request: Request, deadline: Deadline, *, is_long: bool = False) -> Prepared:
+    async def prepare(self, request: Request, deadline: Deadline, *, is_long: bool = False) -> PreparedRequest:
         """Of a request that shows something. Raises RequestError, and what the deadline raises.
 
         `is_long`: its text takes long to tokenise.
@@ -56,7 +56,7 @@ class RequestPictures:
         self._renderer.close()
         await self._loader.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline, *, is_long: bool, whole: bool) -> Prepared:
+    async def _prepare(self, request: Request, deadline: Deadline, *, is_long: bool, whole: bool) -> PreparedRequest:
         loop = asyncio.get_running_loop()
         parts, remake = self._processor.media_of(request), partial(self._ask, loop)
         prompts = partial(self._pool.run, tenant=request.tenant, deadline=deadline)

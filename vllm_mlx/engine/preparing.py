@@ -9,7 +9,7 @@ from ..core.deadline import Deadline
 from ..core.errors import Cancelled
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
-from ..prompt.processor import Prepared, Processor
+from ..prompt.processor import PreparedRequest, RequestProcessor
 from .pictures import RequestPictures
 from .prompt_pool import PromptPool
 from .stats import ReplyStats
@@ -21,7 +21,7 @@ class Preparations:
     """Used on one event loop. `pictures`: None where the model takes none."""
 
     def __init__(
-        self, processor: Processor, pictures: RequestPictures | None, pool: PromptPool, *, max_prepare_s: float
+        self, processor: RequestProcessor, pictures: RequestPictures | None, pool: PromptPool, *, max_prepare_s: float
     ):
         self._processor = processor
         self._pictures = pictures
@@ -34,7 +34,7 @@ class Preparations:
         """Of the requests that become prompts right now."""
         return [reply for each in self._open for reply in each.replies]
 
-    async def prepare(self, request: Request) -> Prepared:
+    async def prepare(self, request: Request) -> PreparedRequest:
         """Raises RequestError, and Cancelled after `cancel`. What nobody waits for any more ends at its next check."""
         deadline = Deadline(
             self._max_prepare_s,
@@ -66,7 +66,7 @@ class Preparations:
             each.cancel()
         return bool(found)
 
-    async def _prepare(self, request: Request, deadline: Deadline) -> Prepared:
+    async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
         """What the model does not take is refused before any of it is fetched."""
         if self._processor.media_of(request) and self._pictures is not None:
             return await self._pictures.prepare(request, deadline, is_long=is_long(request))

@@ -22,11 +22,11 @@ from ..formats import OutputParser, SchemaBudget, Schemas, make_parser, read_sch
 from ..tokens.detokenizer import Detokenizer, Piece
 from ..tokens.tokenizer import Tokenizer
 from .logprobs import LogprobQueue
-from .reply import Reply, ReplyBuilder
+from .reply import FinishedReply, ReplyBuilder
 from .stop import StopMatcher
 
 
-class OutputProcessor:
+class OutputPipeline:
     """detokenizer → stop strings → tokens that are no text dropped → parser → events.
 
     `stop_token_ids`: the ids that end the sequence. Tokens after the reply was `stopped` are ignored.
@@ -94,10 +94,10 @@ class OutputProcessor:
         return merged(out)
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> FinishedReply:
         """So far; a stop token counts as soon as it was fed."""
-        is_whole = self._reply.is_whole and not self._was_closed
-        return Reply(message=self._reply.message(), token_ids=tuple(self._token_ids), is_whole=is_whole)
+        is_complete = self._reply.is_complete and not self._was_closed
+        return FinishedReply(message=self._reply.message(), token_ids=tuple(self._token_ids), is_complete=is_complete)
 
     def finish(
         self, reason: FinishReason, stop_token_id: int | None = None, *, cached_tokens: int = 0

@@ -12,10 +12,10 @@ _MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class FinishedReply:
     message: Message  # arguments in the order in which they were written
     token_ids: Sequence[int]  # all that were sampled until the reply ended, its stop token included
-    is_whole: bool = True  # every call in it was closed and can be read
+    is_complete: bool = True  # every call in it was closed and can be read
 
     @property
     def has_reasoning(self) -> bool:
@@ -76,7 +76,7 @@ class ReplyBuilder:
         return Message("assistant", tuple(map(_part, self._parts)))
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return all(call.read() is not None for call in self._calls.values())
 
     def _prose(self, kind: type[TextPart] | type[ReasoningPart]) -> _Prose:

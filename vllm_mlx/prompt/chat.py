@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from ..core.deadline import Deadline
 from ..core.messages import Message
 from ..core.request import Request
-from ..output.reply import Reply
+from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
 from .conversation_key import TextDigest
-from .encoded import Base, Encoded, encode
-from .prefix import common_prefix
+from .encoded import Base, Encoded, common_prefix, encode
 from .reply_memory import Recalled, Remembered, ReplyMemory
 from .splice import Splicer
 from .template import ChatTemplate
@@ -74,12 +73,14 @@ class ChatPrompts:
         )
         return prompt, encoded
 
-    def remember(self, prompt: ChatPrompt, reply: Reply, *, starts_in_reasoning: bool) -> None:
+    def remember(self, prompt: ChatPrompt, reply: FinishedReply, *, starts_in_reasoning: bool) -> None:
         """A reply that was cut inside a call is not what any client sends back."""
-        if reply.is_whole and reply.token_ids:
+        if reply.is_complete and reply.token_ids:
             self._memory.add(_entry(prompt, reply, starts_in_reasoning), prompt.token_ids)
 
-    def common_tokens(self, prompt: ChatPrompt, reply: Reply, later: Request, end: str, in_reasoning: bool) -> int:
+    def common_tokens(
+        self, prompt: ChatPrompt, reply: FinishedReply, later: Request, end: str, in_reasoning: bool
+    ) -> int:
         """How many ids of prompt + reply the prompt of a `later` request begins with, up to the text `end`.
 
         Raises TemplateError where the template refuses that request.
@@ -121,14 +122,14 @@ class ChatPrompts:
         return None
 
 
-def whole_message(request: Request, reply: Message) -> Message:
+def full_message(request: Request, reply: Message) -> Message:
     """What a conversation holds of a reply: with the start that the client gave, where it gave one."""
     if not request.continue_final_message or not request.messages:
         return reply
     return replace(request.messages[-1], parts=(*request.messages[-1].parts, *reply.parts))
 
 
-def _entry(prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> Remembered:
+def _entry(prompt: ChatPrompt, reply: FinishedReply, starts_in_reasoning: bool) -> Remembered:
     base = prompt.base
     num_base = 0 if base is None else base.num_tokens
     return Remembered(
@@ -141,7 +142,7 @@ def _entry(prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> Remem
         tail=array("I", prompt.token_ids[num_base:]),
         marks=prompt.marks,
         reply=replace(
-            reply, message=whole_message(prompt.request, reply.message), token_ids=array("I", reply.token_ids)
+            reply, message=full_message(prompt.request, reply.message), token_ids=array("I", reply.token_ids)
         ),
         starts_in_reasoning=starts_in_reasoning,
     )

@@ -4,8 +4,8 @@ import re
 
 from ..core.config import CacheReasoning
 from ..core.errors import TemplateError
-from ..output.reply import Reply
-from .chat import ChatPrompt, ChatPrompts, whole_message
+from ..output.reply import FinishedReply
+from .chat import ChatPrompt, ChatPrompts, full_message
 from .probes import after_reply
 
 _SENTINEL = re.compile("sentinel(0*)")
@@ -16,7 +16,7 @@ class NextTurn:
         self._prompts = prompts
 
     def kept_tokens(
-        self, prompt: ChatPrompt, reply: Reply, policy: CacheReasoning, *, starts_in_reasoning: bool
+        self, prompt: ChatPrompt, reply: FinishedReply, policy: CacheReasoning, *, starts_in_reasoning: bool
     ) -> int:
         """Of prompt + reply, the longest run that a next prompt can begin with; it may end inside the prompt."""
         num_prompt = len(prompt.token_ids)
@@ -28,10 +28,10 @@ class NextTurn:
             return num_prompt + len(reply.token_ids)
         return self._reproduced(prompt, reply, starts_in_reasoning)
 
-    def _reproduced(self, prompt: ChatPrompt, reply: Reply, starts_in_reasoning: bool) -> int:
+    def _reproduced(self, prompt: ChatPrompt, reply: FinishedReply, starts_in_reasoning: bool) -> int:
         sentinel = _absent(prompt.text, repr(reply.message))
         longest = 0
-        message = whole_message(prompt.request, reply.message)
+        message = full_message(prompt.request, reply.message)
         for request in after_reply(prompt.request, message, sentinel):
             try:
                 num_tokens = self._prompts.common_tokens(prompt, reply, request, sentinel, starts_in_reasoning)

@@ -21,8 +21,8 @@ from ..media.images.shown import Shown, shown_as
 from ..media.rendition import Rendition
 from ..media.tensors import Tensors
 from ..media.vision import VisionProcessor
-from ..output.pipeline import OutputProcessor, declared_schemas
-from ..output.reply import Reply
+from ..output.pipeline import OutputPipeline, declared_schemas
+from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
 from .chat import ChatPrompt
 from .image_text import Markers
@@ -37,7 +37,7 @@ Remake = Callable[[MediaPart, str, Tensors], None]  # the part, and its request'
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request that can run."""
 
     request: Request
@@ -49,7 +49,7 @@ class Prepared:
     constraint: Constraint | None = None
 
 
-class Processor:
+class RequestProcessor:
     """Safe to call from several threads. Raises ConfigError for unknown formats."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Processor:
 
     def prepare(
         self, request: Request, renditions: Sequence[Rendition] = (), *, deadline: Deadline | None = None
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """`request`, `renditions`: as `show` gives them, where it shows something. `deadline`: None for none.
 
         Raises RequestError, and Cancelled once the deadline was cancelled.
@@ -139,7 +139,7 @@ class Processor:
         compared = None if chat is None else self._changes.compare(chat)
         deadline.check()
         constraint = self._guidance.constraint(request, prompt, budget)
-        return Prepared(request, prompt, sampling, schemas, chat, compared, constraint)
+        return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint)
 
     def render(self, part: MediaPart, shown: Shown) -> Rendition:
         """With its tensors. Raises InvalidImage."""
@@ -180,9 +180,9 @@ class Processor:
         known = {part: type(part)(each.digest, text=each.text) for part, each in renditions.items()}
         return replace_media(request, known), tuple(renditions[part] for part in self.media_of(request))
 
-    def output(self, prepared: Prepared) -> OutputProcessor:
+    def output(self, prepared: PreparedRequest) -> OutputPipeline:
         """For one of the request's replies."""
-        return OutputProcessor(
+        return OutputPipeline(
             self.tokenizer,
             prepared.request,
             prepared.prompt,
@@ -193,14 +193,14 @@ class Processor:
             schemas=prepared.schemas,
         )
 
-    def remember(self, prepared: Prepared, reply: Reply) -> None:
+    def remember(self, prepared: PreparedRequest, reply: FinishedReply) -> None:
         """A reply that ended by itself, before the client sees its end: its next prompt will ask for it."""
         if prepared.chat is not None:
             self._prompts.chats.remember(prepared.chat, reply, starts_in_reasoning=prepared.prompt.starts_in_reasoning)
         if prepared.chat is not None and prepared.compared is not None:
             self._changes.remember(prepared.compared, prepared.chat, reply)
 
-    def kept_tokens(self, prepared: Prepared, reply: Reply, policy: CacheReasoning | None = None) -> int:
+    def kept_tokens(self, prepared: PreparedRequest, reply: FinishedReply, policy: CacheReasoning | None = None) -> int:
         """How many tokens of prompt + reply a next turn can begin with; fewer than the prompt has where that changes.
 
         `policy`: None is the request's, or else the server's.

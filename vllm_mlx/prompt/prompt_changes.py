@@ -13,11 +13,11 @@ from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ..core.prompt_change import ChangeCause, PromptChange
 from ..core.receipt import Expectation
 from ..core.request import Request
-from ..output.reply import Reply
+from ..output.reply import FinishedReply
 from .chat import ChatPrompt
 from .conversation_key import next_key
 from .echo import calls_of, text_of
-from .prefix import common_prefix
+from .encoded import common_prefix
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20
@@ -110,7 +110,7 @@ class PromptChanges:
         change = None if num_common >= last.num_expected else self._change(last, prompt, chat, num_common)
         return Compared(prompt, last, change)
 
-    def remember(self, compared: Compared, chat: ChatPrompt, reply: Reply) -> None:
+    def remember(self, compared: Compared, chat: ChatPrompt, reply: FinishedReply) -> None:
         """The prompt that it goes on from is the next to be given up."""
         keys = tuple(_reply_keys(chat.request.cache_salt, reply.message))
         if not keys:

@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import Any
 
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec
-from ..output.reply import Reply
+from ..output.reply import FinishedReply
 from .conversation_key import TextDigest, first_key, next_key
 from .declared import Declared, declared_arguments
 from .echo import calls_of, is_echo
@@ -33,7 +33,7 @@ class Remembered:
     base_tokens: int = 0  # of the base's prompt and reply
     tail: "array[int]" = field(default_factory=lambda: array("I"))
     marks: tuple[tuple[int, int], ...] = ()  # (characters, tokens) of the prompt, ascending: boundaries behind `base`
-    reply: Reply
+    reply: FinishedReply
     starts_in_reasoning: bool = False
 
     @property

@@ -9,7 +9,7 @@ from ..core.messages import Message
 from ..core.request import Request
 from ..formats import SchemaBudget, Schemas, reasoning_markers
 from ..output.pipeline import declared_schemas, reply_parser
-from ..output.reply import Reply, ReplyBuilder
+from ..output.reply import FinishedReply, ReplyBuilder
 from ..tokens.detokenizer import context_ids
 from ..tokens.tokenizer import Tokenizer
 from .echo import is_same
@@ -37,7 +37,9 @@ class Splicer:
         ends = (tokenizer.added_token(token_id) for token_id in tokenizer.eos_token_ids)
         self._ends = frozenset(end[0] for end in ends if end is not None)
 
-    def splice(self, rest: str, reply: Reply, request: Request, prompt: Sequence[int], in_reasoning: bool) -> Splice:
+    def splice(
+        self, rest: str, reply: FinishedReply, request: Request, prompt: Sequence[int], in_reasoning: bool
+    ) -> Splice:
         """`rest`: what a rendering says behind `prompt`, to which the reply was given; `in_reasoning`: where that ends.
 
         The ids may stand for the turn when it says what they say, or when both read as the same reply: then only its
@@ -65,7 +67,7 @@ class Splicer:
             return self._start(turn, reply, prompt)
         return NOTHING
 
-    def _text_and_end(self, reply: Reply, prompt: Sequence[int]) -> tuple[str, str]:
+    def _text_and_end(self, reply: FinishedReply, prompt: Sequence[int]) -> tuple[str, str]:
         """What the reply's ids say, and the text of the added token that ended it, if one did."""
         ids = reply.token_ids
         added = self._tokenizer.added_token(ids[-1]) if ids else None
@@ -85,7 +87,7 @@ class Splicer:
         position, text = min(found)
         return rest[:position], text
 
-    def _start(self, turn: str, reply: Reply, prompt: Sequence[int]) -> Splice:
+    def _start(self, turn: str, reply: FinishedReply, prompt: Sequence[int]) -> Splice:
         """A stop string cut the reply: the tokens that lie wholly before the cut."""
         best, low, high = NOTHING, 1, len(reply.token_ids)
         while low <= high:
