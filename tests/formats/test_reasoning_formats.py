@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser, opens_thought
+from vllm_mlx.formats import make_parser
 from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 
 from .support import as_special, cuts, run, tool
@@ -252,25 +252,7 @@ def test_foreign_calls_inside_thoughts_are_thoughts() -> None:
     assert run([text], tools="kimi_k2", tool_specs=TOOLS) == [Thought(FOREIGN["json in tags"])]
 
 
-# Prompts and the ends of messages
-
-
-@pytest.mark.parametrize(
-    ("reasoning", "prompt", "expected"),
-    [
-        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
-        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("qwen3", "say <think> twice<|im_end|>\n<|im_start|>assistant\n", False),
-        ("k2_horizon", "<ifm|think_faster>", True),
-        ("kimi_k3", "<|open|>think<|sep|>", True),
-        ("gemma4", "<|turn>model\n<|channel>thought\n", True),
-        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
-        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
-        ("openai_gptoss", "<|start|>assistant", False),
-    ],
-)
-def test_prompts_that_open_a_thought(reasoning: str, prompt: str, expected: bool) -> None:
-    assert opens_thought(reasoning, prompt) is expected
+# The ends of messages
 
 
 @pytest.mark.parametrize(

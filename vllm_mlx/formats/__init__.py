@@ -24,7 +24,6 @@ __all__ = [
     "call_tags",
     "detect_formats",
     "make_parser",
-    "opens_thought",
     "read_schemas",
     "reasoning_markers",
     "resolve_formats",
@@ -79,13 +78,6 @@ def reasoning_markers(reasoning: str) -> tuple[str, str]:
     """The tags that open and close a thought in the format of this name."""
     format = REASONING_FORMATS[reasoning]
     return format.opens[0] if format.opens else format.headers[0].marker, format.closes[0]
-
-
-def opens_thought(reasoning: str, prompt: str) -> bool:
-    """Whether a rendered prompt ends with a tag, of one or several tokens, that opens a thought."""
-    format = REASONING_FORMATS[reasoning]
-    opens = format.gate[0] if format.gate is not None else format.opens
-    return prompt.rstrip().endswith(tuple(tag.strip() for tag in opens))
 
 
 def _new_ids(length: int | None) -> Callable[[], str]:

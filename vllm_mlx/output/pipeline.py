@@ -272,7 +272,7 @@ def reply_parser(
         schemas=schemas,
         starts_in_reasoning=starts_in_reasoning,
         marker_tokens=tokenizer.marker_tokens,
-        **({} if call_ids is None else {"call_ids": call_ids}),
+        call_ids=call_ids,
     )
 
 

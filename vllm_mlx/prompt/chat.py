@@ -49,7 +49,7 @@ class ChatPrompts:
 
     def build(self, request: Request, deadline: Deadline | None = None) -> tuple[ChatPrompt, Encoded]:
         """Raises TemplateError where the template refuses the conversation, and what the deadline raises."""
-        check = (lambda: None) if deadline is None else deadline.check
+        check: Callable[[], None] = (lambda: None) if deadline is None else deadline.check
         recalled = self._recall(request)
         request = replace(request, messages=recalled.messages)
         check()

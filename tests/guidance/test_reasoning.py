@@ -1,0 +1,205 @@
+"""Where the reasoning of a reply begins and ends, by its prompt and token by token, at a cost that never grows."""
+
+import time
+from collections.abc import Sequence as Ids
+
+import numpy as np
+import pytest
+
+from tests.rows import row
+from vllm_mlx.core.constraint import Constraint, Tag, TagWatch
+from vllm_mlx.core.guide import Choice, Guide
+from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
+from vllm_mlx.guidance.grammars import guide_grammar
+from vllm_mlx.guidance.thoughts import Thoughts
+from vllm_mlx.guidance.watch import TextWatch
+from vllm_mlx.runner.row_constraint import RowConstraint
+
+from .walks import Speaker, speaker
+
+NAMES = sorted({id(format): name for name, format in REASONING_FORMATS.items()}.values())
+TURNS = ("<|turn>", "<|start|>", "<tool_call>")
+
+
+def speaker_of(name: str, *, has_tokens: bool) -> Speaker:
+    """A speaker with a tokenizer that has the tags of a format as tokens, or none of them."""
+    tags = [tag for tag in REASONING_FORMATS[name].tags if tag[0] in "<[" and tag[-1] in ">]"]
+    return speaker((*dict.fromkeys([*tags, *TURNS]),) if has_tokens else ())
+
+
+class Model:
+    """The reasoning of one format, over one tokenizer."""
+
+    def __init__(self, name: str, one: Speaker | None = None, *, has_tokens: bool = True):
+        self.speaker = speaker_of(name, has_tokens=has_tokens) if one is None else one
+        self.reasoning = Thoughts(self.speaker.tokenizer, name)
+        self.start, self.end = self.reasoning.tags.starts[0], self.reasoning.tags.ends[0]
+
+    def ids(self, text: str) -> list[int]:
+        return self.speaker.tokenizer.encode(text, add_special_tokens=False)
+
+    def tag(self, prompt: str) -> Tag | None:
+        """The tag that decides about the prompt."""
+        return self.reasoning.prompt_state(self.ids(prompt)).tag
+
+    def watch(self, prompt: str = "", tools: str | None = None) -> TagWatch:
+        rule = self.reasoning.rule(self.ids(prompt), budget=None, may_think=True, tools=tools, bounds_reply=True)
+        return rule.new_watch()
+
+    def row(self, prompt: str, answer: str) -> RowConstraint:
+        """A reply that reasons freely and then says `answer`."""
+        grammar = guide_grammar(Guide(form=Choice((answer,))), self.speaker.writer(), self.reasoning.header)
+        ids = tuple(self.ids(prompt))
+        constraint = Constraint(
+            matcher=self.speaker.compiler.compile(grammar, "guide"),
+            mask_words=self.speaker.compiler.mask_words,
+            thought=self.reasoning.rule(ids, budget=None, may_think=True, tools=None, bounds_reply=True),
+        )
+        seq = Sequence(
+            seq_id=0,
+            prompt=PromptInputs(token_ids=ids),
+            sampling=TokenSampling(),
+            max_tokens=1000,
+            stop_token_ids=self.speaker.tokenizer.eos_token_ids,
+            constraint=constraint,
+        )
+        return RowConstraint(constraint, seq)
+
+    def allowed(self, row: RowConstraint) -> list[int]:
+        mask = np.full(self.speaker.compiler.mask_words, 0xFFFFFFFF, dtype=np.uint32)
+        row.fill(mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.speaker.tokenizer.vocab_size]
+        return np.flatnonzero(bits).tolist()
+
+
+@row("S2-1")
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", NAMES)
+def test_prompt_and_reply_are_judged_by_the_same_tags(name: str, has_tokens: bool) -> None:
+    model = Model(name, has_tokens=has_tokens)
+    assert model.tag(f"{model.start} hm") is Tag.START
+    assert model.tag(f"{model.start} hm {model.end}") is Tag.END
+    watch = model.watch()
+    found = [watch.feed(token_id) for token_id in model.ids(f"{model.start} hm {model.end}")]
+    assert found.index(Tag.START) < found.index(Tag.END) == len(found) - 1
+
+
+@row("S2-3")
+def test_only_what_stands_behind_the_end_reaches_the_grammar() -> None:
+    model = Model("qwen3")
+    answer, stops = model.ids("yes"), sorted(model.speaker.tokenizer.eos_token_ids)
+    for thought in ("", "a", "no no no", "yes yes"):
+        row = model.row("<think>", "yes")
+        for token_id in model.ids(f"{thought}</think>"):
+            assert not set(stops) & set(model.allowed(row))
+            row.feed(token_id)
+        for token_id in answer:
+            row.feed(token_id)
+        assert model.allowed(row) == stops
+
+
+@row("S2-4")
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_an_end_of_several_tokens_is_found_over_deltas(size: int) -> None:
+    model = Model("kimi_k3", speaker(("<|open|>", "<|close|>", "<|sep|>")))
+    ids = model.ids("hm <|close|>thi <|close|>think <|close|>think<|sep|>")
+    watch = model.watch()
+    found = []
+    for begin in range(0, len(ids), size):
+        found += [watch.feed(token_id) for token_id in ids[begin : begin + size]]
+    assert found == [None] * (len(ids) - 1) + [Tag.END]
+
+
+@row("S2-5")
+@pytest.mark.parametrize("name", ["seed_oss", "granite"])
+def test_reasoning_that_has_ended_is_not_opened_again_for_the_grammar(name: str) -> None:
+    model = Model(name, has_tokens=False)
+    answer = f"{model.start} a"
+    row = model.row(model.start, answer)
+    for token_id in [*model.ids(f" hm {model.end}"), *model.ids(answer)]:
+        row.feed(token_id)
+    assert model.allowed(row) == sorted(model.speaker.tokenizer.eos_token_ids)
+
+
+@row("S2-6", "S2-8")
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
+def test_the_last_tag_of_a_prompt_decides(has_tokens: bool) -> None:
+    model = Model("seed_oss", has_tokens=has_tokens)
+    start, end = model.start, model.end
+    assert model.tag(f"{start}a{end}b") is Tag.END
+    assert model.tag(f"{start}a{end}b{start}") is Tag.START
+    assert model.tag("ab") is None
+
+
+@row("S2-6")
+def test_tags_of_earlier_turns_do_not_count() -> None:
+    model = Model("qwen3")
+    assert model.tag("<think></think><|im_end|>a") is None
+    assert model.tag("an example: <tool_call> and <think> <|im_end|>a") is None
+    assert model.tag("<think></think><|im_end|><think>") is Tag.START
+    assert model.tag("<|im_end|><think></think>") is Tag.END
+
+
+@row("S2-6")
+@pytest.mark.parametrize(
+    ("name", "prompt", "is_open"),
+    [
+        ("qwen3", "<|im_end|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_end|>assistant\n<think>\n\n</think>\n\n", False),
+        ("qwen3", "say <think> twice<|im_end|>\nassistant\n", False),
+        ("k2_horizon", "<ifm|think_faster>", True),
+        ("kimi_k3", "<|open|>think<|sep|>", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", True),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", False),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("openai_gptoss", "<|start|>assistant", False),
+    ],
+)
+def test_prompts_that_open_the_reasoning(name: str, prompt: str, is_open: bool) -> None:
+    model = Model(name)
+    rule = model.reasoning.rule(model.ids(prompt), budget=None, may_think=True, tools=None, bounds_reply=True)
+    assert rule.is_open is is_open
+
+
+def test_a_call_ends_the_reasoning_where_its_tag_is_a_token() -> None:
+    model = Model("qwen3")
+    [call_id] = model.ids("<tool_call>")
+    assert model.watch(tools="hermes").feed(call_id) is Tag.CALL
+    assert model.watch().feed(call_id) is None
+
+
+@row("S2-10")
+def test_tags_that_are_plain_text_are_found_by_a_few_tokens_of_text() -> None:
+    model = Model("granite", has_tokens=False)
+    decoded: list[int] = []
+
+    def decode(ids: Ids[int]) -> str:
+        decoded.append(len(ids))
+        return model.speaker.tokenizer.decode(list(ids))
+
+    watch = TextWatch(model.reasoning.tags.starts, model.reasoning.tags.ends, model.ids, decode)
+    ids = model.ids(f"Here is my thought process: {'hm. ' * 200}Here is my response: 1")
+    found = [watch.feed(token_id) for token_id in ids]
+    assert [tag for tag in found if tag is not None] == [Tag.START, Tag.END]
+    assert found.index(Tag.END) >= len(ids) - 3
+    assert len(decoded) == len(ids) and max(decoded) <= 32
+
+
+@row("S2-2")
+@pytest.mark.parametrize("name", ["qwen3", "openai_gptoss"])
+def test_cost_of_a_token_does_not_grow(name: str) -> None:
+    model = Model(name)
+    [token_id] = model.ids("a")
+
+    def seconds(num_history: int) -> float:
+        watch = model.watch()
+        for _ in range(num_history):
+            watch.feed(token_id)
+        start = time.process_time()
+        for _ in range(300):
+            watch.feed(token_id)
+        return time.process_time() - start
+
+    short, long = (min(seconds(length) for _ in range(3)) for length in (1_000, 300_000))
+    assert long < 20 * short + 0.01  # 300 times where the cost grows
