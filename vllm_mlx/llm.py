@@ -27,8 +27,8 @@ from .core.events import (
     Usage,
 )
 from .core.request import Request, SamplingParams
+from .core.tasks import together
 from .engine.async_engine import AsyncEngine
-from .media.tasks import together
 
 T = TypeVar("T")
 Prompt = str | Items[int]

@@ -15,7 +15,7 @@ PROPERTIES = {
     "decoders": ("tests/api/test_any_body.py", "tests/api/test_any_agent_body.py", "tests/server/test_bodies.py"),
     "templates": ("tests/prompt/test_any_template.py", "tests/prompt/test_any_conversation.py"),
     "schemas": ("tests/guidance/test_any_schema.py",),
-    "images": ("tests/media/images/test_anything.py",),
+    "images": ("tests/media/test_anything.py",),
     "load": ("tests/engine/test_any_load.py",),
 }
 

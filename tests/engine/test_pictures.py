@@ -20,7 +20,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.engine import preparing
 from vllm_mlx.engine.async_engine import AsyncEngine
 
-from ..media.images.samples import corners, encode
+from ..media.samples import corners, encode
 from .vision_harness import picture
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.rows import row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.byte_room import ByteRoom
-from vllm_mlx.media.tensors import Piece, Pieces, Tensors
+from vllm_mlx.media.encoder_inputs import Piece, Pieces, Tensors
+from vllm_mlx.media.limits import ByteRoom
 
 from .vision_harness import VisionModel, full
 

@@ -14,12 +14,12 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.images.picture import Picture
-from vllm_mlx.media.images.shown import Shown
-from vllm_mlx.media.tensors import Tensors
-from vllm_mlx.media.videos.clip import Clip
+from vllm_mlx.media.clip import Clip
+from vllm_mlx.media.encoder_inputs import Tensors
+from vllm_mlx.media.image import Picture
+from vllm_mlx.media.loader import Shown
+from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.media.vision import VisionProcessor
-from vllm_mlx.media.vision_probe import VisionProbe
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 from vllm_mlx.tokens.tokenizer import Tokenizer

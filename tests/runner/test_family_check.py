@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.errors import ModelLoadError
+from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.media.vision import VisionProcessor
-from vllm_mlx.media.vision_probe import VisionProbe
 from vllm_mlx.runner import family_check
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 from vllm_mlx.runner.multimodal import MultimodalModel

@@ -5,10 +5,10 @@ from typing import Any
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.request import Request
-from vllm_mlx.media.images.loader import ImageLoader
-from vllm_mlx.media.images.local import MediaRoot
-from vllm_mlx.media.images.parts import media_parts
-from vllm_mlx.media.images.web import WebImages
+from vllm_mlx.media.fetch import WebImages
+from vllm_mlx.media.loader import ImageLoader
+from vllm_mlx.media.local import MediaRoot
+from vllm_mlx.media.parts import media_parts
 
 from .fakes import FakeEngine, FakeGeneration
 

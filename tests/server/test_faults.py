@@ -26,7 +26,7 @@ from vllm_mlx.runner.sampler import Sampler
 from vllm_mlx.tokens.detokenizer import Detokenizer
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from ..media.images.samples import corners, encode
+from ..media.samples import corners, encode
 from .running import Running, serving
 from .test_images import data_url
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from vllm_mlx.core.config import MediaConfig
 
-from ..media.images.hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
-from ..media.images.samples import (
+from ..media.hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
+from ..media.samples import (
     BLUE,
     GREEN,
     RED,

@@ -15,8 +15,8 @@ from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.engine.async_engine import AsyncEngine
 
 from ..demo.pictures import picture
-from ..media.images.hosts import HERE, Host, host, image
-from ..media.images.samples import encode
+from ..media.hosts import HERE, Host, host, image
+from ..media.samples import encode
 from .running import Running, serving
 from .test_images import BAD_DATA, JSON, chat, data_url, refused
 

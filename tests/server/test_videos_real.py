@@ -13,9 +13,9 @@ from vllm_mlx.core.config import EngineConfig, MediaConfig
 from vllm_mlx.engine.async_engine import AsyncEngine
 
 from ..demo.pictures import picture
-from ..media.images.hosts import HERE, Host, host, reply
-from ..media.images.samples import encode as encode_picture
-from ..media.videos.samples import encode, sound
+from ..media.hosts import HERE, Host, host, reply
+from ..media.samples import encode as encode_picture
+from ..media.video_samples import encode, sound
 from .running import Running, serving
 
 VIDEO = encode(num_frames=20, size=(96, 64))

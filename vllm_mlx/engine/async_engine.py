@@ -19,8 +19,8 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..media.images.loader import ImageLoader
-from ..media.images.local import MediaRoot
+from ..media.loader import ImageLoader
+from ..media.local import MediaRoot
 from ..media.vision import VisionProcessor
 from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor

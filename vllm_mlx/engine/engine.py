@@ -10,7 +10,7 @@ from ..core.config import EngineConfig
 from ..core.errors import GenerationError
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
-from ..media.vision_probe import VisionProbe
+from ..media.probe import VisionProbe
 from ..runner.device import DeviceWatch, device_memory
 from ..runner.loader import Checkpoint
 from ..runner.runner import Runner

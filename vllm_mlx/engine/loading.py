@@ -10,7 +10,7 @@ from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError
 from ..core.memory import MemoryBudget, RowFootprint
-from ..media.vision_probe import VisionProbe
+from ..media.probe import VisionProbe
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.device import apply_limits, device_memory
 from ..runner.family_check import check_family, media_fault

@@ -11,9 +11,9 @@ from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
 from ..core.messages import MediaPart
 from ..core.request import Request
 from ..core.tracebacks import clear_locals
-from ..media.images.loader import ImageLoader
-from ..media.rendition import Rendition
-from ..media.tensors import Tensors
+from ..media.encoder_inputs import Tensors
+from ..media.loader import ImageLoader
+from ..media.rendered import Rendition
 from ..media.vision import PixelsNeeded
 from ..media.workers import Workers
 from ..prompt.processor import PreparedRequest, RequestProcessor

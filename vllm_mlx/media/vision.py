@@ -10,17 +10,16 @@ from typing import Any
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from .byte_room import ByteRoom
-from .images.picture import Picture, Seen
-from .images.renderer import ImageRenderer
-from .model_processor import MAX_REASON, REFUSALS, WAYS, ModelProcessor, load_library_processor, unusable
-from .rendition import Rendition
-from .renditions import Renditions
-from .tensors import Piece, Tensors
-from .videos.clip import Clip
-from .videos.renderer import NoVideos, VideoRenderer
-from .videos.sampling import FrameSampling
-from .vision_probe import Trial, VisionProbe, image_trial, noise, plain, trial_text, video_trial
+from .cache import Renditions
+from .clip import Clip
+from .encoder_inputs import Piece, Tensors
+from .hf_processor import MAX_REASON, REFUSALS, WAYS, ModelProcessor, load_library_processor, unusable
+from .image import Picture, Seen
+from .limits import ByteRoom
+from .probe import Trial, VisionProbe, image_trial, noise, plain, trial_text, video_trial
+from .rendered import Rendition
+from .renderers import ImageRenderer, NoVideos, VideoRenderer
+from .video import FrameSampling
 
 logger = logging.getLogger(__name__)
 

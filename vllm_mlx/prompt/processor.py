@@ -15,11 +15,11 @@ from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..formats import SchemaBudget, Schemas, resolve_formats
 from ..guidance.guidance import Guidance
-from ..media.images.parts import located, media_parts, numbered, replace_media
-from ..media.images.picture import Seen
-from ..media.images.shown import Shown, shown_as
-from ..media.rendition import Rendition
-from ..media.tensors import Tensors
+from ..media.encoder_inputs import Tensors
+from ..media.image import Seen
+from ..media.loader import Shown
+from ..media.parts import located, media_parts, numbered, replace_media, shown_as
+from ..media.rendered import Rendition
 from ..media.vision import VisionProcessor
 from ..output.pipeline import OutputPipeline, declared_schemas
 from ..output.reply import FinishedReply

@@ -9,7 +9,7 @@ from ..core.errors import ContextLengthExceeded, InvalidParameter, TemplateError
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
 from ..formats import reasoning_markers
-from ..media.rendition import Rendition
+from ..media.rendered import Rendition
 from ..tokens.token_floor import TokenFloor
 from ..tokens.tokenizer import Tokenizer
 from .chat import ChatPrompt, ChatPrompts

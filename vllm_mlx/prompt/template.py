@@ -22,7 +22,7 @@ from ..core.messages import (
     VideoPart,
 )
 from ..core.request import Request
-from ..media.images.parts import media_parts
+from ..media.parts import media_parts
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .image_text import Markers, Rendered
 from .system_turns import SystemTurns

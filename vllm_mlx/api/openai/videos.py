@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ...core.messages import MediaPart, VideoPart
 from ...core.request import Request
-from ...media.images.parts import media_parts, replace_media
+from ...media.parts import media_parts, replace_media
 from ..extras import check_extras
 from .fields import NO_FIELDS
 from .schema import WireFrames, WireProcessorOptions, WireVideo

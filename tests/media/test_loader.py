@@ -1,0 +1,282 @@
+"""A request's images, all together: once each, within bounds, again without asking, and off everybody's loop."""
+
+import asyncio
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vllm_mlx.core.config import MediaConfig
+from vllm_mlx.core.errors import InvalidImage, Overloaded
+from vllm_mlx.core.messages import ImagePart
+from vllm_mlx.media.image import Picture
+from vllm_mlx.media.limits import MAX_FILES_BYTES
+from vllm_mlx.media.loader import ImageLoader
+from vllm_mlx.media.local import MediaRoot
+
+from .hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
+from .samples import BLUE, RED, corners, encode
+
+
+class Loading:
+    """A loader seen from a request's own event loop."""
+
+    def __init__(self, names: Names | None = None, *, max_files_bytes: int = MAX_FILES_BYTES, **config: object) -> None:
+        settings = MediaConfig(**config)
+        self.loader = ImageLoader(
+            settings,
+            MediaRoot(settings.media_root),
+            web=web(names or Names({"pictures.test": HERE}), **config),
+            max_files_bytes=max_files_bytes,
+        )
+
+    def __call__(self, *sources: str | bytes | ImagePart) -> Mapping[str | bytes, Picture]:
+        return asyncio.run(self._load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
+
+    async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, Picture]:
+        async with self.loader.shown(parts) as pictures:
+            return pictures
+
+    def refusal(self, *sources: str | bytes | ImagePart) -> str:
+        with pytest.raises(InvalidImage) as caught:
+            self(*sources)
+        return caught.value.message
+
+    def close(self) -> None:
+        asyncio.run(self.loader.close())
+
+
+@pytest.fixture
+def loading() -> Iterator[Loading]:
+    with_defaults = Loading()
+    yield with_defaults
+    with_defaults.close()
+
+
+@pytest.fixture
+def pictures() -> Iterator[Host]:
+    with host() as running:
+        yield running
+
+
+def closing(loading: Loading) -> Loading:
+    return loading
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+PNG = encode(corners())
+RED_PNG, BLUE_PNG = encode(Image.new("RGB", (5, 5), RED)), encode(Image.new("RGB", (5, 5), BLUE))
+
+
+def test_every_kind_of_source_shows_the_same_picture(pictures: Host, tmp_path: Path) -> None:
+    pictures.routes["/a.png"] = image(PNG)
+    (tmp_path / "a.png").write_bytes(PNG)
+    loading = Loading(media_root=str(tmp_path))
+    shown = loading(PNG, data_url(PNG), pictures.url("/a.png"), str(tmp_path / "a.png"), f"file://{tmp_path}/a.png")
+    loading.close()
+    assert len(shown) == 5 and len({picture.digest for picture in shown.values()}) == 1
+
+
+def test_a_source_is_fetched_once_however_often_it_is_shown(pictures: Host, loading: Loading) -> None:
+    pictures.routes["/a.png"] = image(PNG, "Cache-Control: no-store")
+    assert len(loading(*[pictures.url("/a.png")] * 5)) == 1
+    assert pictures.paths() == ["/a.png"]
+
+
+@pytest.mark.parametrize("headers", [[], ["Cache-Control: max-age=60"]])
+def test_the_next_turn_does_not_fetch_again(pictures: Host, loading: Loading, headers: list[str]) -> None:
+    pictures.routes["/a.png"] = image(RED_PNG, *headers)
+    url = pictures.url("/a.png")
+    assert loading(url)[url].digest == loading(url)[url].digest
+    assert len(pictures.requests) == 1
+
+
+@pytest.mark.parametrize("header", ["no-store", "no-cache", "max-age=0", "private, max-age=0, must-revalidate"])
+def test_a_picture_is_never_older_than_its_server_allows(pictures: Host, loading: Loading, header: str) -> None:
+    pictures.routes["/a.png"] = [image(data, f"Cache-Control: {header}") for data in (RED_PNG, BLUE_PNG)]
+    url = pictures.url("/a.png")
+    assert [tuple(loading(url)[url].pixels[0, 0]) for _ in range(2)] == [RED, BLUE]
+
+
+def test_a_redirect_that_says_nothing_is_asked_every_time(pictures: Host, loading: Loading) -> None:
+    pictures.routes |= {"/a": [redirect("/1"), redirect("/2")], "/1": image(RED_PNG), "/2": image(BLUE_PNG)}
+    url = pictures.url("/a")
+    assert [tuple(loading(url)[url].pixels[0, 0]) for _ in range(2)] == [RED, BLUE]
+
+
+def test_a_picture_that_has_not_changed_is_not_sent_again(pictures: Host, loading: Loading) -> None:
+    first = image(RED_PNG, "Cache-Control: no-cache", 'ETag: "1"')
+    unchanged = reply(b"", "Cache-Control: no-cache", status="304 Not Modified")
+    pictures.routes["/a"] = [first, unchanged, unchanged, image(BLUE_PNG)]
+    url = pictures.url("/a")
+    shown = [loading(url)[url] for _ in range(4)]
+    assert [tuple(picture.pixels[0, 0]) for picture in shown] == [RED, RED, RED, BLUE]
+    assert all('if-none-match: "1"' in head.lower() for head in pictures.requests[1:])
+
+
+def test_nothing_is_kept_across_salts(pictures: Host, loading: Loading) -> None:
+    pictures.routes["/a"] = image(RED_PNG)
+    url, inline = pictures.url("/a"), data_url(BLUE_PNG)
+
+    async def load(salt: str) -> list[Picture]:
+        async with loading.loader.shown([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
+            return list(shown.values())
+
+    mine, yours, mine_again = (asyncio.run(load(salt)) for salt in ("mine", "yours", "mine"))
+    assert len(pictures.requests) == 2
+    assert all(first is again for first, again in zip(mine, mine_again, strict=True))
+    assert not any(first is other for first, other in zip(mine, yours, strict=True))
+
+
+def test_without_room_for_pictures_everything_is_as_before(pictures: Host) -> None:
+    pictures.routes["/a"] = image(RED_PNG, 'ETag: "1"')
+    loading, url = Loading(media_cache_bytes=0), pictures.url("/a")
+    assert [tuple(loading(url)[url].pixels[0, 0]) for _ in range(2)] == [RED, RED]
+    loading.close()
+    assert len(pictures.requests) == 2 and "if-none-match" not in pictures.requests[1].lower()
+
+
+def test_the_longest_unused_pictures_go_first() -> None:
+    loading = Loading(media_cache_bytes=2 * 75)
+    first, second, third = (data_url(encode(Image.new("RGB", (5, 5), (n, n, n)))) for n in range(3))
+    kept = loading(first)[first]
+    loading(second)
+    assert loading(first)[first] is kept
+    loading(third)
+    assert loading(first)[first] is kept
+    again = loading(second)[second]
+    assert loading(second)[second] is again
+    loading.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "sources", "words"),
+    [
+        ({"max_images": 1}, [PNG, PNG], "--limit-mm-per-prompt image=2"),
+        ({"max_images": 0}, [PNG], "--limit-mm-per-prompt image=1"),
+        ({"max_image_bytes": 10}, [PNG], "--max-image-bytes"),
+        ({"max_image_pixels": 40}, [PNG], "--max-image-pixels"),
+        ({"max_image_pixels": 48, "max_request_pixels": 90}, [PNG, data_url(PNG)], "--max-request-pixels"),
+        ({}, ["/etc/passwd"], "--media-root"),
+    ],
+)
+def test_every_bound_is_named(config: dict[str, int], sources: list[str | bytes], words: str) -> None:
+    loading = Loading(**config)
+    assert words in loading.refusal(*sources)
+    loading.close()
+
+
+def test_the_bad_one_of_several_is_named(loading: Loading) -> None:
+    message = loading.refusal(PNG, data_url(PNG), "data:image/jpeg;base64,AAAA")
+    assert message.startswith("Image 3 of this request (`messages`, data:image/jpeg;base64,…): it is no image")
+
+
+def test_time_is_for_all_that_a_request_fetches(pictures: Host) -> None:
+    slow = drip(b"HTTP/1.1 200 OK\r\n\r\n", b"x")
+    pictures.routes |= {f"/{number}": slow for number in range(12)}
+    loading = Loading(media_timeout_s=0.3)
+    assert "--media-timeout-s" in loading.refusal(*(pictures.url(f"/{number}") for number in range(12)))
+    assert len(pictures.requests) == 4, "a request has four fetches under way"
+    assert loading(PNG)[PNG].width == 8
+    loading.close()
+
+
+def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
+    """Forty at once, where the pixels of three fit."""
+    sources = [data_url(encode(Image.new("RGB", (10, 10), (number, 0, 0)))) for number in range(40)]
+    loading = Loading(max_image_pixels=100, max_request_pixels=300, media_cache_bytes=0)
+    held, most = 0, 0
+
+    async def one(source: str) -> int:
+        nonlocal held, most
+        async with loading.loader.shown([ImagePart(source)]) as pictures:
+            held += 1
+            most = max(most, held)
+            await asyncio.sleep(0.001)
+            held -= 1
+            return int(pictures[source].pixels[0, 0, 0])
+
+    async def run() -> list[int]:
+        return await asyncio.gather(*map(one, sources))
+
+    assert asyncio.run(run()) == list(range(40))
+    assert most == 3
+    loading.close()
+
+
+def test_files_of_all_requests_have_bounds_and_are_let_go_once_decoded_or_refused() -> None:
+    loading = Loading(max_files_bytes=len(PNG), media_cache_bytes=0)
+    for _ in range(3):
+        assert loading(PNG)[PNG].width == 8
+        assert "broken" in loading.refusal(PNG[:-30])
+    with pytest.raises(Overloaded, match="again later"):
+        loading(PNG, RED_PNG)
+    assert loading(PNG)[PNG].width == 8
+    loading.close()
+
+
+def test_whoever_gives_up_gives_back() -> None:
+    loading = Loading(max_image_pixels=100, max_request_pixels=100, media_cache_bytes=0)
+    source = ImagePart(data_url(encode(Image.new("RGB", (10, 10)))))
+
+    async def hold(entered: asyncio.Event) -> None:
+        async with loading.loader.shown([source]):
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        for pause_s in (0, 0, 0.001, 0.003, 0.01):
+            entered = asyncio.Event()
+            holder = asyncio.create_task(hold(entered))
+            await entered.wait()
+            waiting = [asyncio.create_task(hold(asyncio.Event())) for _ in range(3)]
+            await asyncio.sleep(pause_s)
+            for task in (*waiting, holder):
+                task.cancel()
+            await asyncio.gather(holder, *waiting, return_exceptions=True)
+        async with loading.loader.shown([source]) as pictures:
+            assert len(pictures) == 1
+
+    asyncio.run(run())
+    loading.close()
+
+
+def test_closing_fails_what_is_under_way(pictures: Host) -> None:
+    pictures.routes["/a"] = drip(b"HTTP/1.1 200 OK\r\n\r\n", b"x")
+    loading = Loading()
+
+    async def run() -> None:
+        load = asyncio.create_task(loading._load([ImagePart(pictures.url("/a"))]))
+        await asyncio.sleep(0.1)
+        await loading.loader.close()
+        with pytest.raises(Overloaded):
+            await load
+
+    asyncio.run(run())
+    loading.close()
+
+
+def test_the_callers_loop_hardly_waits(loading: Loading) -> None:
+    """While pictures of many megapixels are read, the loop that asked for them goes on."""
+    noise = Image.effect_noise((2500, 2500), 60).convert("RGB")
+    sources = [data_url(encode(noise.rotate(90 * turn), compress_level=0)) for turn in range(2)]
+    num_ticks = 0
+
+    async def tick() -> None:
+        nonlocal num_ticks
+        while True:
+            await asyncio.sleep(0.001)
+            num_ticks += 1
+
+    async def run() -> None:
+        ticking = asyncio.create_task(tick())
+        await loading._load([ImagePart(source) for source in sources])
+        ticking.cancel()
+
+    asyncio.run(run())
+    assert num_ticks > 5, "it would be one or two if the loop did the work"

@@ -1,0 +1,139 @@
+"""Video files of strangers: which frames are shown of good ones, and what is said of the others."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from vllm_mlx.core.deadline import Deadline
+from vllm_mlx.core.errors import Cancelled, InvalidImage
+from vllm_mlx.media.clip import Clip
+from vllm_mlx.media.video import FrameSampling, VideoFile, VideoLimits
+
+from .samples import corners
+from .samples import encode as encode_picture
+from .video_samples import STEP, encode, sound, turned
+
+GOOD = [encode(), encode("webm", "libvpx-vp9"), encode("gif", "gif", pixels="rgb8"), encode("avi")]
+_OPPOSITE = {"top": "bottom", "bottom": "top", "left": "right", "right": "left"}
+LIMITS = VideoLimits(max_pixels=1 << 20, max_frame_pixels=1 << 20, max_decode_s=30)
+
+
+def decode(data: bytes, fps: float | None = None, **limits: float) -> Clip:
+    chosen = VideoLimits(**{name: limits.get(name, getattr(LIMITS, name)) for name in VideoLimits.__slots__})
+    deadline = Deadline(60, "")
+    file = VideoFile(data, FrameSampling(), chosen, fps, deadline=deadline)
+    clip = file.decode(deadline)
+    assert clip.num_pixels == file.num_pixels
+    return clip
+
+
+def shown(clip: Clip) -> list[float]:
+    """The frames' numbers, by their brightness."""
+    return [float(value) for value in clip.pixels[:, 20, 20, 0] / STEP]
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "pixels"),
+    [
+        ("mp4", "libx264", "yuv420p"),
+        ("mov", "mjpeg", "yuvj420p"),
+        ("webm", "libvpx-vp9", "yuv420p"),
+        ("matroska", "mpeg4", "yuv420p"),
+        ("avi", "mpeg4", "yuv420p"),
+        ("gif", "gif", "rgb8"),
+    ],
+)
+def test_two_frames_of_a_second_are_shown_from_the_first_to_the_last(container: str, codec: str, pixels: str) -> None:
+    clip = decode(encode(container, codec, pixels=pixels))
+    assert clip.pixels.shape == (4, 48, 64, 3)
+    assert shown(clip) == pytest.approx([0, 6, 13, 19], abs=1.1)
+    assert clip.times == pytest.approx((0, 0.6, 1.3, 1.9))
+    assert clip.fps == pytest.approx(2)
+
+
+def test_a_rate_that_is_asked_for_is_kept_to() -> None:
+    data = encode()
+    assert shown(decode(data, fps=5)) == pytest.approx([0, 2, 4, 6, 8, 11, 13, 15, 17, 19], abs=0.5)
+    assert len(decode(data, fps=1000)) == 20
+    assert len(decode(data, fps=0.1)) == FrameSampling().min_frames
+    assert decode(encode(num_frames=1)).times == (0.0,)
+
+
+def test_a_long_one_is_shown_in_as_many_frames_as_the_model_takes() -> None:
+    assert FrameSampling(max_frames=6).choose(1000, 500.0, None) == [0, 200, 400, 599, 799, 999]
+
+
+def test_frames_are_scaled_down_to_their_pixels_together() -> None:
+    clip = decode(encode(size=(640, 480)), max_pixels=40_000)
+    assert 38_000 < clip.num_pixels <= 40_000
+    assert clip.width / clip.height == pytest.approx(4 / 3, rel=0.02)
+    assert shown(clip) == pytest.approx([0, 6, 13, 19], abs=1)
+
+
+def test_it_is_shown_as_the_camera_was_held() -> None:
+    data = encode(num_frames=2, white_rows=24)
+    sides = {"top": np.s_[2, 20], "right": np.s_[20, -3], "bottom": np.s_[-3, 20], "left": np.s_[20, 2]}
+    matrices = ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0))
+    for white, matrix in zip(sides, matrices, strict=True):
+        frame = decode(turned(data, *matrix)).pixels[0, ..., 0]
+        assert frame.shape == ((48, 64) if white in ("top", "bottom") else (64, 48))
+        assert frame[sides[white]] > 200 and frame[sides[_OPPOSITE[white]]] < 50
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_file_is_shown_or_refused(seed: int) -> None:
+    random = Random(seed)
+    data = bytearray(random.choice(GOOD))
+    for _ in range(random.choice((1, 3, 20))):
+        data[random.randrange(len(data))] = random.randrange(256)
+    try:
+        clip = decode(bytes(data[: random.choice((len(data), random.randrange(20, len(data))))]))
+    except InvalidImage as error:
+        assert error.message
+    else:
+        assert 1 <= len(clip) <= FrameSampling().max_frames
+
+
+def test_what_shows_the_same_has_one_digest() -> None:
+    data = encode()
+    assert decode(data).digest == decode(data).digest != decode(data, fps=5).digest
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "no video that this server reads"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", "no video that this server reads"),
+        (b"<html>", "markup"),
+        (encode_picture(corners()), "picture. Send it as an image"),
+        (encode()[:300], "broken"),
+        (encode("mov", "mjpeg", pixels="yuvj420p").replace(b"jpeg", b"xxxx"), "encoded as nothing known"),
+        (b"\x1a\x45\xdf\xa3" + b"\0" * 2000, "broken"),
+        (b"\0\0\0\x18ftypisom" + b"\xff" * 2000, "broken"),
+        (sound(), "no pictures in it"),
+        (encode("matroska", "ffv1"), "encoded as ffv1"),
+        (encode("matroska", "mpeg4")[:60], "broken|no pictures"),
+    ],
+)
+def test_what_is_no_video_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(InvalidImage, match=words):
+        decode(data)
+
+
+def test_what_is_beyond_a_limit_is_refused() -> None:
+    with pytest.raises(InvalidImage, match="640 × 480 pixels"):
+        decode(encode(size=(640, 480)), max_frame_pixels=100_000)
+    with pytest.raises(InvalidImage, match="--max-decode-s"):
+        decode(encode(), max_decode_s=-1)
+
+
+def test_neither_frames_are_counted_nor_decoded_for_a_client_that_has_left() -> None:
+    deadline = Deadline(60, "")
+    file = VideoFile(encode(), FrameSampling(), LIMITS, deadline=deadline)
+    deadline.cancel()
+    with pytest.raises(Cancelled):
+        file.decode(deadline)
+    with pytest.raises(Cancelled):
+        VideoFile(encode(), FrameSampling(), LIMITS, deadline=deadline)

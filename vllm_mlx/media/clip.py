@@ -1,0 +1,75 @@
+"""Frames of a video, decoded. Knows neither where they came from nor what a model makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from ..core.errors import InvalidImage
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """Two clips with one digest show the same. Safe to share between threads: nobody may write to the pixels."""
+
+    pixels: np.ndarray  # (frames, height, width, 3), uint8, RGB, read-only
+    times: tuple[float, ...]  # of each frame, in seconds, ascending
+    fps: float  # frames that stand for a second
+    digest: bytes  # of pixels and times
+
+    @classmethod
+    def of(cls, pixels: np.ndarray, times: Sequence[float], fps: float) -> "Clip":
+        """`pixels`: (frames, height, width, 3), uint8, RGB. They become read-only."""
+        assert pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[3] == 3, "RGB bytes"
+        assert len(pixels) == len(times) > 0 and fps > 0, "a time for each frame"
+        pixels = np.ascontiguousarray(pixels)
+        pixels.flags.writeable = False
+        digest = blake2b(repr((pixels.shape, tuple(times), fps)).encode(), digest_size=_DIGEST_BYTES)
+        digest.update(pixels.data)
+        return cls(pixels, tuple(times), fps, digest.digest())
+
+    @property
+    def num_pixels(self) -> int:
+        """Of all frames."""
+        return len(self) * self.height * self.width
+
+    @property
+    def height(self) -> int:
+        return int(self.pixels.shape[1])
+
+    @property
+    def width(self) -> int:
+        return int(self.pixels.shape[2])
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+class FrameStack:
+    """Frames of one size, copied into one array as they are decoded, so that none is in memory twice."""
+
+    def __init__(self, max_frames: int):
+        self._max_frames = max_frames
+        self._pixels: np.ndarray | None = None
+        self._num_frames = 0
+
+    def __len__(self) -> int:
+        return self._num_frames
+
+    def add(self, frame: np.ndarray) -> None:
+        """`frame`: (height, width, 3), uint8. Raises InvalidImage if it has another size than those before."""
+        if self._pixels is None:
+            self._pixels = np.empty((self._max_frames, *frame.shape), np.uint8)
+        if frame.shape != self._pixels.shape[1:]:
+            raise InvalidImage("its frames are not all of one size.")
+        self._pixels[self._num_frames] = frame
+        self._num_frames += 1
+
+    def clip(self, times: Sequence[float], fps: float) -> Clip:
+        """Raises InvalidImage if no frame was added. `times`: of the frames, and of any that were not added."""
+        if self._pixels is None:
+            raise InvalidImage("none of its frames can be decoded.")
+        return Clip.of(self._pixels[: self._num_frames], times[: self._num_frames], fps)

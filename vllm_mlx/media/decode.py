@@ -1,0 +1,208 @@
+"""Bytes of an image file → pixels, by Pillow. The content decides what it is, not what anybody calls it.
+
+Of an animation it is the first frame. Colour profiles are not applied.
+"""
+
+import io
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+from PIL.ImageFile import ImageFile as PillowFile
+
+from ..core.errors import InvalidImage
+from .image import Picture
+
+# Pillow is asked for these alone: each further format is more code that strangers' files reach.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_STARTS = (
+    (b"%PDF-", "a PDF. Send its pages as images, or its text"),
+    (b"%!PS", "PostScript"),
+    (b"\x1f\x8b", "compressed with gzip. Send the file that is in it"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x00\x00\x01\x00", "an icon (ICO). Send a PNG"),
+    (b"II*\0", "a TIFF. Send a PNG"),
+    (b"MM\0*", "a TIFF. Send a PNG"),
+    (b"8BPS", "a Photoshop document. Send a PNG"),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000. Send a PNG or a JPEG"),
+    (b"\xff\x4f\xff\x51", "a JPEG 2000. Send a PNG or a JPEG"),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL. Send a PNG or a JPEG"),
+    (b"\xff\x0a", "a JPEG XL. Send a PNG or a JPEG"),
+    (b"\x1a\x45\xdf\xa3", "a video"),
+    (b"{", "JSON"),
+    (b"data:", "a data URL inside a data URL"),
+)
+_OWN_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM")
+_MARKUP = re.compile(rb"^(?:\xef\xbb\xbf)?\s*<")
+
+
+def what_else(data: bytes, unknown: str = f"no image that this server reads ({', '.join(FORMATS)})") -> str:
+    """The end of the sentence "it is …": what the file is instead, as far as it can be told; else, `unknown`."""
+    start = bytes(data[:2048])
+    if not start:
+        return "empty"
+    if _MARKUP.match(start):
+        if b"<svg" in start.lower():
+            return "an SVG, which is drawn by a program and not decoded. Send it as a PNG"
+        return "a page of markup (HTML or XML)"
+    if start.startswith(_OWN_STARTS) or start[4:12] == b"ftypavif":
+        return "broken, or of a rare kind: its header cannot be read. Save it anew as a PNG"
+    if start[4:8] == b"ftyp":
+        return "an HEIC. Send it as a JPEG or a PNG" if start[8:12] in _HEIF_BRANDS else "a video"
+    for prefix, name in _STARTS:
+        if start.startswith(prefix):
+            return name
+    return unknown
+
+
+_ORIENTATION = 0x0112
+# What is done to (rows, columns, 3), by how the camera was held: EXIF 2.32, 4.6.4 A.
+_UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: np.rot90(pixels),
+}
+_STRIP_PIXELS = 1 << 20
+_MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each costs a pass over all pixels
+_MAX_MARKERS = 10_000  # of a JPEG that are looked at; a photograph has less than a hundred
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # not a restart of a scan, nor the byte FF in its data
+_IMAGE_START, _IMAGE_END, _SCAN = b"\xd8", b"\xd9", b"\xda"
+# Pillow reads each chunk or segment of a file with a few calls, in Python, and keeps many of them as objects. A large
+# photograph takes hundreds of reads, a PNG of 20 MB in chunks of 8 kB ten thousand.
+_MAX_READS = 100_000
+# What a decoder raises on a file that is not what it expects.
+_FAILURES = (
+    OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
+    MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+
+
+class ImageFile:
+    """An image file whose header has been read. Holds the file's bytes, and neither a decoder nor pixels."""
+
+    def __init__(self, data: bytes, *, max_pixels: int):
+        """Raises InvalidImage for what is no image, and for one whose decoding would cost too much."""
+        self._data = data
+        try:
+            with _opened(data) as image:
+                self.width, self.height = image.size
+                is_jpeg = image.format in ("JPEG", "MPO")
+                # Pillow decodes a few variants of formats in Python, some hundred times slower than all others.
+                is_slow = any(tile[0] in Image.DECODERS for tile in image.tile)
+        except Image.DecompressionBombError as error:
+            raise InvalidImage(_too_large("far too many", max_pixels)) from error
+        except _FAILURES as error:
+            raise InvalidImage(f"it is {what_else(data)}.") from error
+        if self.num_pixels > max_pixels:
+            raise InvalidImage(_too_large(f"{self.width} × {self.height}", max_pixels))
+        if is_jpeg and _has_many_scans(data):
+            raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it again as a baseline JPEG.")
+        if is_slow:
+            raise InvalidImage("it is a BMP with run-length compression, which is not read. Send it as a PNG.")
+
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
+
+    def decode(self) -> Picture:
+        """Upright, and on white where it is transparent. Raises InvalidImage."""
+        return Picture.of(self.pixels())
+
+    def pixels(self) -> np.ndarray:
+        """The same as an array: (rows, columns, 3), uint8. Raises InvalidImage."""
+        try:
+            with _opened(self._data) as image:
+                image.load()
+                return _upright(_rgb(image), image)
+        except _FAILURES as error:
+            raise InvalidImage("it is broken: its content ends early or contradicts itself.") from error
+
+
+class _File(io.BytesIO):
+    """The bytes of a file, for as many reads as an honest one takes."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._num_reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._num_reads += 1
+        if self._num_reads > _MAX_READS:
+            raise InvalidImage("it consists of too many small pieces. Save it again as a PNG.")
+        return super().read(size)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[PillowFile]:
+    """Pillow's image of a file. It is closed at the end, which frees the pixels that Pillow itself keeps."""
+    image = Image.open(_File(data), formats=FORMATS)
+    try:
+        yield image
+    finally:
+        image.close()
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """Up to the end of the image: phones append a second image or a video to a photograph."""
+    if data.count(b"\xff" + _SCAN) <= _MAX_SCANS:
+        return False
+    at = num_scans = 0
+    for _ in range(_MAX_MARKERS):
+        found = _MARKER.search(data, at)
+        if found is None or found[1] == _IMAGE_END:
+            return False
+        at = found.end()
+        if found[1] != _IMAGE_START:
+            at += max(2, int.from_bytes(data[at : at + 2]))  # the length of the segment
+        num_scans += found[1] == _SCAN
+        if num_scans > _MAX_SCANS:
+            return True
+    return True
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """(rows, columns, 3), uint8. Strip by strip, which takes little memory and no lock of the interpreter for long."""
+    width, height = image.size
+    pixels = np.empty((height, width, 3), np.uint8)
+    step = max(1, _STRIP_PIXELS // width)
+    for top in range(0, height, step):
+        strip = image.crop((0, top, width, min(height, top + step)))
+        pixels[top : top + step] = np.array(_opaque(strip))
+    return pixels
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """RGB, each sample in 8 bits."""
+    if image.mode.startswith("I;16"):
+        samples = np.array(image) >> 8
+        return Image.fromarray(samples.astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    clear = image.convert("RGBA")
+    white = Image.new("RGBA", clear.size, "white")
+    return Image.alpha_composite(white, clear).convert("RGB")
+
+
+def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Turned as the image says that the camera was held, where it says so in a form that can be read."""
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    except _FAILURES:
+        return pixels
+    return pixels if turn is None else turn(pixels)
+
+
+def _too_large(size: str, max_pixels: int) -> str:
+    return (
+        f"it has {size} pixels; this server takes images of at most {max_pixels / 1e6:.1f} megapixels "
+        "(--max-image-pixels). Send a smaller one."
+    )

@@ -1,0 +1,257 @@
+"""Images and videos fetched over HTTP, from public addresses only. Knows no image formats.
+
+A name is looked up once for each hop, all that it stands for is checked, and the connection goes to that very address.
+"""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import httpx
+
+from .. import __version__
+from ..core.config import MediaConfig
+from ..core.errors import InvalidImage
+from .addresses import is_public
+from .sources import Kind, check_bytes
+
+HEURISTIC_S = 300.0  # where the server says nothing
+_MAX_S = 24 * 3600.0
+_MOVED_FOR_NOW = (302, 303, 307)
+_DIRECTIVE = re.compile(r"([a-z-]+)(?:\s*=\s*\"?(\d+)\"?)?")
+
+
+def fresh_s(status: int, headers: Mapping[str, str]) -> float:
+    """Seconds for which it need not be asked again; 0: ask every time.
+
+    It was asked for without credentials or cookies, so that it says the same to everyone.
+    """
+    control = dict(_DIRECTIVE.findall(headers.get("cache-control", "").lower()))
+    if {"no-store", "no-cache"} & control.keys() or "*" in headers.get("vary", ""):
+        return 0.0
+    for name in ("s-maxage", "max-age"):
+        if control.get(name):
+            return max(0.0, min(_MAX_S, float(control[name][:12])) - _age_s(headers))
+    if "expires" in headers or "no-cache" in headers.get("pragma", "").lower() or status in _MOVED_FOR_NOW:
+        return 0.0
+    return HEURISTIC_S
+
+
+def _age_s(headers: Mapping[str, str]) -> float:
+    age = headers.get("age", "0")
+    return float(age[:12]) if age.isdecimal() else 0.0
+
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]  # name, port -> addresses in numbers
+_HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
+_MAX_ADDRESSES = 4  # of one name that are tried
+_CONNECT_S = 3.0  # for each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """`data` None: what was fetched before is still what is there."""
+
+    data: bytes | None
+    url: str  # where it was in the end
+    fresh_s: float
+    validators: Mapping[str, str] = field(default_factory=dict)  # headers that ask whether it has changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    url: httpx.URL
+    addresses: tuple[str, ...]
+
+
+class _Opened:
+    """The connections of one request: who gives up during a TLS handshake leaves one open that the library forgot."""
+
+    def __init__(self) -> None:
+        self._streams: list[Any] = []
+
+    async def note(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self._streams.append(info["return_value"])
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+
+
+class WebImages:
+    """Used on one event loop. `resolve` and `is_allowed` are the network's own but in tests."""
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        resolve: Resolve | None = None,
+        is_allowed: Callable[[str], bool] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ):
+        self._config = config
+        self._resolve = resolve or _resolve
+        self._is_allowed = is_allowed or ((lambda address: True) if config.allow_private_media else is_public)
+        # A kept connection would be shared by names of one address, and is checked for the first of them only.
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=ssl_context or httpx.create_ssl_context(),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
+
+    async def fetch(self, url: str, *, kind: Kind = "image", known: Fetched | None = None) -> Fetched:
+        """Without credentials, cookies or proxies. Raises InvalidImage; a time limit is the caller's.
+
+        `known`: what it was before, so that the server may answer that it still is.
+        """
+        freshness = float("inf")
+        for _ in range(self._config.max_media_redirects + 1):
+            target = await self._target(url)
+            same = known if known is not None and known.url == str(target.url) else None
+            response = await self._send(target, {"accept": f"{kind}/*", **(same.validators if same else {})})
+            try:
+                if response.has_redirect_location:
+                    freshness = min(freshness, fresh_s(response.status_code, response.headers))
+                    url = _next_url(target.url, response)
+                    continue
+                answer = await self._answer(target, response, kind, same)
+                return replace(answer, fresh_s=min(freshness, answer.fresh_s))
+            except httpx.TransportError as error:
+                raise InvalidImage(f"{_host(target.url)} closed the connection before all of it had come.") from error
+            finally:
+                await response.aclose()
+        raise InvalidImage(
+            f"its address was redirected more than {self._config.max_media_redirects} times "
+            "(--max-media-redirects). Send the address where it is."
+        )
+
+    async def close(self) -> None:
+        await self._transport.aclose()
+
+    async def _target(self, text: str) -> _Target:
+        """Raises InvalidImage unless everything that the name stands for may be asked."""
+        url = _checked(text)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            addresses = await self._resolve(_host(url), port)
+        except (OSError, UnicodeError) as error:
+            raise InvalidImage(f"there is no host {_host(url)}.") from error
+        if not addresses or not all(map(self._is_allowed, addresses)):
+            raise InvalidImage(
+                f"{_host(url)} is not on the public internet, and this server asks no other hosts "
+                "(--allow-private-media). Send a data URL."
+            )
+        return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
+
+    async def _answer(self, target: _Target, response: httpx.Response, kind: Kind, known: Fetched | None) -> Fetched:
+        """`known`: what there was, which the server may say is still the same."""
+        lasts_s, validators = fresh_s(response.status_code, response.headers), _validators(response)
+        if known is None or response.status_code != 304:
+            data = await self._body(response, kind)
+            return Fetched(data=data, url=str(target.url), fresh_s=lasts_s, validators=validators)
+        says_how_long = {"cache-control", "expires"} & response.headers.keys()
+        return Fetched(
+            data=None,
+            url=known.url,
+            fresh_s=lasts_s if says_how_long else known.fresh_s,
+            validators=validators or known.validators,
+        )
+
+    async def _send(self, target: _Target, headers: Mapping[str, str]) -> httpx.Response:
+        """The headers of the answer of the first address that answers."""
+        url = target.url
+        for address in target.addresses:
+            opened = _Opened()
+            request = _request(url, address, headers, opened)
+            try:
+                return await self._transport.handle_async_request(request)
+            except asyncio.CancelledError:
+                await opened.close()
+                raise
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                continue
+            except httpx.TransportError as error:
+                raise InvalidImage(f"{_host(url)} does not answer as HTTP.") from error
+        raise InvalidImage(f"no connection to {_host(url)} could be made, or its certificate is not valid.")
+
+    async def _body(self, response: httpx.Response, kind: Kind) -> bytes:
+        if response.status_code != 200:
+            raise InvalidImage(f"the server that has it answered with status {response.status_code}.")
+        headers = response.headers
+        if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            raise InvalidImage("the server that has it sent it compressed, which nobody asked for.")
+        given = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if given and not any(fnmatchcase(given, pattern.lower()) for pattern in self._config.media_content_type):
+            raise InvalidImage(
+                f"the server that has it calls it `{given[:60]}`, which is no {kind} (--media-content-type)."
+            )
+        declared = headers.get("content-length", "")
+        max_bytes = self._config.max_bytes(kind)
+        check_bytes(int(declared[:18]) if declared.isdecimal() else 0, max_bytes, kind)
+        data = bytearray()
+        async for piece in response.aiter_raw():
+            data += piece
+            check_bytes(len(data), max_bytes, kind)
+        return bytes(data)
+
+
+def _checked(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+        port = url.port
+    except (httpx.InvalidURL, ValueError) as error:  # among them names that no host can have
+        raise InvalidImage("its address is not a valid URL.") from error
+    if url.scheme not in ("http", "https"):
+        raise InvalidImage(f"its address leads to `{url.scheme[:20]}:`; only http and https are fetched.")
+    if url.userinfo:
+        raise InvalidImage("its address carries a user name or password. Leave them out.")
+    if not url.raw_host:
+        raise InvalidImage("its address names no host.")
+    if port is not None and not 0 < port < 65536:
+        raise InvalidImage("its address names no valid port.")
+    return url
+
+
+def _request(url: httpx.URL, address: str, headers: Mapping[str, str], opened: _Opened) -> httpx.Request:
+    """To that very address, in the name's own words."""
+    return httpx.Request(
+        "GET",
+        url.copy_with(host=address, fragment=None),
+        headers={**_HEADERS, **headers, "host": url.netloc.decode("ascii")},
+        extensions={
+            "sni_hostname": _host(url).rstrip("."),
+            "timeout": {"connect": _CONNECT_S},
+            "trace": opened.note,
+        },
+    )
+
+
+def _next_url(url: httpx.URL, response: httpx.Response) -> str:
+    try:
+        return str(url.join(response.headers["location"]))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InvalidImage(f"{_host(url)} redirects to what is not a valid URL.") from error
+
+
+def _validators(response: httpx.Response) -> dict[str, str]:
+    """Only what can be sent back as it came."""
+    asked = {"etag": "if-none-match", "last-modified": "if-modified-since"}
+    given = {question: response.headers.get(name, "") for name, question in asked.items()}
+    return {question: value for question, value in given.items() if 0 < len(value) < 500 and value.isascii()}
+
+
+def _host(url: httpx.URL) -> str:
+    """As it goes over the wire: what is looked up, checked and asked is one name."""
+    return url.raw_host.decode("ascii")
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """The system's own look-up, which knows every spelling of an address that it would connect to."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]

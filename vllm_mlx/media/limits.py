@@ -1,0 +1,136 @@
+"""What images and videos may take: bytes and pixels of all requests together, and the share of one of them."""
+
+import asyncio
+import threading
+from collections import deque
+
+from ..core.deadline import Deadline
+from ..core.errors import InvalidImage, Overloaded
+from .sources import megabytes
+
+_SMALL_SHARE = 8  # a request with at most one part in so many of all pixels is small
+_FETCHES_PER_REQUEST = 4
+_MAX_REQUEST_BYTES = 256 * 1024 * 1024  # of the files of one request, as of its body
+MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # of all requests whose files are not yet decoded
+_RETRY_S = 5.0
+
+
+class PixelLane:
+    """First come, first served: a large request is not overtaken for ever by small ones."""
+
+    def __init__(self, max_pixels: int):
+        self.max_pixels = self._free = max_pixels
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def num_pixels(self) -> int:
+        """In memory now."""
+        return self.max_pixels - self._free
+
+    def has_room(self, num_pixels: int) -> bool:
+        """Whether they may enter at once."""
+        return not self._waiting and num_pixels <= self._free
+
+    async def enter(self, num_pixels: int) -> None:
+        """Waits until they fit; `num_pixels` is at most all there are. Unless it is cancelled, `leave` must follow."""
+        if self.has_room(num_pixels):
+            self._free -= num_pixels
+            return
+        turn = (asyncio.get_running_loop().create_future(), num_pixels)
+        self._waiting.append(turn)
+        try:
+            await turn[0]
+        except asyncio.CancelledError:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            else:
+                self._free += num_pixels
+            self._admit()
+            raise
+
+    def leave(self, num_pixels: int) -> None:
+        self._free += num_pixels
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][1] <= self._free:
+            admitted, num_pixels = self._waiting.popleft()
+            self._free -= num_pixels
+            if not admitted.done():
+                admitted.set_result(None)
+            # One that was cancelled meanwhile gives back what it got, in `enter`.
+
+
+class PixelGate:
+    """Used on one event loop. Small requests never wait for large ones: an eighth beyond `max_pixels` is theirs."""
+
+    def __init__(self, max_pixels: int):
+        self._main = PixelLane(max_pixels)
+        self._small = PixelLane(max_pixels // _SMALL_SHARE)
+
+    @property
+    def num_pixels(self) -> int:
+        """In memory now."""
+        return self._main.num_pixels + self._small.num_pixels
+
+    async def enter(self, num_pixels: int) -> PixelLane:
+        """The lane that they entered, and have to leave. `num_pixels` is at most `max_pixels`."""
+        is_small = num_pixels <= self._small.max_pixels
+        lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
+        await lane.enter(num_pixels)
+        return lane
+
+
+class ByteRoom:
+    """A byte budget that all requests share. Safe to share between threads."""
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def enter(self, num_bytes: int) -> bool:
+        """Whether there was room."""
+        with self._lock:
+            has_room = self.num_bytes + num_bytes <= self.max_bytes
+            self.num_bytes += num_bytes if has_room else 0
+            return has_room
+
+    def leave(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_bytes -= num_bytes
+
+
+class Allowance:
+    """What one request may still do, and whose it is."""
+
+    def __init__(
+        self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom, *, whole: bool = True
+    ) -> None:
+        """`fetch_until_s`: by the event loop's clock; `deadline`: of all preparation of the request.
+
+        `room`: for the files of all requests; `whole`: pixels are needed, also of what was seen before.
+        """
+        self.fetch_until_s = fetch_until_s
+        self.deadline = deadline
+        self.whole = whole
+        self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share nothing that is kept
+        self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
+        self._room = room
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Until `give_back`. Raises InvalidImage, or Overloaded where others hold too much."""
+        if self._num_bytes + num_bytes > _MAX_REQUEST_BYTES:
+            raise InvalidImage(
+                f"with it, the files of this request have more than {megabytes(_MAX_REQUEST_BYTES)}. Send fewer, or "
+                "smaller ones."
+            )
+        if not self._room.enter(num_bytes):
+            message = "Running requests hold too many bytes of image and video files. Send this request again later."
+            raise Overloaded(message, retry_after_s=_RETRY_S)
+        self._num_bytes += num_bytes
+
+    def give_back(self) -> None:
+        self._room.leave(self._num_bytes)
+        self._num_bytes = 0

@@ -1,0 +1,83 @@
+"""What a loaded vision model is tried with: pictures and a clip drawn here, put into prompts. Knows no model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..core.errors import TemplateError, first_line
+from ..core.sequence import MediaItem, PromptInputs
+from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from .clip import Clip
+from .hf_processor import FAULTS, MAX_REASON, ModelProcessor
+from .image import Picture
+from .renderers import ImageRenderer, NoVideos, VideoRenderer
+
+_HEIGHT, _WIDTH = 96, 160
+_NUM_FRAMES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A prompt whose media were made each by itself, and the tensors that the processor makes of all at once."""
+
+    prompt: PromptInputs
+    inputs: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VisionProbe:
+    images: Trial  # two
+    video: Trial | None  # one, in several pieces; None: the model is shown no videos
+    sizes: tuple[PromptInputs, PromptInputs]  # a small and a larger image, each alone
+    max_image_tokens: int  # of one image
+
+
+def image_trial(text: str, processor: ModelProcessor, images: ImageRenderer) -> Trial:
+    """`text`: with two markers. Raises one of `REFUSALS`."""
+    pictures = [noise(seed) for seed in (1, 2)]
+    ids, inputs = processor.run(text, images=[images.fit(picture) for picture in pictures], keep_all=True)
+    items: list[MediaItem] = []
+    for picture in pictures:
+        items += images.render(picture).placed(ids.index(images.token_id, items[-1].end if items else 0))
+    return Trial(PromptInputs(token_ids=tuple(ids), media=tuple(items)), inputs)
+
+
+def video_trial(tokenizer: Tokenizer, videos: VideoRenderer) -> Trial | NoVideos:
+    try:
+        text = trial_text(tokenizer, "video", 1)
+    except (*TEMPLATE_FAILURES, TemplateError) as error:
+        return NoVideos(f"the chat template fails on one: {first_line(error, MAX_REASON)}")
+    if text.count(videos.marker) != 1:
+        return NoVideos(f"the chat template shows no {videos.marker} for one")
+    try:
+        return _in_pieces(text, videos)
+    except FAULTS as error:
+        return NoVideos(f"the checkpoint's processor fails on one: {first_line(error, MAX_REASON)}")
+
+
+def _in_pieces(text: str, videos: VideoRenderer) -> Trial:
+    frames = np.stack([noise(seed).pixels for seed in range(_NUM_FRAMES)])
+    clip = Clip.of(frames, [number / videos.even_fps for number in range(_NUM_FRAMES)], videos.even_fps)
+    ids, inputs = videos.run(text, clip, keep_all=True)
+    rendition = videos.render(clip, piece_pixels=1)
+    start = ids.index(videos.token_id)
+    if tuple(ids[start : start + len(rendition.token_ids)]) != rendition.token_ids:
+        raise ValueError("it writes a video in another way beside text")
+    return Trial(PromptInputs(token_ids=tuple(ids), media=rendition.placed(start)), inputs)
+
+
+def trial_text(tokenizer: Tokenizer, kind: Literal["image", "video"], number: int) -> str:
+    """A conversation that shows so many. Raises one of `TEMPLATE_FAILURES`, or TemplateError."""
+    content = number * [{"type": "text", "text": "one"}, {"type": kind}]
+    return tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+
+
+def noise(seed: int) -> Picture:
+    return Picture.of(np.random.default_rng(seed).integers(0, 256, (_HEIGHT, _WIDTH, 3)).astype(np.uint8))
+
+
+def plain(num_pixels: int) -> Picture:
+    side = max(1, int(num_pixels**0.5))
+    return Picture.of(np.zeros((side, side, 3), np.uint8))

@@ -1,0 +1,198 @@
+"""One image or clip → what a model is shown of it; a clip in pieces that the tower takes one by one. Keeps nothing.
+
+The towers served here see two frames at a time and nothing across: pieces give what the whole would.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..core.sequence import Layout, MediaItem
+from ..tokens.tokenizer import Tokenizer
+from .clip import Clip
+from .hf_processor import FAULTS, ModelProcessor
+from .image import Picture, fitting, scaled
+from .layouts import Grid, image_layout, joined, video_layouts
+from .rendered import Rendition, medium
+from .video import FrameSampling
+
+
+class ImageRenderer:
+    """As its processor, not made for several threads."""
+
+    def __init__(
+        self,
+        processor: ModelProcessor,
+        tokenizer: Tokenizer,
+        *,
+        token_id: int,
+        marker: str,
+        merge_size: int = 1,
+        max_pixels: int,
+    ):
+        """`merge_size`: patches a side that become one token, where the processor tells of a grid of patches."""
+        self.marker = marker  # what a chat template writes for an image
+        self.token_id = token_id
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._merge_size = merge_size
+        self._max_pixels = max_pixels
+
+    def works(self, picture: Picture) -> bool:
+        """Whether the text of a picture says its very placeholders again."""
+        try:
+            rendition = self.render(picture)
+        except FAULTS:
+            return False
+        return rendition.token_ids.count(self.token_id) > 1 and bool(rendition.media[0].inputs)
+
+    def render(self, picture: Picture, max_side: int | None = None) -> Rendition:
+        """Raises one of `REFUSALS`."""
+        ids, inputs = self._processor.run(self.marker, images=[self.fit(picture, max_side)])
+        text = self._tokenizer.decode(ids)
+        if self._tokenizer.encode(text, add_special_tokens=False) != ids:
+            raise ValueError("its placeholders have no text")
+        start = ids.index(self.token_id)
+        end = len(ids) - ids[::-1].index(self.token_id)
+        token_ids = tuple(ids[start:end])
+        grid = self._grid(inputs)
+        item = medium(0, token_ids, inputs, None if grid is None else image_layout(grid), self._processor.settings)
+        return Rendition.of(text, len(self._tokenizer.decode(ids[:start])) if start else 0, token_ids, (item,))
+
+    def fit(self, picture: Picture, max_side: int | None = None) -> Image.Image:
+        size = fitting(picture.width, picture.height, self._max_pixels, max_side)
+        return Image.fromarray(scaled(picture.pixels, size))
+
+    def _grid(self, inputs: Mapping[str, np.ndarray]) -> Grid | None:
+        patches = inputs.get("image_grid_thw")
+        if patches is None:
+            return None
+        t, h, w = (int(size) for size in patches.reshape(-1))
+        return t, h // self._merge_size, w // self._merge_size
+
+
+# Shown token by token to be served right. What else takes videos is shown none.
+_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_PIECE_PIXELS = 1 << 20  # that the tower takes at once, unless two frames have more
+
+
+@dataclass(frozen=True, slots=True)
+class NoVideos:
+    """In place of a renderer."""
+
+    reason: str  # the end of "This model takes no videos: …"
+
+
+class VideoRenderer:
+    """As its processor, not made for several threads."""
+
+    def __init__(
+        self,
+        processor: ModelProcessor,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
+        *,
+        marker: str,
+        max_pixels: int,
+    ):
+        """`config`: the checkpoint's; `max_pixels`: of one frame."""
+        self.marker = marker  # what a chat template writes for a video
+        self.sampling = FrameSampling.of(processor.video_processor)
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self.token_id = int(config["video_token_id"])
+        self._tower: Mapping[str, Any] = config["vision_config"]
+        self._max_pixels = max_pixels
+
+    @classmethod
+    def find(
+        cls, processor: ModelProcessor, tokenizer: Tokenizer, config: Mapping[str, Any], *, max_pixels: int
+    ) -> "VideoRenderer | NoVideos":
+        """By what the checkpoint's files say; `probe` tries it."""
+        if config.get("model_type") not in _FAMILIES:
+            return NoVideos("those of its family are not served")
+        if processor.video_processor is None:
+            return NoVideos("the checkpoint has no video processor")
+        ids = [config.get(f"{name}_token_id") for name in ("vision_start", "video", "vision_end")]
+        tokens = [None if token_id is None else tokenizer.added_token(token_id) for token_id in ids]
+        if None in tokens:
+            return NoVideos("config.json names no tokens for one")
+        marker = "".join(token[0] for token in tokens if token is not None)
+        return cls(processor, tokenizer, config, marker=marker, max_pixels=max_pixels)
+
+    @property
+    def even_fps(self) -> float:
+        """At which places of successive frames are one position apart."""
+        return float(self._tower.get("tokens_per_second", 1)) * self._frames_per_place
+
+    def run(self, text: str, clip: Clip, *, keep_all: bool = False) -> tuple[list[int], dict[str, np.ndarray]]:
+        """As `ModelProcessor.run`, of a text that shows the clip. Raises one of `REFUSALS`."""
+        shown: dict[str, Any] = {"videos": [self._fit(clip)]}
+        if self._processor.takes("video_metadata"):  # of a video with a frame each second
+            shown["video_metadata"] = [{"frames_indices": list(clip.times), "fps": 1.0}]
+        return self._processor.run(text, keep_all=keep_all, **shown)
+
+    def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> Rendition:
+        """`piece_pixels`: that the tower takes at once. Raises one of `REFUSALS`."""
+        ids, inputs = self.run(self.marker, clip)
+        text = self._tokenizer.decode(ids)
+        if self._tokenizer.encode(text, add_special_tokens=False) != ids:
+            raise ValueError("its placeholders have no text")
+        spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
+        lead = len(self._tokenizer.decode(ids[: spots[0]]))
+        media = self._media(ids, spots, inputs, clip, piece_pixels)
+        return Rendition.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), media)
+
+    def _media(
+        self, ids: list[int], spots: list[int], inputs: Mapping[str, np.ndarray], clip: Clip, piece_pixels: int
+    ) -> tuple[MediaItem, ...]:
+        t, h, w = (int(size) for size in inputs["video_grid_thw"].reshape(-1))
+        merge = int(self._tower["spatial_merge_size"])
+        grid = (t, h // merge, w // merge)
+        patches = inputs["pixel_values_videos"].reshape(t, h * w, -1)
+        group = max(1, min(self._max_pixels, piece_pixels) // (h * w * int(self._tower["patch_size"]) ** 2))
+        places = np.array(spots).reshape(t, -1)  # of the placeholders, two frames a row
+        media = []
+        for first, layout in zip(range(0, t, group), self._layouts(grid, places, group, clip), strict=True):
+            rows = places[first : first + group]
+            start, end = int(rows[0, 0]), int(rows[-1, -1]) + 1
+            tower = {
+                "pixel_values_videos": patches[first : first + group].reshape(-1, patches.shape[-1]),
+                "video_grid_thw": np.array([[len(rows), h, w]]),
+            }
+            settings = self._processor.settings
+            media.append(medium(start - spots[0], tuple(ids[start:end]), tower, layout, settings))
+        return tuple(media)
+
+    def _layouts(self, grid: Grid, places: np.ndarray, group: int, clip: Clip) -> Sequence[Layout]:
+        """One grid where the placeholders are; with text between them, a grid for every two frames."""
+        t, h, w = grid
+        if places[-1, -1] - places[0, 0] + 1 == places.size:
+            return video_layouts(grid, self._step(clip), group)
+        layouts = []
+        for first in range(0, t, group):
+            rows = places[first : first + group]
+            gaps = rows[1:, 0] - rows[:-1, -1] - 1
+            parts: list[Layout | int] = [image_layout((1, h, w))]
+            for gap in gaps:
+                parts += [int(gap), image_layout((1, h, w))]
+            layouts.append(joined(parts))
+        return layouts
+
+    def _step(self, clip: Clip) -> float:
+        """Positions that the frames of one place are from those of the next."""
+        per_second = self._tower.get("tokens_per_second")
+        return 1.0 if per_second is None else per_second * self._frames_per_place / clip.fps
+
+    @property
+    def _frames_per_place(self) -> int:
+        return int(self._tower["temporal_patch_size"])
+
+    def _fit(self, clip: Clip) -> np.ndarray:
+        size = fitting(clip.width, clip.height, self._max_pixels)
+        if size == (clip.width, clip.height):
+            return clip.pixels
+        return np.stack([scaled(frame, size) for frame in clip.pixels])
