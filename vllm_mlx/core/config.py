@@ -1,18 +1,18 @@
-"""Settings of one engine, resolved and immutable. Reads no file, no environment, no machine."""
+"""Settings of one engine, resolved and immutable. This module reads no file, no environment and no machine."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from .errors import ConfigError
 
-MAX_IMAGE_PIXELS = 178_000_000  # beyond about this, Pillow refuses every image
+MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
 CacheReasoning = Literal["auto", "keep", "drop"]
 ToolGrammar = Literal["auto", "strict", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What a request that leaves a field out gets. None: the checkpoint's generation_config, then 1.0 / 1.0 / 0."""
+    """Values for fields that a request leaves out. None: the checkpoint's generation_config, then 1.0 / 1.0 / 0."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -24,7 +24,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStrings:
-    """What begins a thought, and what is written to end one whose budget is spent: a phrase may lead up to the tag."""
+    """The text that begins reasoning, and the text that ends it once its budget is spent: a phrase and the tag."""
 
     start: str
     end: str
@@ -32,22 +32,22 @@ class ReasoningStrings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
-    """What of a request's images and videos is taken, and where from."""
+    """Limits of a request's images and videos, and the sources that they may come from."""
 
-    max_images: int = 100  # of one request
-    max_videos: int = 4  # of one request
-    max_image_bytes: int = 20_000_000  # of one file, as it comes
-    max_video_bytes: int = 100_000_000  # of one file, as it comes
+    max_images: int = 100  # in one request
+    max_videos: int = 4  # in one request
+    max_image_bytes: int = 20_000_000  # of one encoded file
+    max_video_bytes: int = 100_000_000  # of one encoded file
     max_image_pixels: int = 50_000_000  # of one image, or of one frame of a video
-    max_video_pixels: int = 24 << 20  # of all frames that are shown of a video: larger ones are scaled down
+    max_video_pixels: int = 24 << 20  # of all sampled frames of a video, which are scaled down to it
     max_decode_s: float = 30.0  # for one video
-    max_request_pixels: int = 256_000_000  # of all images of one request, and of all that are decoded at once
-    media_timeout_s: float = 10.0  # for all that one request fetches
+    max_request_pixels: int = 256_000_000  # of all images of one request, and of all images decoded at once
+    media_timeout_s: float = 10.0  # for all media that one request fetches
     max_media_redirects: int = 3
     media_content_type: tuple[str, ...] = ("image/*", "video/*", "application/octet-stream", "binary/octet-stream")
-    media_root: str | None = None  # folder whose files may be named; None: no file may
-    allow_private_media: bool = False  # fetch from addresses that are not public, too
-    media_cache_bytes: int = 256_000_000  # decoded pictures kept for the next turn
+    media_root: str | None = None  # folder whose files a request may name; None: no file
+    allow_private_media: bool = False  # whether to fetch from addresses that are not public
+    media_cache_bytes: int = 256_000_000  # decoded images kept for the next turn
 
     def __post_init__(self) -> None:
         for name in (
@@ -70,31 +70,33 @@ class MediaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
+    """All settings of one engine. Raises ConfigError for a value out of range."""
+
     model: str  # local folder or Hugging Face id
-    max_num_seqs: int = 32  # sequences that prefill or decode at once; others wait
-    max_queue: int = 256  # sequences that may wait beyond those
-    max_queue_s: float | None = None  # longest wait in line; None: as long as it takes
-    max_request_s: float | None = None  # longest time for a request, from its place in line to its end
-    max_prepare_s: float = 120.0  # longest time to make a prompt of a request, media and waiting included
-    watchdog_s: float = 120.0  # a step that takes longer hangs
-    max_model_len: int | None = None  # None: the checkpoint's, or what memory holds
+    max_num_seqs: int = 32  # sequences that run at once; others wait
+    max_queue: int = 256  # sequences that may wait
+    max_queue_s: float | None = None  # longest time in the admission queue; None: no limit
+    max_request_s: float | None = None  # longest time of a request, waiting included; None: no limit
+    max_prepare_s: float = 120.0  # longest time to prepare a request's prompt, media and waiting included
+    watchdog_s: float = 120.0  # a step that takes longer is reported as hanging
+    max_model_len: int | None = None  # None: the checkpoint's context, or as much as memory holds
     max_stall_ms: float = 200.0  # longest gap that a prefill may put between two tokens of a running reply
     max_prefill_chunk: int = 2048  # tokens of one chunk while nothing decodes
-    memory_budget_bytes: int | None = None  # None: from the machine
+    memory_budget_bytes: int | None = None  # None: computed from the machine's memory
     prefix_cache: bool = True
-    cache_memory_bytes: int | None = None  # None: all that live rows leave free
+    cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
     snapshot_every: int = 8192  # tokens between copies of state during a long prefill; 0: none
-    cache_reasoning: CacheReasoning = "auto"  # of a reply that reasoned: what a next turn contains, all, nothing
+    cache_reasoning: CacheReasoning = "auto"  # reasoning kept: what the next turn contains, all, none
     enable_thinking: bool | None = None  # None: on
-    default_thinking_token_budget: int | None = None  # of requests that do not say; None: no bound
+    default_thinking_token_budget: int | None = None  # for requests that set none; None: no limit
     reasoning_config: ReasoningStrings | None = None  # None: the reasoning parser's tags
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
-    tool_grammar: ToolGrammar = "auto"  # which calls are held to their schema: those asked to be, all, none
-    chat_template: str | None = None  # template text that replaces the checkpoint's
+    tool_grammar: ToolGrammar = "auto"  # calls that must follow their schema: strict tools, all, none
+    chat_template: str | None = None  # text of a template that replaces the checkpoint's
     trust_remote_code: bool = False
-    text_only: bool = False  # a vision checkpoint without its tower
-    max_pixels: int = 4 << 20  # of an image: larger ones are scaled down
+    text_only: bool = False  # load a vision checkpoint without its vision encoder
+    max_pixels: int = 4 << 20  # of one image; larger images are scaled down
     revision: str | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     media: MediaConfig = field(default_factory=MediaConfig)
@@ -122,7 +124,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Facts of a loaded checkpoint that other layers may know."""
+    """Facts about a loaded checkpoint that other packages may use."""
 
     model: str
     architecture: str

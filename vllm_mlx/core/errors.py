@@ -1,42 +1,42 @@
-"""Every error that a user can meet. A message says what to change.
+"""Every error that a user can see. Its message says what to change.
 
 VLLMMLXError
 ├── ConfigError            a flag, file or machine that cannot serve: exit code 1 before the server starts
 │   └── ModelLoadError     the checkpoint cannot be loaded
-├── RequestError           the client's request; nothing was generated
+├── RequestError           the client's request is at fault; nothing was generated
 │   ├── InvalidParameter   a value outside its range
 │   ├── Unsupported        a field this server refuses to ignore
-│   ├── InvalidImage       an image that cannot be had or read, or is beyond a bound
-│   │   └── InvalidVideo   the same of a video
+│   ├── InvalidImage       an image that cannot be fetched or decoded, or exceeds a limit
+│   │   └── InvalidVideo   the same for a video
 │   ├── ContextLengthExceeded
-│   ├── TemplateError      the chat template cannot take this conversation
+│   ├── TemplateError      the chat template cannot render this conversation
 │   ├── ModelNotFound
-│   ├── TimeLimit          it took longer than the server lets a request take
-│   └── Overloaded         try again after `retry_after_s`
-│       └── TooManyRequests  this client, or all of them, ask for more than there is room for
-└── GenerationError        the generation failed on our side, alone
-    ├── GrammarLimit       the grammar that the client asked for takes more than one reply may
-    ├── Cancelled          somebody ended it who is not its client
+│   ├── TimeLimit          the request took longer than the server allows
+│   └── Overloaded         the client may try again after `retry_after_s`
+│       └── TooManyRequests  this client, or all clients together, sent too many requests
+└── GenerationError        this generation failed on the server; others go on
+    ├── GrammarLimit       the client's grammar takes more time than one reply may use
+    ├── Cancelled          cancelled through the API, not by disconnecting
     └── EngineDead         the engine thread has ended
 """
 
 import math
 
-_LONGEST_SHOWN = 80  # characters of a name that a client made up
+_LONGEST_SHOWN = 80  # characters of a name that a client chose
 
 
 def shown(name: str) -> str:
-    """A name for a message: whole, unless it is no name at all."""
+    """A client's name or value, cut to a length that fits an error message."""
     return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
 
 def first_line(error: Exception, max_chars: int | None = None) -> str:
-    """What a library's error says, for a message of ours; its type where it says nothing."""
+    """The first line of a library's error, for use in our message; its type if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
 
 
 class VLLMMLXError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
     def __init__(self, message: str):
         super().__init__(message)
@@ -52,7 +52,7 @@ class ModelLoadError(ConfigError):
 
 
 class RequestError(VLLMMLXError):
-    """`param` is the request field at fault, `code` a stable word for programs."""
+    """`param` is the request field at fault. `code` is a stable word for programs."""
 
     code: str | None = None
 
@@ -86,7 +86,7 @@ class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
     def __init__(self, *, num_prompt_tokens: int, max_model_len: int, is_least: bool = False):
-        """`is_least`: the prompt was not tokenised, since it cannot have fewer tokens than that."""
+        """`is_least`: the count is a lower bound, and the prompt was not tokenised."""
         count = f"at least {num_prompt_tokens}" if is_least else f"{num_prompt_tokens}"
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {count} "
@@ -118,7 +118,7 @@ class TooManyRequests(Overloaded):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: float):
-        # Some clients read the time from the text of a stream's error, where there are no headers.
+        # Some clients read the time from the text of an error inside a stream, which has no headers.
         super().__init__(f"{message} Please try again in {math.ceil(retry_after_s)}s.", retry_after_s=retry_after_s)
 
 
@@ -131,7 +131,7 @@ class GenerationError(VLLMMLXError):
 
 
 class GrammarLimit(GenerationError):
-    """The client's grammar is the cause. `param` is the request field that asks for it."""
+    """The client's grammar is too expensive. `param` is the request field that asks for it."""
 
     code = "grammar_limit"
 

@@ -1,4 +1,7 @@
-"""The one stream every protocol encodes. Order: Started, PromptProgress*, deltas*, then Finished or Failed once."""
+"""The one stream of events that every protocol encodes.
+
+Order: Started, any number of PromptProgress, any number of content events, then Finished or Failed once.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +20,7 @@ class FinishReason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     prompt_tokens: int
-    cached_tokens: int = 0  # prompt tokens whose state was not computed again
+    cached_tokens: int = 0  # prompt tokens whose state came from the prefix cache
     completion_tokens: int = 0  # sampled tokens, the stop token included
     reasoning_tokens: int = 0
     clamped_max_tokens: int | None = None  # set when the context window cut the requested max_tokens
@@ -26,7 +29,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One sampled token. Log-probabilities are natural, of the model's own distribution, before any sampling change."""
+    """One sampled token. Log probabilities are natural logarithms of the model's own distribution, before sampling."""
 
     token_id: int
     logprob: float
@@ -49,7 +52,7 @@ class PromptProgress:
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     text: str
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that made this text
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that this text was decoded from
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class ToolCallStart:
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
     index: int
-    arguments: str  # JSON fragment
+    arguments: str  # a fragment of JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a client wants a reply to look like, whichever protocol carried it. Knows no grammar and no tokenizer."""
+"""The form that a client demands of a reply, in any protocol. It knows no grammar library and no tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from .errors import InvalidParameter, shown
 
 MAX_GUIDE_CHARS = 256 * 1024
 MAX_CHOICES = 4096
-MAX_STRUCTURES = 1024  # of a structural tag, and as many triggers: each of the ones is compared with each of the others
+MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """One JSON text that is valid by the schema."""
+    """One JSON text that is valid under the schema."""
 
     schema: Mapping[str, Any] | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A text that the whole pattern matches."""
+    """A text that the pattern matches from its first to its last character."""
 
     pattern: str
 
@@ -34,14 +34,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A text of a grammar in Lark's notation or in GBNF."""
+    """A text that the grammar derives; `text` is the grammar in Lark's notation or in GBNF."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TagStructure:
-    """`begin`, content that is valid by the schema, `end`."""
+    """The text `begin`, content that is valid under the schema, and the text `end`."""
 
     begin: str
     schema: Mapping[str, Any] | bool
@@ -50,7 +50,7 @@ class TagStructure:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """Free text, but what begins with a trigger is one of the structures."""
+    """Free text in which a trigger always begins one of the structures."""
 
     structures: tuple[TagStructure, ...]
     triggers: tuple[str, ...]
@@ -58,7 +58,7 @@ class StructuralTag:
 
 @dataclass(frozen=True, slots=True)
 class StructuralFormat:
-    """The newer form: a tree of `{"type": …}`, which says what the whole reply is."""
+    """The newer form of a structural tag: a tree of `{"type": …}` that describes the complete reply."""
 
     format: Mapping[str, Any]
 
@@ -68,11 +68,11 @@ GuideForm = JsonSchema | Regex | Choice | Grammar | StructuralTag | StructuralFo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """`param` is the request field that holds it. Raises InvalidParameter, naming that field."""
+    """A demanded form and its request field, `param`. Raises InvalidParameter, which names that field."""
 
     form: GuideForm
     param: str = "structured_outputs"
-    in_reasoning: bool = False  # from the first token on, even where the reply begins with thoughts
+    in_reasoning: bool = False  # True: it also binds the reasoning before the answer
 
     def __post_init__(self) -> None:
         match self.form:

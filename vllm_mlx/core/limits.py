@@ -1,4 +1,4 @@
-"""How much one request may hold, whichever protocol carried it. Knows no wire format."""
+"""Limits on the size of one request, the same for every protocol. It knows no wire format."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from .request import Request
 class RequestLimits:
     max_messages: int = 10_000
     max_tools: int = 1024
-    max_schema_bytes: int = 256 * 1024  # of one JSON schema, as JSON
-    max_choices: int = 1024  # replies to all prompts of one HTTP request
+    max_schema_bytes: int = 256 * 1024  # of one JSON schema, written as JSON
+    max_choices: int = 1024  # replies to all prompts of one HTTP request together
 
     def __post_init__(self) -> None:
         for name in ("max_messages", "max_tools", "max_schema_bytes", "max_choices"):
@@ -49,7 +49,7 @@ def _at_most(number: int, limit: int, param: str, noun: str) -> None:
 
 
 def _is_longer(schema: Any, max_bytes: int) -> bool:
-    """Whether it has more than `max_bytes` as JSON. It is written as JSON only if the lengths of its texts fit."""
+    """Whether the schema has more than `max_bytes` as JSON. It is only written if the lengths of its texts fit."""
     num_bytes, left = 0, [schema]
     while left and num_bytes <= max_bytes:
         value = left.pop()

@@ -1,4 +1,4 @@
-"""How many bytes a row's state takes at a given length, and how many there are. Arithmetic only: asks no device."""
+"""The bytes that a row's state takes at a given length, and the bytes available. Pure arithmetic: asks no device."""
 
 from dataclasses import dataclass
 
@@ -8,22 +8,22 @@ ALLOCATION_STEP = 256  # cache buffers grow by this many token slots
 
 
 def allocated_slots(num_tokens: int) -> int:
-    """Token slots of a buffer made for `num_tokens`."""
+    """Token slots of a buffer that is allocated for `num_tokens`."""
     return -(-num_tokens // ALLOCATION_STEP) * ALLOCATION_STEP
 
 
 def most_slots(num_tokens: int) -> int:
-    """Token slots that a buffer of `num_tokens` may occupy: one merged or cut at any length grows by whole steps."""
+    """Most token slots of a buffer with `num_tokens`: one merged or cut at any length grows by complete steps."""
     return num_tokens + ALLOCATION_STEP - 1 if num_tokens else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFootprint:
-    """State of one row: attention KV grows with every token, a window up to its size, recurrent state not at all."""
+    """Memory of one row's state: attention KV grows with every token, windows up to their size, other state never."""
 
     bytes_per_token: int
     fixed_bytes: int = 0
-    windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), a pair per window size
+    windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
 
     def bytes_at(self, num_tokens: int) -> int:
         slots = most_slots(num_tokens)
@@ -31,12 +31,12 @@ class RowFootprint:
         return self.fixed_bytes + slots * self.bytes_per_token + windowed
 
     def copy_bytes(self, num_tokens: int) -> int:
-        """A copy of the state of `num_tokens` successive tokens, to the byte."""
+        """Exact size of a copy of the state of `num_tokens` successive tokens."""
         windowed = sum(min(num_tokens, window) * size for window, size in self.windows)
         return self.fixed_bytes + num_tokens * self.bytes_per_token + windowed
 
     def max_tokens(self, budget_bytes: int) -> int:
-        """The longest row that fits `budget_bytes`; 0 if none does."""
+        """Length of the longest row that fits `budget_bytes`; 0 if none fits."""
         low, high = 0, 1 << 40
         while low < high:
             middle = (low + high + 1) // 2
@@ -46,14 +46,14 @@ class RowFootprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """`total = weights + transients + pictures + what live rows and caches may take`.
+    """`total = weights + transients + images + rows`, where rows stands for running rows and caches together.
 
-    Raises ConfigError when nothing is left for rows.
+    Raises ConfigError if nothing is left for rows.
     """
 
     total_bytes: int
     weights_bytes: int
-    transient_bytes: int  # activations of one prefill chunk, or of one image in the tower: measured at load
+    transient_bytes: int  # activations of one prefill chunk or one image in the encoder, measured at load
     pictures_bytes: int = 0  # tensors that wait for the vision tower
     decoded_bytes: int = 0  # pixels of pictures decoded lately
     known_bytes: int = 0  # texts and ids that pictures shown lately stand for
@@ -80,10 +80,10 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrun:
-    """Bytes that the device took beyond its limit in one step: measured, where a budget is reckoned."""
+    """Bytes by which a step exceeded the device's limit: measured, whereas a budget is computed."""
 
-    peak_bytes: int = 0  # at the highest moment
-    kept_bytes: int = 0  # still, when the step was over
+    peak_bytes: int = 0  # at the peak
+    kept_bytes: int = 0  # still in use after the step
 
 
 NO_OVERRUN = Overrun()

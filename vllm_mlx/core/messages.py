@@ -1,4 +1,4 @@
-"""Protocol-neutral conversation values. Two messages with equal content are equal."""
+"""The values of a conversation, the same for every protocol. Two messages with equal content are equal."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,16 +16,17 @@ class TextPart:
 
 @dataclass(frozen=True)
 class ImagePart:
-    """`max_side`: shown so that it fits a square of so many pixels; None: as it is. `text`: what stands for it in a
-    rendered conversation, once that is known.
+    """An image of a message.
 
-    Has no slots, so that what is derived from a source of many megabytes is computed once.
+    `max_side`: the image is scaled down to fit a square with sides of so many pixels; None: not scaled.
+    `text`: the text that represents the image in a rendered conversation, once it is known.
+    The class has no slots, so that the digest of a source of many megabytes is computed once and cached.
     """
 
-    source: str | bytes  # data: URI, URL, or the bytes of a file; once it was seen, a digest of what it shows
+    source: str | bytes  # data: URI, URL, or bytes of a file; later a digest of the pixels
     max_side: int | None = field(default=None, kw_only=True)
     text: str = field(default="", kw_only=True)
-    param: str = field(default="messages", compare=False, kw_only=True)  # where the client gave it, for errors
+    param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
 
     @cached_property
     def source_digest(self) -> bytes:
@@ -34,15 +35,16 @@ class ImagePart:
 
 @dataclass(frozen=True)
 class VideoPart:
-    """`fps`: frames of a second that are shown, or that were taken where the source is frames; None: the model's own.
+    """A video of a message.
 
-    `text` as of an image. Has no slots, as an image has none.
+    `fps`: frames per second to sample, or, for a source of frames, at which they were sampled; None: the model's own.
+    `text` as for an image. The class has no slots for the same reason as ImagePart.
     """
 
-    source: str | bytes | tuple[str, ...]  # as an image's, or those of the frames, which are images
+    source: str | bytes | tuple[str, ...]  # like an image's source, or the sources of its frames
     fps: float | None = field(default=None, kw_only=True)
     text: str = field(default="", kw_only=True)
-    param: str = field(default="messages", compare=False, kw_only=True)  # where the client gave it, for errors
+    param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
 
     @cached_property
     def source_digest(self) -> bytes:
@@ -91,7 +93,7 @@ class ToolSpec:
     description: str | None
     parameters: dict[str, Any] | None  # JSON schema
     strict: bool = False
-    param: str = field(default="parameters", compare=False)  # where the client gave them, for errors
+    param: str = field(default="parameters", compare=False)  # the request field, for errors
 
     def to_openai(self) -> dict[str, Any]:
         """The dict that chat templates expect: `{"type": "function", "function": {...}}`."""
@@ -110,7 +112,7 @@ class ToolChoice:
 
 
 def _digest(source: str | bytes) -> bytes:
-    """In pieces, since making bytes of text holds the interpreter's lock, which the event loop wants back soon."""
+    """Digest a source piece by piece, because encoding a long text would hold the interpreter's lock for too long."""
     digest = blake2b(digest_size=16, person=type(source).__name__.encode())
     for start in range(0, len(source), _PIECE):
         piece = source[start : start + _PIECE]

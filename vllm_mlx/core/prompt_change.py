@@ -1,4 +1,4 @@
-"""Why a prompt does not begin with the one before it in its conversation. Holds no words of either."""
+"""Why a prompt does not begin with the previous prompt of its conversation. It holds no words of either."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,18 +7,19 @@ from .messages import Role
 
 
 class ChangeCause(StrEnum):
-    TOOLS = "tools"  # the client sent other tools, or another order of them
-    MESSAGE = "message"  # the client sent another message in that place, or left it out
-    SETTINGS = "settings"  # thinking, effort, or another variable of the template
-    TEMPLATE = "template"  # the same messages, which the template now shows otherwise
-    TOKENS = "tokens"  # the same text from other tokens
+    TOOLS = "tools"  # the client sent other tools, or sent them in another order
+    MESSAGE = "message"  # the client changed a message, or left it out
+    SETTINGS = "settings"  # reasoning, effort, or another variable of the template
+    TEMPLATE = "template"  # the same messages, which the template now renders differently
+    TOKENS = "tokens"  # the same text in other tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChange:
-    """`num_common_tokens` is the index of the first differing token, whose ids are given; None: that prompt ends there.
+    """The first difference between two prompts, at token `num_common_tokens`.
 
-    `message` counts the request's messages, those of the system included; None: before the first of them, or none.
+    A token id is None if its prompt ends there. `message` is the index of the changed message, system messages
+    included; None if the change lies before the first message.
     """
 
     cause: ChangeCause

@@ -1,4 +1,4 @@
-"""What of a prompt was taken from the prefix cache, and why not more. Holds no words of it."""
+"""How many prompt tokens came from the prefix cache, and why not more. It holds no words of the prompt."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,14 +7,14 @@ from .prompt_change import PromptChange
 
 
 class Shortfall(StrEnum):
-    ALTERED = "altered"  # the prompt does not go on from the last one of its conversation
-    NOT_STORED = "not_stored"  # given up for want of room, cleared, or never kept
-    NO_RESUME_POINT = "no_resume_point"  # stored, but the model can only resume further back
+    ALTERED = "altered"  # the prompt does not continue the previous one of its conversation
+    NOT_STORED = "not_stored"  # evicted, cleared, or never stored
+    NO_RESUME_POINT = "no_resume_point"  # stored, but the model can only resume at an earlier position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What an earlier turn lets expect: its first `num_tokens` are this prompt's, but for `change`. 0: nothing."""
+    """What the previous turn lets us expect: this prompt begins with its first `num_tokens`, except for `change`."""
 
     num_tokens: int = 0
     change: PromptChange | None = None
@@ -23,8 +23,8 @@ class Expectation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReceipt:
     prompt_tokens: int
-    cached_tokens: int  # not computed again
-    stored_tokens: int  # of the prompt, in the cache, whether or not it could be resumed there
+    cached_tokens: int  # taken from the prefix cache
+    stored_tokens: int  # prompt tokens in the prefix cache, resumable or not
     expectation: Expectation = field(default_factory=Expectation)
 
     @property
@@ -33,7 +33,7 @@ class CacheReceipt:
 
     @property
     def shortfall(self) -> Shortfall | None:
-        """Why fewer tokens were cached than expected; None: they were not fewer."""
+        """Why fewer tokens were cached than expected; None if as many were."""
         if self.cached_tokens >= self.expected_tokens:
             return None
         if self.stored_tokens < self._num_unaltered:
@@ -42,7 +42,7 @@ class CacheReceipt:
 
     @property
     def why(self) -> str | None:
-        """The same for people, with the figures."""
+        """The shortfall as a text for people, with its figures."""
         match self.shortfall:
             case Shortfall.ALTERED:
                 return f"altered: {self.expectation.change}"

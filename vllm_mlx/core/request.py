@@ -1,4 +1,4 @@
-"""What a client asked for, whichever protocol carried it."""
+"""A client's request, the same for every protocol."""
 
 import math
 from collections.abc import Mapping, Sequence, Sized
@@ -11,7 +11,7 @@ from .guide import Guide
 from .messages import Message, ToolChoice, ToolSpec
 
 MAX_LOGPROBS = 20
-MAX_CACHE_SALT = 1024  # characters: it is part of many keys
+MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1_000  # of one stop string
@@ -21,9 +21,9 @@ MAX_LOGIT_BIAS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. Fields left None take the server's default, then the checkpoint's generation_config.
+    """How tokens are sampled. A field that is None takes the server's default, then the checkpoint's.
 
-    Raises InvalidParameter, naming the field, for a value outside its range.
+    Raises InvalidParameter, which names the field, for a value outside its range.
     """
 
     max_tokens: int | None = None  # None: up to the context window
@@ -43,9 +43,9 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
-    guide: Guide | None = None  # what the reply has to look like
-    thinking_token_budget: int | None = None  # tokens of a thought, which is ended behind them; None or -1: no bound
+    logprobs: int | None = None  # None: none; k: of the sampled token and the k most likely tokens
+    guide: Guide | None = None  # the form that the reply must have
+    thinking_token_budget: int | None = None  # reasoning ends after so many tokens; None or -1: no limit
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -81,7 +81,7 @@ class SamplingParams:
 
 
 def check_stop(name: str, stop: Sequence[str]) -> None:
-    """Raises InvalidParameter, naming the field, for stop strings beyond a bound."""
+    """Raises InvalidParameter, which names the field, for stop strings that exceed a limit."""
     _check_number(name, stop, MAX_STOP_STRINGS)
     if not all(stop):
         raise InvalidParameter(f"`{name}` must not contain an empty string.", param=name)
@@ -90,7 +90,7 @@ def check_stop(name: str, stop: Sequence[str]) -> None:
 
 
 def check_budget(budget: Any, name: str) -> None:
-    """Raises InvalidParameter, naming the field, for what is no number of tokens. -1: no bound."""
+    """Raises InvalidParameter, which names the field, unless `budget` is a number of tokens, -1 or None."""
     if budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and -1 <= budget <= MAX_INTEGER):
         return
     raise InvalidParameter(f"`{name}` must be a non-negative integer or -1 for unlimited.", param=name)
@@ -123,20 +123,20 @@ class Request:
     """One generation request. Exactly one of `messages` and `prompt` is set."""
 
     request_id: str
-    messages: tuple[Message, ...] | None = None  # chat
-    prompt: str | tuple[int, ...] | None = None  # text completion: text, or token ids
+    messages: tuple[Message, ...] | None = None  # of a chat
+    prompt: str | tuple[int, ...] | None = None  # of a text completion: text or token ids
     tools: tuple[ToolSpec, ...] = ()
-    unlisted_tools: tuple[ToolSpec, ...] = ()  # may be called, though the prompt's list leaves them out
+    unlisted_tools: tuple[ToolSpec, ...] = ()  # callable, but not listed in the prompt
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     max_tool_calls: int | None = None  # 1: the reply ends after its first tool call
     sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: Literal["auto", "on", "off"] = "auto"
-    thinking_limit: int | None = None  # as sampling's budget, but a model without thoughts keeps it by itself
+    thinking_limit: int | None = None  # like the sampling budget, but ignored by models that do not reason
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    echo: bool = False  # text completion: the prompt's text comes first in the reply
+    echo: bool = False  # of a text completion: the reply begins with the prompt's text
     cache_reasoning: CacheReasoning | None = None  # None: the engine's setting
-    cache_salt: str = ""  # requests with different salts never share cached state
-    tenant: str = ""  # the API key that sent the request, as a digest; empty where no key is asked for
-    arrived_s: float | None = None  # of the monotonic clock; None: when it is submitted
+    cache_salt: str = ""  # requests of different salts never share cached state
+    tenant: str = ""  # digest of the API key that sent the request; empty without keys
+    arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission

@@ -1,4 +1,4 @@
-"""One generation in flight. Token ids in, token ids out: no text, no mlx."""
+"""One sequence in the engine: token ids in, token ids out. It knows no text and no mlx."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from .constraint import Constraint
 from .events import FinishReason
 
-_GREEDY_TEMPERATURE = 1e-5  # below, dividing logits by it overflows before it changes a draw
+_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class PromptInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSampling:
-    """SamplingParams with every default resolved: what the sampler reads, per row."""
+    """SamplingParams with every default resolved, as the sampler reads them for one row."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -78,7 +78,7 @@ class TokenSampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0  # drawn at random where the client gave none
+    seed: int = 0  # drawn at random if the client gave none
     num_top_logprobs: int | None = None
 
     @property
@@ -99,10 +99,11 @@ class SequenceStatus(Enum):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """`num_computed_tokens` is the one progress variable: tokens whose state the runner holds, or is computing now.
+    """One choice of a request in the engine.
 
-    The token at that position is the next to be fed. While a sampled token has not been read back yet, the count
-    may exceed `num_tokens - 1`; `num_in_flight` says by how much.
+    `num_computed_tokens` is its one progress variable: the number of tokens whose state the runner holds or is
+    computing. The token at that position is fed next. While a sampled token has not been read back from the device,
+    the count may exceed `num_tokens - 1`; `num_in_flight` says by how much.
     """
 
     seq_id: int
@@ -110,20 +111,20 @@ class Sequence:
     sampling: TokenSampling
     max_tokens: int
     min_tokens: int = 0
-    stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence ids included, unless ignored
+    stop_token_ids: frozenset[int] = frozenset()  # with the end-of-sequence ids, unless they are ignored
     constraint: Constraint | None = None
     cache_salt: str = ""
-    tenant: str = ""  # whose request it is: tenants take turns
+    tenant: str = ""  # the owner of the request; tenants take turns
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
-    num_stored_tokens: int = 0  # prompt tokens that the prefix cache held, resumable or not
-    scheduled_s: float | None = None  # when it first had a place, by the scheduler's clock
-    num_preemptions: int = 0  # restarts after a fault included
+    num_stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
+    scheduled_s: float | None = None  # time of its first admission, by the scheduler's clock
+    num_preemptions: int = 0  # including restarts after a fault
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the id that ended it
+    stop_token_id: int | None = None  # the id that ended the sequence
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -139,12 +140,12 @@ class Sequence:
 
     @property
     def num_in_flight(self) -> int:
-        """Samples launched on the device and not read back."""
+        """Number of samples launched on the device and not read back yet."""
         return max(0, self.num_computed_tokens - self.num_tokens + 1)
 
     @property
     def prefill_end(self) -> int:
-        """Prefill stops one token short: the last known token is fed by the decode step, which samples."""
+        """Where prefill stops: the last known token is left to the decode step, which samples after it."""
         return self.num_tokens - 1
 
     def tokens(self, start: int, end: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The messages between scheduler and runner, and from the engine to whoever waits for a sequence."""
+"""The messages between scheduler and runner, and from the engine to the owner of a sequence."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Updates
@@ -16,27 +16,27 @@ class Restore:
     """Start a sequence from cached state."""
 
     seq: Sequence
-    match: Any  # a cache.tree.Match: opaque here, since core knows no cache
+    match: Any  # a cache.match.Match, opaque here because core knows no cache
     release: Callable[[], None]  # ends the match's pin, once its state is copied
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Copy the state of one row: KV of `[start, end)`, and whatever cannot be sliced as it stands at `end`.
+    """Copy the state of one row: KV of `[start, end)`, and recurrent state at `end`.
 
-    Only a model whose state can all be sliced has a row that is longer than `end`.
+    The row may be longer than `end` only if the model has no recurrent state.
     """
 
     seq: Sequence
     start: int
     end: int
-    row_length: int  # tokens whose state the row holds
+    row_length: int  # number of tokens whose state the row holds
     key: bytes  # of the first `end` tokens, as the prefix cache packs them
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Run positions `[start, end)` of one sequence, unpadded; then capture, where `end` is worth keeping."""
+    """Run positions `[start, end)` of one sequence, without padding; then capture its state, if `capture` says so."""
 
     seq: Sequence
     start: int
@@ -46,14 +46,14 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """In this order: captures of rows that leave, releases, restores, decode, prefill.
+    """The work of one step, done in this order: captures of leaving rows, releases, restores, decode, prefill.
 
-    `decode` holds the groups of rows that step together; a row the runner holds and no group names is dropped.
+    `decode` holds the groups of rows that decode together. The runner drops decoding rows that no group names.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
-    release: tuple[int, ...] = ()  # seq_ids whose state is dropped: finished, aborted or preempted
+    release: tuple[int, ...] = ()  # seq_ids whose state is dropped: they finished, were aborted or preempted
     captures: tuple[Capture, ...] = ()
     restores: tuple[Restore, ...] = ()
 
@@ -67,17 +67,17 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A capture carried out: detached from the row's buffers."""
+    """The result of a capture, detached from the row's buffers."""
 
     capture: Capture
     segment: Any  # a cache.node.Segment of `[start, end)`
-    window_start: int  # from here on the segment holds sliding-window layers too
+    window_start: int  # the segment holds sliding-window layers from here on
     state: Any | None  # a cache.node.State at `end`
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    start: int  # tokens before it
+    start: int  # tokens before the chunk
     num_tokens: int
     seconds: float
 
@@ -89,15 +89,15 @@ class StepOutput:
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
     suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that may be another row's
     snapshots: tuple[Snapshot, ...] = ()
-    failed_restores: tuple[Restore, ...] = ()  # the row was not started; its match is damaged
+    failed_restores: tuple[Restore, ...] = ()  # rows that were not started, because the match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
-    decode_s: float | None = None  # one decode forward of all groups, where it was waited for
+    decode_s: float | None = None  # time of one decode forward of all groups, if it was measured
     overrun: Overrun = NO_OVERRUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceUpdate:
-    """News of one sequence, from the engine thread to the event loop."""
+    """The progress of one sequence, sent from the engine thread to the event loop."""
 
     seq_id: int
     tokens: tuple[TokenOutput, ...] = ()
@@ -112,7 +112,7 @@ class SequenceUpdate:
 
     @classmethod
     def of(cls, seq: Sequence, tokens: tuple[TokenOutput, ...] = ()) -> "SequenceUpdate":
-        """How far it is."""
+        """The sequence's present state as an update."""
         return cls(
             seq_id=seq.seq_id,
             tokens=tokens,
@@ -127,7 +127,7 @@ class SequenceUpdate:
 
     @classmethod
     def joined(cls, updates: "Updates[SequenceUpdate]") -> "SequenceUpdate":
-        """Several updates of one sequence, at least one, as one."""
+        """Join several updates of one sequence, at least one, into one."""
         *_, last = updates
         errors = [each.error for each in updates if each.error is not None]
         tokens = tuple(token for each in updates for token in each.tokens)
