@@ -1,7 +1,6 @@
 """What known clients put into prompts that keeps a conversation from being its own prefix, and what is done about it.
 
-Each row was seen on the wire, and a recorded request of that client is its test. `VERSION` grows with every change of a
-row that can change a prompt.
+Each row was seen on the wire, and a recorded request of that client is its test.
 """
 
 from collections.abc import Sequence
@@ -9,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ..core.messages import Message, Part, TextPart
 
-VERSION = 2
 BILLING_HEADER = "x-anthropic-billing-header:"
 
 

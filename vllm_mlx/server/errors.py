@@ -22,7 +22,6 @@ _ENDPOINTS = frozenset(
     f"/v1/{name}"
     for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
 )
-UNREADABLE = "There was an error parsing the body"  # what it says of JSON on which the parser gives up
 
 _OPENAI = OpenAIErrors()
 # By the first path that is the request's or lies above it.
@@ -101,11 +100,6 @@ async def _on_refused_body(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     found = cast(HTTPException, error)
     path = request.url.path
-    if found.status_code == 400 and found.detail == UNREADABLE:
-        return _unreadable(
-            request,
-            "The request body cannot be read: it is not UTF-8, nests too deep, or holds a number that is too long.",
-        )
     match found.status_code:
         case 404 if found.detail == NOT_FOUND:
             message = f"There is no {request.method} {shown(path)} here.{_meant(path)}"
