@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is installed
 
-from vllm_mlx.api import extras  # noqa: E402
+from vllm_mlx.api import wire  # noqa: E402
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa: E402
 from vllm_mlx.api.openai import fields  # noqa: E402
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody  # noqa: E402
@@ -82,9 +82,9 @@ def taken_fields() -> str:
     rows = []
     for where, rules in FIELDS.items():
         for name, rule in rules.items():
-            if isinstance(rule, extras.Ignored):
+            if isinstance(rule, wire.Ignored):
                 values = (
-                    "any" if extras.ANY in rule.values else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
+                    "any" if wire.ANY in rule.values else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
                 )
                 rows.append([where, f"`{name}`", values, rule.reason, rule.otherwise])
     return table(["endpoint", "field", "values taken", "why nothing is done", "other values are refused"], rows)
@@ -95,7 +95,7 @@ def refused_fields() -> str:
         [where, f"`{name}`", rule.advice]
         for where, rules in FIELDS.items()
         for name, rule in rules.items()
-        if isinstance(rule, extras.Refused)
+        if isinstance(rule, wire.Refused)
     ]
     return table(["endpoint", "field", "what to do instead"], rows)
 

@@ -26,7 +26,7 @@ block_names = [
     *anthropic.ToolResultBlock.model_fields,
     *anthropic.ToolUseBlock.model_fields,
     *anthropic.ThinkingBlock.model_fields,
-    *anthropic.WireTool.model_fields,
+    *anthropic.MessagesTool.model_fields,
     "tool",
     "data",
 ]
@@ -61,7 +61,7 @@ item_names = [
     *responses.MessageItem.model_fields,
     *responses.FunctionCallItem.model_fields,
     *responses.ReasoningItem.model_fields,
-    *responses.WireTool.model_fields,
+    *responses.ResponsesTool.model_fields,
     "output",
     "text",
     "image_url",

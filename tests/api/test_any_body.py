@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from vllm_mlx.api.openai.errors import encode_error, encode_validation
 from vllm_mlx.api.openai.fields import BODY_FIELDS, MESSAGE_FIELDS, PART_FIELDS
-from vllm_mlx.api.openai.schema import AssistantMessage, ChatCompletionBody, CompletionBody, ToolMessage, WireImage
+from vllm_mlx.api.openai.schema import AssistantMessage, ChatCompletionBody, CompletionBody, ImageContent, ToolMessage
 from vllm_mlx.core.errors import RequestError
 
 from .bodies import HI, decode, decode_text
@@ -31,7 +31,7 @@ def objects(names: list[str], types: list[str], values: st.SearchStrategy[Any]) 
 
 
 PARTS = ["text", "refusal", "image_url", "input_audio", "file"]
-parts = objects([*WireImage.model_fields, *PART_FIELDS, "text", "url"], PARTS, json_values)
+parts = objects([*ImageContent.model_fields, *PART_FIELDS, "text", "url"], PARTS, json_values)
 calls = st.fixed_dictionaries(
     {"id": st.text(max_size=2)},
     optional={"function": st.fixed_dictionaries({"name": scalars, "arguments": json_values})},

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.items import Items
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.text import well_formed_json
 from vllm_mlx.api.validation import describe
+from vllm_mlx.api.wire import Items
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.limits import RequestLimits
 from vllm_mlx.core.messages import TextPart

@@ -1,25 +1,23 @@
-"""Wire types of requests: Messages and count_tokens. What a field means is decided in `decode`.
-
-Strict: a float is no integer, a bool is no number. Fields that no type names are let pass: Anthropic adds fields by
-beta headers, and clients send them to every server.
-"""
+"""Wire types of requests: Messages and count_tokens. What a field means is decided in `decode`."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from ...core.request import MAX_CACHE_SALT
-from ..items import Items
+from ..wire import Items, Wire
 
 
-class Wire(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+class MessagesWire(Wire):
+    """Extra fields are dropped: Anthropic adds fields by beta headers, and clients send them to every server."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 # Tools
 
 
-class WireTool(Wire):
+class MessagesTool(MessagesWire):
     """`type` is absent or "custom" for the client's own tools; any other is a tool that Anthropic defines."""
 
     type: str | None = None
@@ -30,7 +28,7 @@ class WireTool(Wire):
     defer_loading: bool | None = None
 
 
-class WireToolChoice(Wire):
+class MessagesToolChoice(MessagesWire):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -39,23 +37,23 @@ class WireToolChoice(Wire):
 # Sources
 
 
-class Base64Source(Wire):
+class Base64Source(MessagesWire):
     type: Literal["base64"]
     media_type: str
     data: str
 
 
-class URLSource(Wire):
+class URLSource(MessagesWire):
     type: Literal["url"]
     url: str
 
 
-class FileSource(Wire):
+class FileSource(MessagesWire):
     type: Literal["file"]
     file_id: str
 
 
-class TextSource(Wire):
+class TextSource(MessagesWire):
     type: Literal["text"]
     data: str
 
@@ -63,12 +61,12 @@ class TextSource(Wire):
 # Blocks
 
 
-class TextBlock(Wire):
+class TextBlock(MessagesWire):
     type: Literal["text"]
     text: str
 
 
-class ImageBlock(Wire):
+class ImageBlock(MessagesWire):
     type: Literal["image"]
     source: Annotated[Base64Source | URLSource | FileSource, Field(discriminator="type")]
 
@@ -76,26 +74,26 @@ class ImageBlock(Wire):
 DocumentPart = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
-class ContentSource(Wire):
+class ContentSource(MessagesWire):
     type: Literal["content"]
     content: str | Items[DocumentPart]
 
 
-class DocumentBlock(Wire):
+class DocumentBlock(MessagesWire):
     type: Literal["document"]
     source: Annotated[Base64Source | URLSource | FileSource | TextSource | ContentSource, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
 
 
-class SearchResultBlock(Wire):
+class SearchResultBlock(MessagesWire):
     type: Literal["search_result"]
     source: str
     title: str
     content: Items[TextBlock]
 
 
-class ToolReferenceBlock(Wire):
+class ToolReferenceBlock(MessagesWire):
     type: Literal["tool_reference"]
     tool_name: str
 
@@ -105,44 +103,44 @@ ResultPart = Annotated[
 ]
 
 
-class ToolResultBlock(Wire):
+class ToolResultBlock(MessagesWire):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Items[ResultPart] | None = None
     is_error: bool | None = None
 
 
-class ThinkingBlock(Wire):
+class ThinkingBlock(MessagesWire):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
 
 
-class RedactedThinkingBlock(Wire):
+class RedactedThinkingBlock(MessagesWire):
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(Wire):
+class ToolUseBlock(MessagesWire):
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     input: dict[str, Any] | None = None
 
 
-class ToolChange(Wire):
+class ToolChange(MessagesWire):
     """A tool by name, or, with `definition`, whole."""
 
     name: str | None = None
     tool_name: str | None = None
-    definition: WireTool | None = None
+    definition: MessagesTool | None = None
 
 
-class ToolAdditionBlock(Wire):
+class ToolAdditionBlock(MessagesWire):
     type: Literal["tool_addition"]
     tool: ToolChange
 
 
-class ToolRemovalBlock(Wire):
+class ToolRemovalBlock(MessagesWire):
     type: Literal["tool_removal"]
     tool: ToolChange
 
@@ -159,33 +157,33 @@ SystemBlock = Annotated[TextBlock | ToolAdditionBlock | ToolRemovalBlock, Field(
 # Messages
 
 
-class UserMessage(Wire):
+class UserMessage(MessagesWire):
     role: Literal["user"]
     content: str | Items[UserBlock]
 
 
-class AssistantMessage(Wire):
+class AssistantMessage(MessagesWire):
     role: Literal["assistant"]
     content: str | Items[AssistantBlock]
 
 
-class SystemMessage(Wire):
+class SystemMessage(MessagesWire):
     role: Literal["system"]
     content: str | Items[SystemBlock]
 
 
-WireMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 # Thinking
 
 
-class ThinkingEnabled(Wire):
+class ThinkingEnabled(MessagesWire):
     type: Literal["enabled"]
     budget_tokens: int
     display: str | None = None
 
 
-class ThinkingOther(Wire):
+class ThinkingOther(MessagesWire):
     """Adaptive, between_tools, and what else may come: the model decides how much it thinks."""
 
     type: str
@@ -197,12 +195,12 @@ def _thinking_tag(value: Any) -> str:
     return "enabled" if kind == "enabled" else "other"
 
 
-WireThinking = Annotated[
+Thinking = Annotated[
     Annotated[ThinkingEnabled, Tag("enabled")] | Annotated[ThinkingOther, Tag("other")], Discriminator(_thinking_tag)
 ]
 
 
-class OutputConfig(Wire):
+class OutputConfig(MessagesWire):
     effort: str | None = None
     format: dict[str, Any] | None = None
 
@@ -210,13 +208,13 @@ class OutputConfig(Wire):
 # Bodies
 
 
-class CountTokensBody(Wire):
+class CountTokensBody(MessagesWire):
     model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
-    messages: Items[WireMessage] = Field(min_length=1)
+    messages: Items[InputMessage] = Field(min_length=1)
     system: str | Items[TextBlock] | None = None
-    tools: Items[WireTool] | None = None
-    tool_choice: WireToolChoice | None = None
-    thinking: WireThinking | None = None
+    tools: Items[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
 

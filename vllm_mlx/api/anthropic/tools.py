@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ...core.errors import InvalidParameter
 from ...core.messages import ToolChoice, ToolSpec
-from .schema import ToolChange, WireTool, WireToolChoice
+from .schema import MessagesTool, MessagesToolChoice, ToolChange
 
 # Anthropic runs these on its own servers; a model here could call them only in vain.
 _RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
@@ -17,7 +17,7 @@ MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block stands for a whole defi
 class Toolbox:
     """The order of the request is kept: the listed tools stand at the front of the prompt."""
 
-    def __init__(self, tools: Iterable[WireTool]) -> None:
+    def __init__(self, tools: Iterable[MessagesTool]) -> None:
         self.listed: list[ToolSpec] = []
         self.deferred: list[ToolSpec] = []
         for number, tool in enumerate(tools):
@@ -56,7 +56,7 @@ class Toolbox:
         return f"The tool {_name(change, path)} is no longer available."
 
 
-def decode_tool_choice(choice: WireToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
+def decode_tool_choice(choice: MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
     """And the most calls that one reply may make; None: any number."""
     if choice is None:
         return ToolChoice("auto"), None
@@ -74,7 +74,7 @@ def decode_tool_choice(choice: WireToolChoice | None, tools: Toolbox) -> tuple[T
             return ToolChoice(mode), most
 
 
-def _spec(tool: WireTool, path: str) -> ToolSpec:
+def _spec(tool: MessagesTool, path: str) -> ToolSpec:
     if not tool.name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     if tool.input_schema is None and (tool.type or "custom") == "custom":

@@ -15,27 +15,25 @@ from ...core.messages import (
     ToolSpec,
 )
 from ..arguments import decode_arguments
-from ..extras import check_extras
 from ..images import decode_image
-from .fields import MESSAGE_FIELDS, NO_FIELDS, PART_FIELDS, TOOL_CALL_FIELDS, TOOL_FIELDS
 from .schema import (
     AssistantMessage,
+    ChatTool,
+    ChatToolCall,
+    FramesContent,
+    ImageContent,
+    ImageURL,
+    RefusalContent,
     SystemMessage,
+    TextContent,
     ToolMessage,
     UserMessage,
-    WireFrames,
-    WireImage,
-    WireImageURL,
-    WireRefusal,
-    WireText,
-    WireTool,
-    WireToolCall,
-    WireVideo,
+    VideoContent,
 )
 from .videos import decode_frames, decode_video
 
 AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
-AnyPart = WireText | WireRefusal | WireImage | WireVideo | WireFrames
+AnyPart = TextContent | RefusalContent | ImageContent | VideoContent | FramesContent
 
 
 def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
@@ -44,14 +42,13 @@ def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
     decoded = []
     for number, message in enumerate(messages):
         path = f"messages[{number}]."
-        check_extras(message, MESSAGE_FIELDS, path)
         match message:
             case SystemMessage():
                 decoded.append(_message("system", _parts(message.content, path), message.name))
             case UserMessage():
                 decoded.append(_message("user", _parts(message.content, path), message.name))
             case AssistantMessage():
-                calls = _tool_calls(message.tool_calls or (), path)
+                calls = _tool_calls(message.tool_calls or ())
                 tool_names.update((call.call_id, call.name) for call in calls)
                 decoded.append(_message("assistant", (*_assistant_parts(message, path), *calls), message.name))
             case ToolMessage():
@@ -61,23 +58,17 @@ def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
     return tuple(decoded)
 
 
-def decode_tools(tools: Iterable[WireTool]) -> tuple[ToolSpec, ...]:
-    specs = []
-    for number, tool in enumerate(tools):
-        path = f"tools[{number}]."
-        check_extras(tool, TOOL_FIELDS, path)
-        function = tool.function
-        check_extras(function, NO_FIELDS, f"{path}function.")
-        specs.append(
-            ToolSpec(
-                name=function.name,
-                description=function.description,
-                parameters=function.parameters,
-                strict=bool(function.strict),
-                param=f"{path}function.parameters",
-            )
+def decode_tools(tools: Iterable[ChatTool]) -> tuple[ToolSpec, ...]:
+    return tuple(
+        ToolSpec(
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            strict=bool(tool.function.strict),
+            param=f"tools[{number}].function.parameters",
         )
-    return tuple(specs)
+        for number, tool in enumerate(tools)
+    )
 
 
 def _message(role: Any, parts: Sequence[Part], name: str | None) -> Message:
@@ -93,23 +84,21 @@ def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[ShownPar
 
 
 def _part(part: AnyPart, path: str) -> ShownPart:
-    check_extras(part, PART_FIELDS, path)
     match part:
-        case WireText(text=text) | WireRefusal(refusal=text):
+        case TextContent(text=text) | RefusalContent(refusal=text):
             return TextPart(text)
-        case WireImage(image_url=image):
+        case ImageContent(image_url=image):
             return _image(image, path)
-        case WireVideo():
+        case VideoContent():
             return decode_video(part, path)
-        case WireFrames():
+        case FramesContent():
             return decode_frames(part, path)
 
 
-def _image(image: WireImageURL | str, path: str) -> ImagePart:
+def _image(image: ImageURL | str, path: str) -> ImagePart:
     """Some clients send the address itself where the object with the address belongs."""
     if isinstance(image, str):
         return decode_image(image, None, param=f"{path}image_url")
-    check_extras(image, NO_FIELDS, f"{path}image_url.")
     return decode_image(image.url, image.detail, param=f"{path}image_url")
 
 
@@ -124,11 +113,5 @@ def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:
     return [*parts, *_parts(message.content, path)]
 
 
-def _tool_calls(calls: Iterable[WireToolCall], path: str) -> list[ToolCallPart]:
-    decoded = []
-    for number, call in enumerate(calls):
-        where = f"{path}tool_calls[{number}]."
-        check_extras(call, TOOL_CALL_FIELDS, where)
-        check_extras(call.function, NO_FIELDS, f"{where}function.")
-        decoded.append(ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)))
-    return decoded
+def _tool_calls(calls: Iterable[ChatToolCall]) -> list[ToolCallPart]:
+    return [ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)) for call in calls]

@@ -9,14 +9,12 @@ from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.guide import Guide
 from ...core.messages import ToolChoice, ToolSpec
 from ...core.request import Request, SamplingParams
-from ..extras import check_extras
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..quirks import without_client_marks
 from ..reasoning import ReasoningMode
 from ..thinking import budget_in, decode_thinking
 from .conversation import decode_messages, decode_tools
-from .fields import BODY_FIELDS, NO_FIELDS, STREAM_OPTION_FIELDS
-from .schema import ChatCompletionBody, CompletionBody, GenerationBody, WireNamedTool
+from .schema import ChatCompletionBody, CompletionBody, GenerationBody, NamedToolChoice
 from .videos import with_options
 
 
@@ -51,7 +49,6 @@ def decode_chat(
     body: ChatCompletionBody, *, reply_id: str, model: str, created: int, separate_reasoning: bool = True
 ) -> Decoded:
     """`separate_reasoning` is the server's default for requests that do not say."""
-    check_extras(body, BODY_FIELDS)
     _check_chat(body)
     request = _chat_request(body, reply_id)
     reply = ReplySpec(
@@ -103,7 +100,6 @@ def _chat_request(body: ChatCompletionBody, request_id: str) -> Request:
 
 
 def decode_completion(body: CompletionBody, *, reply_id: str, model: str, created: int) -> Decoded:
-    check_extras(body, BODY_FIELDS)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Unsupported("`best_of` other than `n` is not supported.", param="best_of")
     if body.echo and body.logprobs is not None:
@@ -186,7 +182,6 @@ def _include_usage(body: GenerationBody) -> bool:
         return False
     if not body.stream:
         raise InvalidParameter("Stream options can only be defined when `stream=True`.", param="stream_options")
-    check_extras(options, STREAM_OPTION_FIELDS, "stream_options.")
     return bool(options.include_usage)
 
 
@@ -228,7 +223,7 @@ def _tool_choice(body: ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolC
         case "required":
             _need_tools(tools)
             return ToolChoice("required")
-        case WireNamedTool() as named:
+        case NamedToolChoice() as named:
             _need_tools(tools)
             _check_named(named, tools)
             return ToolChoice("required", named.function.name)
@@ -245,9 +240,7 @@ def _need_tools(tools: tuple[ToolSpec, ...]) -> None:
         raise InvalidParameter("When using `tool_choice`, `tools` must be set.", param="tool_choice")
 
 
-def _check_named(named: WireNamedTool, tools: tuple[ToolSpec, ...]) -> None:
-    check_extras(named, NO_FIELDS, "tool_choice.")
-    check_extras(named.function, NO_FIELDS, "tool_choice.function.")
+def _check_named(named: NamedToolChoice, tools: tuple[ToolSpec, ...]) -> None:
     if named.function.name not in {tool.name for tool in tools}:
         raise InvalidParameter(
             "The tool specified in `tool_choice` does not match any of the specified `tools`.", param="tool_choice"

@@ -3,14 +3,12 @@
 A field in neither table is refused as unknown.
 """
 
-from collections.abc import Mapping
-
-from ..extras import Ignored, Refused
+from ..wire import ExtraFields, Ignored, Refused
 
 _TOOLS = "Use `tools` and `tool_choice`."
 _AUDIO = "This server generates no audio."
 
-BODY_FIELDS: Mapping[str, Ignored | Refused] = {
+BODY_FIELDS: ExtraFields = {
     # OpenAI
     "user": Ignored("names the end user for abuse reports"),
     "safety_identifier": Ignored("names the end user for abuse reports"),
@@ -48,12 +46,12 @@ BODY_FIELDS: Mapping[str, Ignored | Refused] = {
     "cache_prompt": Ignored("the prefix cache is always on", (True,), "The prefix cache is always on."),
 }
 
-STREAM_OPTION_FIELDS: Mapping[str, Ignored | Refused] = {
+STREAM_OPTION_FIELDS: ExtraFields = {
     "include_obfuscation": Ignored("padding against traffic analysis; chunks carry none"),
     "continuous_usage_stats": Ignored("the default", (False,), "Usage comes once, in the last chunk."),
 }
 
-MESSAGE_FIELDS: Mapping[str, Ignored | Refused] = {
+MESSAGE_FIELDS: ExtraFields = {
     "id": Ignored("the client's own bookkeeping"),
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
     "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
@@ -63,20 +61,18 @@ MESSAGE_FIELDS: Mapping[str, Ignored | Refused] = {
     "function_call": Refused("Use `tool_calls`."),
 }
 
-PART_FIELDS: Mapping[str, Ignored | Refused] = {
+PART_FIELDS: ExtraFields = {
     "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
     "prompt_cache_breakpoint": Ignored("a hint; the prefix cache finds every prefix by itself"),
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
 }
 
-TOOL_CALL_FIELDS: Mapping[str, Ignored | Refused] = {
+TOOL_CALL_FIELDS: ExtraFields = {
     "index": Ignored("left over from a streamed reply"),
     "provider_specific_fields": Ignored("the client library's own bookkeeping"),
     "extra_content": Ignored("the client library's own bookkeeping"),
 }
 
-TOOL_FIELDS: Mapping[str, Ignored | Refused] = {
+TOOL_FIELDS: ExtraFields = {
     "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
 }
-
-NO_FIELDS: Mapping[str, Ignored | Refused] = {}

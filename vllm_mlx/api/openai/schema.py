@@ -1,62 +1,76 @@
-"""Wire types of requests: chat completions and completions. What a field means is decided in `decode`.
+"""Wire types of requests: chat completions and completions. What a field means is decided in `decode`."""
 
-Strict: a float is no integer, a bool is no number. Fields that no type names are looked up in `fields`.
-"""
+from typing import Annotated, Any, ClassVar, Literal
 
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ...core.request import MAX_CACHE_SALT, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ..images import Detail
-from ..items import AtMost, Items
+from ..wire import AtMost, Body, ExtraFields, Items, Wire
+from .fields import (
+    BODY_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    STREAM_OPTION_FIELDS,
+    TOOL_CALL_FIELDS,
+    TOOL_FIELDS,
+)
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Wire(BaseModel):
-    """Extra fields are kept for `fields` to judge, so that none is dropped unseen."""
+class ChatWire(Wire):
+    """Base of these types. An extra field that has no rule in `extras` is refused."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    extras: ClassVar[ExtraFields | None] = {}
+
+
+class _Part(ChatWire):
+    extras = PART_FIELDS
+
+
+class _Message(ChatWire):
+    extras = MESSAGE_FIELDS
+    name: str | None = None
 
 
 # Messages
 
 
-class WireText(Wire):
+class TextContent(_Part):
     type: Literal["text"]
     text: str
 
 
-class WireRefusal(Wire):
+class RefusalContent(_Part):
     type: Literal["refusal"]
     refusal: str
 
 
-class WireImageURL(Wire):
+class ImageURL(ChatWire):
     url: str
     detail: Detail | None = None
 
 
-class WireImage(Wire):
+class ImageContent(_Part):
     type: Literal["image_url"]
-    image_url: WireImageURL | str
+    image_url: ImageURL | str
 
 
 FPS = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
-class WireVideoURL(Wire):
+class VideoURL(ChatWire):
     url: str
 
 
-class WireVideo(Wire):
+class VideoContent(_Part):
     type: Literal["video_url"]
-    video_url: WireVideoURL | str
+    video_url: VideoURL | str
     fps: FPS | None = None
 
 
-class WireFrames(Wire):
+class FramesContent(_Part):
     """A video as its frames, as Qwen's own tools write it."""
 
     type: Literal["video"]
@@ -64,90 +78,91 @@ class WireFrames(Wire):
     fps: FPS | None = None
 
 
-UserPart = Annotated[WireText | WireImage | WireVideo | WireFrames, Field(discriminator="type")]
-AssistantPart = Annotated[WireText | WireRefusal, Field(discriminator="type")]
+UserPart = Annotated[TextContent | ImageContent | VideoContent | FramesContent, Field(discriminator="type")]
+AssistantPart = Annotated[TextContent | RefusalContent, Field(discriminator="type")]
 
 
-class WireFunctionCall(Wire):
+class FunctionCall(ChatWire):
     name: str = Field(min_length=1)
     arguments: str | dict[str, Any] | None = None
 
 
-class WireToolCall(Wire):
+class ChatToolCall(ChatWire):
+    extras = TOOL_CALL_FIELDS
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
-    function: WireFunctionCall
+    function: FunctionCall
 
 
-class SystemMessage(Wire):
+class SystemMessage(_Message):
     role: Literal["system", "developer"]
-    content: str | Items[WireText]
-    name: str | None = None
+    content: str | Items[TextContent]
 
 
-class UserMessage(Wire):
+class UserMessage(_Message):
     role: Literal["user"]
     content: str | Items[UserPart]
-    name: str | None = None
 
 
-class AssistantMessage(Wire):
+class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: str | Items[AssistantPart] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Items[WireToolCall] | None = None
-    name: str | None = None
+    tool_calls: Items[ChatToolCall] | None = None
 
 
-class ToolMessage(Wire):
+class ToolMessage(_Message):
     role: Literal["tool"]
     content: str | Items[UserPart]
     tool_call_id: str
-    name: str | None = None
 
 
-WireMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 # Tools
 
 
-class WireFunction(Wire):
+class ChatFunction(ChatWire):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class WireTool(Wire):
+class ChatTool(ChatWire):
+    extras = TOOL_FIELDS
     type: Literal["function"]
-    function: WireFunction
+    function: ChatFunction
 
 
-class WireToolName(Wire):
+class ToolName(ChatWire):
     name: str
 
 
-class WireNamedTool(Wire):
+class NamedToolChoice(ChatWire):
     type: Literal["function"]
-    function: WireToolName
+    function: ToolName
 
 
-class StreamOptions(Wire):
+class StreamOptions(ChatWire):
+    extras = STREAM_OPTION_FIELDS
     include_usage: bool | None = None
 
 
-class WireProcessorOptions(Wire):
+class ProcessorOptions(ChatWire):
     fps: FPS | None = None
 
 
 # Bodies
 
 
-class GenerationBody(Wire):
+class GenerationBody(Body):
     """What both endpoints take."""
+
+    extras = BODY_FIELDS
 
     model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
     stream: bool | None = None
@@ -181,18 +196,18 @@ class GenerationBody(Wire):
 
 
 class ChatCompletionBody(GenerationBody):
-    messages: Items[WireMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, description="Goes before `max_tokens`.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: Items[WireTool] | None = None
-    tool_choice: str | WireNamedTool | None = None
+    tools: Items[ChatTool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: WireProcessorOptions | None = None
+    mm_processor_kwargs: ProcessorOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

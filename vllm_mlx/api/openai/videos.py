@@ -5,29 +5,25 @@ from dataclasses import replace
 from ...core.messages import MediaPart, VideoPart
 from ...core.request import Request
 from ...media.parts import media_parts, replace_media
-from ..extras import check_extras
-from .fields import NO_FIELDS
-from .schema import WireFrames, WireProcessorOptions, WireVideo
+from .schema import FramesContent, ProcessorOptions, VideoContent
 
 
-def decode_video(part: WireVideo, path: str) -> VideoPart:
+def decode_video(part: VideoContent, path: str) -> VideoPart:
     """The address may stand where the object with the address belongs, as for images."""
     video = part.video_url
     if isinstance(video, str):
         return VideoPart(video, fps=part.fps, param=f"{path}video_url")
-    check_extras(video, NO_FIELDS, f"{path}video_url.")
     return VideoPart(video.url, fps=part.fps, param=f"{path}video_url")
 
 
-def decode_frames(part: WireFrames, path: str) -> VideoPart:
+def decode_frames(part: FramesContent, path: str) -> VideoPart:
     return VideoPart(tuple(part.video), fps=part.fps, param=f"{path}video")
 
 
-def with_options(request: Request, options: WireProcessorOptions | None) -> Request:
+def with_options(request: Request, options: ProcessorOptions | None) -> Request:
     """What a request says for all of its videos; each may say otherwise."""
     if options is None:
         return request
-    check_extras(options, NO_FIELDS, "mm_processor_kwargs.")
     return replace_media(request, {part: _at(part, options.fps) for part in media_parts(request)})
 
 

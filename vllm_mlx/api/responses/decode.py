@@ -7,14 +7,14 @@ from typing import Any
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import Message, TextPart
 from ...core.request import Request, SamplingParams
-from ..extras import Refused, check_extras
 from ..guides import decode_format
 from ..quirks import without_client_marks
 from ..thinking import budget_in, decode_thinking
-from .fields import BODY_FIELDS, INCLUDED
+from ..wire import Refused
+from .fields import INCLUDED
 from .items import decode_items
 from .kept_input import KeptInput, kept_input
-from .schema import InputText, MessageItem, ResponsesBody, WireItem
+from .schema import InputItem, InputText, MessageItem, ResponsesBody
 from .tools import Tools, decode_tool_choice, decode_tools
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -46,10 +46,9 @@ class DecodedResponse:
 
 
 def decode_response(
-    body: ResponsesBody, *, earlier: Sequence[WireItem] = (), reply_id: str, model: str, created_at: int
+    body: ResponsesBody, *, earlier: Sequence[InputItem] = (), reply_id: str, model: str, created_at: int
 ) -> DecodedResponse:
     """`earlier`: the conversation that `previous_response_id` stands for."""
-    check_extras(body, BODY_FIELDS)
     _check_include(body)
     _check_background(body)
     tools = decode_tools(body.tools or ())
@@ -87,14 +86,14 @@ def decode_response(
     return DecodedResponse(request=request, reply=spec, kept=kept)
 
 
-def _input_items(body: ResponsesBody) -> tuple[WireItem, ...]:
+def _input_items(body: ResponsesBody) -> tuple[InputItem, ...]:
     if isinstance(body.input, str):
         text = InputText(type="input_text", text=body.input)
         return (MessageItem(type="message", role="user", content=[text]),)
     return tuple(body.input)
 
 
-def _messages(body: ResponsesBody, items: Sequence[WireItem]) -> tuple[Message, ...]:
+def _messages(body: ResponsesBody, items: Sequence[InputItem]) -> tuple[Message, ...]:
     """`instructions` are this request's own: those of earlier responses are not repeated."""
     messages = decode_items(items)
     if body.instructions:

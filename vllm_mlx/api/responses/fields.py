@@ -3,13 +3,11 @@
 A field in neither table is refused as unknown; so is an item of unknown type.
 """
 
-from collections.abc import Mapping
-
-from ..extras import Ignored, Refused
+from ..wire import ExtraFields, Ignored, Refused
 
 _BUILT_IN = "It belongs to a built-in tool, and this server has none."
 
-BODY_FIELDS: Mapping[str, Ignored | Refused] = {
+BODY_FIELDS: ExtraFields = {
     "user": Ignored("names the end user for abuse reports"),
     "safety_identifier": Ignored("names the end user for abuse reports"),
     "client_metadata": Ignored("the client's own bookkeeping"),
@@ -30,7 +28,7 @@ BODY_FIELDS: Mapping[str, Ignored | Refused] = {
     "context_management": Refused("Shorten the input on your side."),
 }
 
-INCLUDED: Mapping[str, Ignored | Refused] = {
+INCLUDED: ExtraFields = {
     "reasoning.encrypted_content": Ignored("honoured: the reasoning comes back to us inside the item"),
     "web_search_call.action.sources": Ignored(_BUILT_IN),
     "web_search_call.results": Ignored(_BUILT_IN),

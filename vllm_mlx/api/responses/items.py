@@ -11,25 +11,25 @@ from ..sealed import Unsealer
 from .fields import SKIPPED_ITEMS
 from .schema import (
     CallOutputItem,
+    ContentPart,
     CustomCallItem,
     FunctionCallItem,
     InputFile,
     InputImage,
+    InputItem,
     InputText,
     ItemReference,
     MessageItem,
     OtherItem,
     ReasoningItem,
     RefusalPart,
-    WireItem,
-    WirePart,
 )
 from .tools import CUSTOM_INPUT, flat_name
 
 _ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system"}
 
 
-def decode_items(items: Sequence[WireItem], *, path: str = "input") -> list[Message]:
+def decode_items(items: Sequence[InputItem], *, path: str = "input") -> list[Message]:
     """Neighbouring items of the assistant are one message, as they were one reply. Everything stays where it is."""
     builder = _Conversation()
     for number, item in enumerate(items):
@@ -44,7 +44,7 @@ class _Conversation:
         self._names: dict[str, str] = {}
         self._unsealer = Unsealer()
 
-    def add(self, item: WireItem, path: str) -> None:
+    def add(self, item: InputItem, path: str) -> None:
         match item:
             case MessageItem(role="assistant"):
                 self._reply += _parts(item.content, f"{path}.content")
@@ -98,13 +98,13 @@ def _reasoning(item: ReasoningItem, unsealer: Unsealer, path: str) -> list[Part]
     return [ReasoningPart(text)] if text else []
 
 
-def _parts(content: str | Sequence[WirePart], path: str) -> tuple[TextPart | ImagePart, ...]:
+def _parts(content: str | Sequence[ContentPart], path: str) -> tuple[TextPart | ImagePart, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
     return tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
 
 
-def _part(part: WirePart, path: str) -> TextPart | ImagePart:
+def _part(part: ContentPart, path: str) -> TextPart | ImagePart:
     match part:
         case InputText(text=text) | RefusalPart(refusal=text):
             return TextPart(text)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import WireItem
+from .schema import InputItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +13,13 @@ class KeptInput:
     num_bytes: int = 0
 
 
-def kept_input(items: Sequence[WireItem], reply_id: str) -> KeptInput:
+def kept_input(items: Sequence[InputItem], reply_id: str) -> KeptInput:
     unique = reply_id.removeprefix("resp_")
     kept = tuple(_with_id(item, f"in_{unique}{number:04}") for number, item in enumerate(items))
     return KeptInput(kept, sum(map(_num_bytes, kept)))
 
 
-def _with_id(item: WireItem, item_id: str) -> dict[str, Any]:
+def _with_id(item: InputItem, item_id: str) -> dict[str, Any]:
     """The item with its own id, or with `item_id` if it has none."""
     given = item.model_dump(exclude_unset=True)
     own_id = given.pop("id", None)

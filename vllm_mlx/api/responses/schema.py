@@ -1,23 +1,19 @@
 """Wire types of requests: Responses. What a field means is decided in `decode`.
 
-Strict: a float is no integer, a bool is no number. Extra fields of the body are looked up in `fields`; those of
-items and tools are kept and not read: items echo whatever a reply once held.
+Extra fields of items and tools are kept but not read: clients send items back with whatever a reply once held.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from ...core.request import MAX_CACHE_SALT
 from ..images import Detail
-from ..items import AtMost, Items
+from ..wire import AtMost, Body, Items, Wire
+from .fields import BODY_FIELDS
 
 MAX_METADATA = 16
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
 # Content
@@ -44,7 +40,7 @@ class InputFile(Wire):
     type: Literal["input_file"]
 
 
-WirePart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(discriminator="type")]
+ContentPart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(discriminator="type")]
 
 # Items
 
@@ -52,7 +48,7 @@ WirePart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(dis
 class MessageItem(Wire):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Items[WirePart]
+    content: str | Items[ContentPart]
 
 
 class FunctionCallItem(Wire):
@@ -73,7 +69,7 @@ class CustomCallItem(Wire):
 class CallOutputItem(Wire):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(min_length=1)
-    output: str | Items[WirePart]
+    output: str | Items[ContentPart]
 
 
 class ReasoningText(Wire):
@@ -113,7 +109,7 @@ def _item_tag(value: Any) -> str:
     return _TAGS.get(kind, "other") if isinstance(kind, str) else "other"
 
 
-WireItem = Annotated[
+InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[CustomCallItem, Tag("custom_call")]
@@ -127,7 +123,7 @@ WireItem = Annotated[
 # Tools
 
 
-class WireTool(Wire):
+class ResponsesTool(Wire):
     """Flat, unlike in chat completions. `tools`: those of a namespace."""
 
     type: str
@@ -135,11 +131,11 @@ class WireTool(Wire):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    tools: "Items[WireTool] | None" = None
+    tools: "Items[ResponsesTool] | None" = None
     format: Any = None  # of a custom tool's input
 
 
-class WireToolChoice(Wire):
+class ResponsesToolChoice(Wire):
     type: str
     name: str | None = None
 
@@ -147,13 +143,13 @@ class WireToolChoice(Wire):
 # Settings
 
 
-class WireReasoning(Wire):
+class ReasoningSettings(Wire):
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class WireText(Wire):
+class TextSettings(Wire):
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
@@ -161,9 +157,10 @@ class WireText(Wire):
 # Body
 
 
-class ResponsesBody(Wire):
+class ResponsesBody(Body):
+    extras = BODY_FIELDS
     model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
-    input: str | Items[WireItem]
+    input: str | Items[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -180,11 +177,11 @@ class ResponsesBody(Wire):
     seed: int | None = None
     cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
     cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
-    tools: Items[WireTool] | None = None
-    tool_choice: str | WireToolChoice | None = None
+    tools: Items[ResponsesTool] | None = None
+    tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: WireReasoning | None = None
-    text: WireText | None = None
+    reasoning: ReasoningSettings | None = None
+    text: TextSettings | None = None
     include: Items[str] | None = None
     metadata: Annotated[dict[str, str], AtMost(MAX_METADATA)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

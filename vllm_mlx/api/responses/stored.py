@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 
 from .decode import DecodedResponse
 from .replies import InputItemList, ResponseReply
-from .schema import WireItem
+from .schema import InputItem
 
-_ITEMS: TypeAdapter[list[WireItem]] = TypeAdapter(list[WireItem])
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 MAX_LISTED = 100
 
 
@@ -37,7 +37,7 @@ def stored(decoded: DecodedResponse, reply: ResponseReply, previous_id: str | No
     return StoredResponse(reply=reply, input=decoded.kept.items, previous_id=previous_id, num_bytes=num_bytes)
 
 
-def as_input(items: Sequence[Mapping[str, Any]]) -> list[WireItem]:
+def as_input(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
     """Stored items as the input of a next request."""
     return _ITEMS.validate_python([dict(item) for item in items])
 

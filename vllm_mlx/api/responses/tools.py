@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import ToolChoice, ToolSpec
-from .schema import WireTool, WireToolChoice
+from .schema import ResponsesTool, ResponsesToolChoice
 
 SEPARATOR = "__"
 CUSTOM_INPUT = "input"  # the argument that a custom tool's text stands in
@@ -25,7 +25,7 @@ class Tools:
     custom: frozenset[str] = frozenset()  # names of tools that take one text
 
 
-def decode_tools(tools: Sequence[WireTool]) -> Tools:
+def decode_tools(tools: Sequence[ResponsesTool]) -> Tools:
     """What the client itself runs reaches the prompt: other types are run by a server that this one is not."""
     specs: list[ToolSpec] = []
     namespaces: dict[str, tuple[str, str]] = {}
@@ -44,7 +44,7 @@ def decode_tools(tools: Sequence[WireTool]) -> Tools:
     return Tools(specs=tuple(specs), namespaces=namespaces, custom=frozenset(custom))
 
 
-def decode_tool_choice(choice: str | WireToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
+def decode_tool_choice(choice: str | ResponsesToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
     match choice:
         case None | "auto" | "none":
             return ToolChoice("auto" if choice is None else choice)
@@ -52,11 +52,11 @@ def decode_tool_choice(choice: str | WireToolChoice | None, tools: Sequence[Tool
             raise InvalidParameter("`tool_choice` 'required' needs `tools`.", param="tool_choice")
         case "required":
             return ToolChoice("required")
-        case WireToolChoice(type="function" | "custom", name=str(name)):
+        case ResponsesToolChoice(type="function" | "custom", name=str(name)):
             if name not in {tool.name for tool in tools}:
                 raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
             return ToolChoice("required", name)
-        case WireToolChoice(type=kind):
+        case ResponsesToolChoice(type=kind):
             raise Unsupported(
                 f"`tool_choice` of type '{shown(kind)}' is not supported. Name a function, or use 'required'.",
                 param="tool_choice",
@@ -69,7 +69,7 @@ def decode_tool_choice(choice: str | WireToolChoice | None, tools: Sequence[Tool
             )
 
 
-def _members(namespace: WireTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
+def _members(namespace: ResponsesTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
     if not namespace.name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     for number, tool in enumerate(namespace.tools or ()):
@@ -78,7 +78,7 @@ def _members(namespace: WireTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
             yield tool.name or "", spec
 
 
-def _custom(tool: WireTool, path: str) -> ToolSpec:
+def _custom(tool: ResponsesTool, path: str) -> ToolSpec:
     """A tool that takes one text is a function with one argument to the model."""
     if not tool.name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
@@ -94,7 +94,7 @@ def _custom(tool: WireTool, path: str) -> ToolSpec:
     )
 
 
-def _spec(tool: WireTool, namespace: str | None, path: str) -> ToolSpec:
+def _spec(tool: ResponsesTool, namespace: str | None, path: str) -> ToolSpec:
     if not tool.name:
         raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     return ToolSpec(

@@ -16,7 +16,7 @@ from ...api.responses.decode import DecodedResponse, decode_response
 from ...api.responses.encode import ResponseStream, failed
 from ...api.responses.fold import ResponseFold
 from ...api.responses.replies import Deleted, InputItemList, ResponseReply, response
-from ...api.responses.schema import ItemReference, ResponsesBody, WireItem
+from ...api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ..background import BackgroundReplies
@@ -200,7 +200,7 @@ def _resolved(body: ResponsesBody, referenced: Stored) -> ResponsesBody:
     """References to stored items as the items themselves."""
     if not referenced:
         return body
-    items: list[WireItem] = []
+    items: list[InputItem] = []
     for item in body.input:
         known = referenced.get(item.id) if isinstance(item, ItemReference) else None
         items += [item] if known is None else as_input([known])
