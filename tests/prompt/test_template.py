@@ -19,7 +19,7 @@ from vllm_mlx.core.messages import (
     ToolSpec,
 )
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.template import ChatTemplate, template_messages
+from vllm_mlx.prompt.template import ChatTemplate, Markers, template_messages
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 USER = Message("user", (TextPart("hi"),))
@@ -257,3 +257,30 @@ def test_tool_results_bear_the_name_of_the_tool_that_was_called() -> None:
 def test_a_template_that_knows_thinking_by_another_name(with_template, server, thinking, expected) -> None:
     tokenizer = with_template("{% if thinking is defined %}{{ thinking }}{% else %}unset{% endif %}")
     assert render(tokenizer, USER, enable_thinking=server, thinking=thinking) == expected
+
+
+MARKERS = Markers("<I>", "<V>")
+
+
+def test_markers_become_the_medias_texts_in_order() -> None:
+    rendered = MARKERS.fill_in("a <I> b <V>.", [("<I>", "111"), ("<V>", "2")])
+    assert rendered is not None
+    assert rendered.text == "a 111 b 2."
+    assert [rendered.text[start:][:1] for start in rendered.image_starts] == ["1", "2"]
+
+
+def test_a_marker_that_the_conversation_says_stays_text() -> None:
+    messages = MARKERS.hide([{"content": "what is <I>?", "n": 1}, {"content": [{"text": "<V>"}]}])
+    said = f"{messages[0]['content']} <I> {messages[1]['content'][0]['text']}"
+    rendered = MARKERS.fill_in(said, [("<I>", "###")])
+    assert rendered is not None
+    assert rendered.text == "what is <I>? ### <V>"
+    assert rendered.image_starts == (13,)
+    assert messages[0]["n"] == 1
+
+
+def test_a_template_that_leaves_an_image_out_is_noticed() -> None:
+    assert MARKERS.fill_in("a <I> b", [("<I>", "1"), ("<I>", "2")]) is None
+    assert MARKERS.fill_in("a b", [("<I>", "1")]) is None
+    assert MARKERS.fill_in("a <V> b <I>", [("<I>", "1"), ("<V>", "2")]) is None
+    assert Markers("<I>").fill_in("a <V>", [("<V>", "1")]) is None

@@ -13,8 +13,7 @@ from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.template import ChatTemplate
 from vllm_mlx.tokens import tokenizer as tokenizer_module
-from vllm_mlx.tokens.time_limit import OutOfTime, time_limit
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.tokens.tokenizer import OutOfTime, Tokenizer, time_limit
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 REQUEST = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
@@ -66,7 +65,7 @@ def test_no_exception_comes_after_the_block(seconds):
 
 PROFILED = """
 import cProfile
-from vllm_mlx.tokens.time_limit import OutOfTime, time_limit
+from vllm_mlx.tokens.tokenizer import OutOfTime, time_limit
 
 try:
     with time_limit({seconds}):

@@ -1,5 +1,6 @@
 """Conversation → ids, such that a prompt extends the prompt and reply that it continues. Any thread may call it."""
 
+import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,9 +10,8 @@ from ..core.messages import Message
 from ..core.request import Request
 from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
-from .conversation_key import TextDigest
 from .encoded import Base, Encoded, common_prefix, encode
-from .reply_memory import Recalled, Remembered, ReplyMemory
+from .reply_memory import Recalled, Remembered, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate
 
@@ -49,7 +49,7 @@ class ChatPrompts:
 
     def build(self, request: Request, deadline: Deadline | None = None) -> tuple[ChatPrompt, Encoded]:
         """Raises TemplateError where the template refuses the conversation, and what the deadline raises."""
-        check: Callable[[], None] = (lambda: None) if deadline is None else deadline.check
+        check = (deadline or Deadline(math.inf, "")).check
         recalled = self._recall(request)
         request = replace(request, messages=recalled.messages)
         check()

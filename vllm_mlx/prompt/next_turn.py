@@ -6,7 +6,7 @@ from ..core.config import CacheReasoning
 from ..core.errors import TemplateError
 from ..output.reply import FinishedReply
 from .chat import ChatPrompt, ChatPrompts, full_message
-from .probes import after_reply
+from .points import after_reply
 
 _SENTINEL = re.compile("sentinel(0*)")
 

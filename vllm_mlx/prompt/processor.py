@@ -25,13 +25,12 @@ from ..output.pipeline import OutputPipeline, declared_schemas
 from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
 from .chat import ChatPrompt
-from .image_text import Markers
 from .next_turn import NextTurn
 from .prompt import PromptProcessor
 from .prompt_changes import Compared, PromptChanges
 from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
-from .template import ChatTemplate
+from .template import ChatTemplate, Markers
 
 Remake = Callable[[MediaPart, str, Tensors], None]  # the part, and its request's salt
 

@@ -15,9 +15,9 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..output.reply import FinishedReply
 from .chat import ChatPrompt
-from .conversation_key import next_key
 from .echo import calls_of, text_of
 from .encoded import common_prefix
+from .reply_memory import next_key
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20

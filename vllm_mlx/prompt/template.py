@@ -24,7 +24,6 @@ from ..core.messages import (
 from ..core.request import Request
 from ..media.parts import media_parts
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from .image_text import Markers, Rendered
 from .system_turns import SystemTurns
 
 _RESERVED = frozenset({
@@ -32,12 +31,67 @@ _RESERVED = frozenset({
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
     "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 })  # fmt: skip
-
-
+_ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")  # private characters: markers that are text of the conversation
 _ERROR_VARIABLE = re.compile(r"\bis_error\b")
 _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
 _ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    text: str
+    image_starts: tuple[int, ...] = ()  # characters, in order
+
+
+class Markers:
+    """What a template writes for an image, and for a video where the model takes any."""
+
+    def __init__(self, image: str, video: str | None = None):
+        self.image = image
+        self.video = video
+        given = [marker for marker in (image, video) if marker is not None]
+        self._escapes = list(zip(given, _ESCAPED, strict=False))
+        self._split = re.compile(f"({'|'.join(map(re.escape, given))})")
+
+    def hide(self, value: Any) -> Any:
+        """The same strings, lists and dicts without a marker in any text, so that all the template writes are media."""
+        match value:
+            case str():
+                return self._hidden(value)
+            case dict():
+                return {name: self.hide(item) for name, item in value.items()}
+            case list():
+                return [self.hide(item) for item in value]
+            case _:
+                return value
+
+    def fill_in(self, text: str, media: Sequence[tuple[str, str]]) -> Rendered | None:
+        """`media`: (marker, own text) of each, put in its marker's place. None where other markers stand there."""
+        first, *rest = self._split.split(text)
+        if rest[::2] != [marker for marker, _ in media]:
+            return None
+        own = [text for _, text in media]
+        return _joined(self._shown(first), zip(own, map(self._shown, rest[1::2]), strict=True))
+
+    def _hidden(self, text: str) -> str:
+        for marker, escaped in self._escapes:
+            text = text.replace(marker, escaped)
+        return text
+
+    def _shown(self, text: str) -> str:
+        for marker, escaped in self._escapes:
+            text = text.replace(escaped, marker)
+        return text
+
+
+def _joined(first: str, pairs: Iterable[tuple[str, str]]) -> Rendered:
+    parts, starts, length = [first], [], len(first)
+    for image, part in pairs:
+        starts.append(length)
+        parts += [image, part]
+        length += len(image) + len(part)
+    return Rendered("".join(parts), tuple(starts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
 """Text ↔ ids of one checkpoint, around the tokenizer that transformers loads. Safe to share between threads."""
 
+import ctypes
 import json
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,6 @@ import tokenizers
 
 from ..core.errors import ModelLoadError, TemplateError, first_line
 from .remote_code import RemoteCodeRefused, remote_code
-from .time_limit import OutOfTime, time_limit
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -22,6 +24,7 @@ TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, A
 TEMPLATE_S = 10.0  # a template is a program, and one that came with the checkpoint
 MAX_RENDERED_CHARS = 1 << 26
 LONG_CHARS = 4096  # from here on texts are encoded as batches: of one alone tokenizers keeps the interpreter's lock
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Tokenizer:
@@ -136,6 +139,35 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
+
+
+class OutOfTime(Exception):
+    pass
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises OutOfTime inside the block once it has run for `seconds`."""
+    thread_id = ctypes.c_ulong(threading.get_ident())
+    lock = threading.Lock()
+    is_over = False
+
+    def fire() -> None:
+        with lock:
+            if not is_over:
+                _raise_in(thread_id, ctypes.py_object(OutOfTime))
+
+    timer = threading.Timer(seconds, fire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            is_over = True
+        # An exception that is on its way comes at this call of a Python function, inside the block. It is not taken
+        # back: that marks the thread in CPython 3.11, and a profiler or debugger then hangs in it.
+        timer.cancel()
 
 
 def read_json(path: Path) -> dict[str, Any]:
