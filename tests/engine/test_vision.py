@@ -7,7 +7,7 @@ import pytest
 from tests.rows import row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.encoder_inputs import Piece, Pieces, Tensors
+from vllm_mlx.media.encoder_inputs import MediaInputs, PieceInputs, Pieces
 from vllm_mlx.media.limits import ByteRoom
 
 from .vision_harness import VisionModel, full
@@ -159,11 +159,11 @@ def test_forty_at_once_are_all_right(checkpoint, family):
     assert driver.engine.report().media.num_encoded <= 40
 
 
-def late(prompt: PromptInputs) -> tuple[PromptInputs, list[Tensors], Pieces]:
+def late(prompt: PromptInputs) -> tuple[PromptInputs, list[MediaInputs], Pieces]:
     """The prompt of one image whose tensors are not at hand, who is asked for them, and the tensors."""
-    asked: list[Tensors] = []
+    asked: list[MediaInputs] = []
     [item] = prompt.media
-    inputs = Piece(Tensors(b"", ByteRoom(), asked.append), 0)
+    inputs = PieceInputs(MediaInputs(b"", ByteRoom(), asked.append), 0)
     return replace(prompt, media=(replace(item, inputs=inputs),)), asked, [item.inputs]
 
 

@@ -15,8 +15,8 @@ from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, Tex
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.media.clip import Clip
-from vllm_mlx.media.encoder_inputs import Tensors
-from vllm_mlx.media.image import Picture
+from vllm_mlx.media.encoder_inputs import MediaInputs
+from vllm_mlx.media.image import DecodedImage
 from vllm_mlx.media.loader import Shown
 from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.media.vision import VisionProcessor
@@ -44,11 +44,11 @@ class Shot:
 Content = Sequence[str | int | Shot]  # texts, numbers of pictures, and videos
 
 
-def picture(number: int) -> Picture:
+def picture(number: int) -> DecodedImage:
     """Of another size for every third number."""
     height, width = ((96, 160), (128, 96), (110, 130))[number % 3]
     noise = np.random.default_rng(number).integers(0, 256, (height, width, 3))
-    return Picture.of(noise.astype(np.uint8))
+    return DecodedImage.of(noise.astype(np.uint8))
 
 
 @dataclass
@@ -95,12 +95,12 @@ class VisionModel:
         """With its tensors, which stay."""
         request, shown = self.request(*turns), shown_in(turns)
 
-        def make(part: MediaPart, salt: str, tensors: Tensors) -> None:
+        def make(part: MediaPart, salt: str, tensors: MediaInputs) -> None:
             tensors.put(self.processor.render(part, shown).pieces)
 
         prompt = self.processor.prepare(*self.processor.show(request, shown, make)).prompt
         for item in prompt.media:
-            item.inputs.want()
+            item.inputs.prepare()
         return replace(prompt, media=tuple(replace(item, inputs=item.inputs.get()) for item in prompt.media))
 
     def reply(self, *turns: Content, max_tokens: int = 10) -> list[int]:

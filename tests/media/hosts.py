@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from vllm_mlx.core.config import MediaConfig
-from vllm_mlx.media.fetch import WebImages
+from vllm_mlx.media.fetch import MediaFetcher
 
 Answer = Callable[[socket.socket], None]
 HERE = "127.0.0.1"
@@ -118,6 +118,6 @@ def is_here(address: str) -> bool:
     return address == HERE
 
 
-def web(names: Names, *, tls: ssl.SSLContext | None = None, **config: object) -> WebImages:
+def web(names: Names, *, tls: ssl.SSLContext | None = None, **config: object) -> MediaFetcher:
     context = tls or ssl.create_default_context()
-    return WebImages(MediaConfig(**config), resolve=names, is_allowed=is_here, ssl_context=context)
+    return MediaFetcher(MediaConfig(**config), resolve=names, is_allowed=is_here, ssl_context=context)

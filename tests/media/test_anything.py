@@ -13,7 +13,7 @@ from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.messages import ImagePart
 from vllm_mlx.media.decode import ImageFile
-from vllm_mlx.media.loader import ImageLoader
+from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.local import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, web
@@ -74,15 +74,15 @@ def pictures() -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module")
-def loader() -> Iterator[ImageLoader]:
-    made = ImageLoader(
+def loader() -> Iterator[MediaLoader]:
+    made = MediaLoader(
         MediaConfig(media_timeout_s=0.5), MediaRoot(None), web=web(Names({"pictures.test": HERE}), media_timeout_s=0.5)
     )
     yield made
     asyncio.run(made.close())
 
 
-def load(loader: ImageLoader, source: str | bytes) -> None:
+def load(loader: MediaLoader, source: str | bytes) -> None:
     async def run() -> None:
         async with loader.shown([ImagePart(source)]) as pictures:
             assert pictures[source].num_pixels > 0
@@ -97,13 +97,13 @@ def load(loader: ImageLoader, source: str | bytes) -> None:
 @example("http://pictures.test:/")
 @example("http://pictures.test:00/")
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_source(loader: ImageLoader, source: str | bytes) -> None:
+def test_any_source(loader: MediaLoader, source: str | bytes) -> None:
     load(loader, source)
 
 
 @given(ANSWERS | REDIRECTS | st.binary(max_size=200))
 @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_answer(loader: ImageLoader, pictures: Host, answer: bytes) -> None:
+def test_any_answer(loader: MediaLoader, pictures: Host, answer: bytes) -> None:
     pictures.routes["/a"] = drip(answer, b"", pieces=1)
     load(loader, pictures.url("/a"))
 

@@ -6,35 +6,35 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.sequence import Layout
-from vllm_mlx.media.cache import KnownAddresses, RecentPictures, Renditions
+from vllm_mlx.media.cache import DecodedCache, KnownAddresses, RenderedCache
 from vllm_mlx.media.fetch import Fetched
-from vllm_mlx.media.image import Picture, Seen
-from vllm_mlx.media.rendered import Rendition, medium
+from vllm_mlx.media.image import DecodedImage, Seen
+from vllm_mlx.media.rendered import RenderedMedia, media_item
 
 
-def gray(value: int) -> Picture:
-    return Picture.of(np.full((2, 5, 3), value, np.uint8))
+def gray(value: int) -> DecodedImage:
+    return DecodedImage.of(np.full((2, 5, 3), value, np.uint8))
 
 
 def test_pictures_stay_within_their_bytes_and_the_longest_unused_go() -> None:
-    recent = RecentPictures(max_bytes=60)
+    recent = DecodedCache(max_bytes=60)
     for number in range(2):
         recent.put(bytes([number]), gray(number))
     assert recent.get(b"\0") is not None
     recent.put(b"\2", gray(2))
     assert recent.num_bytes == 60
     assert [recent.get(bytes([number])) is not None for number in range(3)] == [True, False, True]
-    recent.put(b"\3", Picture.of(np.zeros((9, 9, 3), np.uint8)))
+    recent.put(b"\3", DecodedImage.of(np.zeros((9, 9, 3), np.uint8)))
     assert recent.get(b"\3") is None and recent.get(b"\0") is not None, "what never fits drops nothing"
 
 
 def test_of_a_picture_whose_pixels_went_it_is_known_what_it_was() -> None:
-    recent = RecentPictures(max_bytes=30)
+    recent = DecodedCache(max_bytes=30)
     for number in range(2):
         recent.put(bytes([number]), gray(number))
     assert recent.get(b"\0") is None
     assert recent.get(b"\0", whole=False) == Seen(gray(0).digest, 10)
-    assert isinstance(recent.get(b"\1", whole=False), Picture), "pixels that are there"
+    assert isinstance(recent.get(b"\1", whole=False), DecodedImage), "pixels that are there"
     assert recent.get(b"\2", whole=False) is None
 
 
@@ -59,15 +59,15 @@ def test_an_address_that_is_far_too_long_is_not_kept(asked: str, led_to: str) ->
     assert known.get((b"", asked, "")) is None
 
 
-def rendition(number: int, num_tokens: int = 1000) -> Rendition:
+def rendition(number: int, num_tokens: int = 1000) -> RenderedMedia:
     ids = tuple(1000 + int(token_id) for token_id in np.zeros(num_tokens))  # each an object of its own
     layout = Layout(np.zeros((3, num_tokens), np.int32), num_tokens)
-    item = medium(0, ids, {"pixels": np.full((100, 100), number)}, layout, b"")
-    return Rendition.of("".join(["<image>"] * num_tokens), 0, ids, (item,))
+    item = media_item(0, ids, {"pixels": np.full((100, 100), number)}, layout, b"")
+    return RenderedMedia.of("".join(["<image>"] * num_tokens), 0, ids, (item,))
 
 
 def test_the_bytes_counted_are_those_it_takes() -> None:
-    kept = Renditions(max_bytes=1 << 24)
+    kept = RenderedCache(max_bytes=1 << 24)
     tracemalloc.start()
     for number in range(50):
         kept.put(("", bytes([number]), None), rendition(number))
@@ -77,7 +77,7 @@ def test_the_bytes_counted_are_those_it_takes() -> None:
 
 
 def test_the_longest_unused_go_and_what_never_fits_drops_nothing() -> None:
-    kept = Renditions(max_bytes=3 * rendition(0).text_bytes)
+    kept = RenderedCache(max_bytes=3 * rendition(0).text_bytes)
     keys = [("", bytes([number]), None) for number in range(4)]
     for number in range(3):
         kept.put(keys[number], rendition(number))
@@ -89,7 +89,7 @@ def test_the_longest_unused_go_and_what_never_fits_drops_nothing() -> None:
 
 
 def test_tensors_are_not_kept() -> None:
-    kept = Renditions(max_bytes=1 << 20)
+    kept = RenderedCache(max_bytes=1 << 20)
     kept.put(("", b"", None), rendition(1))
     known = kept.get(("", b"", None))
     assert known is not None and known.digest == rendition(1).digest and known.media[0].inputs == {}

@@ -6,7 +6,7 @@ from PIL import Image
 
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.media.decode import ImageFile
-from vllm_mlx.media.image import Picture
+from vllm_mlx.media.image import DecodedImage
 
 from .samples import (
     BLUE,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::PIL.
 COLOURS = {"R": RED, "G": GREEN, "B": BLUE, "K": (0, 0, 0)}
 
 
-def decode(data: bytes, *, max_pixels: int = 10**6) -> Picture:
+def decode(data: bytes, *, max_pixels: int = 10**6) -> DecodedImage:
     return ImageFile(data, max_pixels=max_pixels).decode()
 
 
@@ -38,11 +38,11 @@ def refusal(data: bytes, **options: int) -> str:
     return caught.value.message
 
 
-def is_same(picture: Picture, image: Image.Image) -> bool:
+def is_same(picture: DecodedImage, image: Image.Image) -> bool:
     return bool(np.array_equal(picture.pixels, np.array(image.convert("RGB"))))
 
 
-def quarters(picture: Picture) -> str:
+def quarters(picture: DecodedImage) -> str:
     """The colours of the quarters' middles, row by row."""
     found = ""
     for y in (picture.height // 4, 3 * picture.height // 4):

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.media.fetch import HEURISTIC_S, Fetched, WebImages, fresh_s
+from vllm_mlx.media.fetch import HEURISTIC_S, Fetched, MediaFetcher, fresh_s
 
 from .hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
 
@@ -35,7 +35,7 @@ def names(**leads: str | list[str]) -> Names:
     return Names({"pictures.test": HERE, "other.test": HERE, "inside.test": "10.0.0.7", **leads})
 
 
-def fetch(fetcher: WebImages, url: str, *, known: Fetched | None = None, timeout_s: float = 5) -> Fetched:
+def fetch(fetcher: MediaFetcher, url: str, *, known: Fetched | None = None, timeout_s: float = 5) -> Fetched:
     async def run() -> Fetched:
         async with asyncio.timeout(timeout_s):
             return await fetcher.fetch(url, known=known)
@@ -43,7 +43,7 @@ def fetch(fetcher: WebImages, url: str, *, known: Fetched | None = None, timeout
     return asyncio.run(run())
 
 
-def refusal(fetcher: WebImages, url: str) -> str:
+def refusal(fetcher: MediaFetcher, url: str) -> str:
     with pytest.raises(InvalidImage) as caught:
         fetch(fetcher, url)
     return caught.value.message
@@ -105,7 +105,7 @@ def test_a_name_that_also_leads_inside_is_refused(pictures: Host) -> None:
 
 def test_the_next_address_is_tried(pictures: Host) -> None:
     pictures.routes["/a"] = image(b"data")
-    fetcher = WebImages(MediaConfig(), resolve=names(**{"two.test": f"127.0.0.1,{HERE}"}), is_allowed=lambda _: True)
+    fetcher = MediaFetcher(MediaConfig(), resolve=names(**{"two.test": f"127.0.0.1,{HERE}"}), is_allowed=lambda _: True)
     assert fetch(fetcher, pictures.url("/a", "two.test")).data == b"data"
 
 
@@ -134,8 +134,8 @@ def test_addresses_that_cannot_be_asked(url: str, words: str) -> None:
 
 def test_private_addresses_are_asked_where_that_is_allowed(pictures: Host) -> None:
     pictures.routes["/a"] = image(b"data")
-    assert fetch(WebImages(MediaConfig(allow_private_media=True)), pictures.url("/a", HERE)).data == b"data"
-    assert "--allow-private-media" in refusal(WebImages(MediaConfig()), pictures.url("/a", HERE))
+    assert fetch(MediaFetcher(MediaConfig(allow_private_media=True)), pictures.url("/a", HERE)).data == b"data"
+    assert "--allow-private-media" in refusal(MediaFetcher(MediaConfig()), pictures.url("/a", HERE))
 
 
 def test_the_environment_sets_no_proxy(pictures: Host, monkeypatch: pytest.MonkeyPatch) -> None:

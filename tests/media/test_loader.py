@@ -11,9 +11,9 @@ from PIL import Image
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage, Overloaded
 from vllm_mlx.core.messages import ImagePart
-from vllm_mlx.media.image import Picture
+from vllm_mlx.media.image import DecodedImage
 from vllm_mlx.media.limits import MAX_FILES_BYTES
-from vllm_mlx.media.loader import ImageLoader
+from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.local import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
@@ -25,17 +25,17 @@ class Loading:
 
     def __init__(self, names: Names | None = None, *, max_files_bytes: int = MAX_FILES_BYTES, **config: object) -> None:
         settings = MediaConfig(**config)
-        self.loader = ImageLoader(
+        self.loader = MediaLoader(
             settings,
             MediaRoot(settings.media_root),
             web=web(names or Names({"pictures.test": HERE}), **config),
             max_files_bytes=max_files_bytes,
         )
 
-    def __call__(self, *sources: str | bytes | ImagePart) -> Mapping[str | bytes, Picture]:
+    def __call__(self, *sources: str | bytes | ImagePart) -> Mapping[str | bytes, DecodedImage]:
         return asyncio.run(self._load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
 
-    async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, Picture]:
+    async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, DecodedImage]:
         async with self.loader.shown(parts) as pictures:
             return pictures
 
@@ -123,7 +123,7 @@ def test_nothing_is_kept_across_salts(pictures: Host, loading: Loading) -> None:
     pictures.routes["/a"] = image(RED_PNG)
     url, inline = pictures.url("/a"), data_url(BLUE_PNG)
 
-    async def load(salt: str) -> list[Picture]:
+    async def load(salt: str) -> list[DecodedImage]:
         async with loading.loader.shown([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
             return list(shown.values())
 

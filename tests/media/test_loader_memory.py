@@ -16,9 +16,9 @@ from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, InvalidImage, InvalidVideo, TimeLimit
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
-from vllm_mlx.media.cache import RecentPictures
-from vllm_mlx.media.image import Picture
-from vllm_mlx.media.loader import ImageLoader, Shown
+from vllm_mlx.media.cache import DecodedCache
+from vllm_mlx.media.image import DecodedImage
+from vllm_mlx.media.loader import MediaLoader, Shown
 from vllm_mlx.media.local import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
@@ -29,20 +29,20 @@ FRAME_BYTES = SIDE * SIDE * 3
 
 
 @contextmanager
-def loading(**config: int) -> Iterator[ImageLoader]:
-    loader = ImageLoader(MediaConfig(**config), MediaRoot(None), sampling=FrameSampling())
+def loading(**config: int) -> Iterator[MediaLoader]:
+    loader = MediaLoader(MediaConfig(**config), MediaRoot(None), sampling=FrameSampling())
     try:
         yield loader
     finally:
         asyncio.run(loader.close())
 
 
-async def load(loader: ImageLoader, parts: list[MediaPart], deadline: Deadline | None = None) -> Shown:
+async def load(loader: MediaLoader, parts: list[MediaPart], deadline: Deadline | None = None) -> Shown:
     async with loader.shown(parts, deadline=deadline) as shown:
         return shown
 
 
-def drain(loader: ImageLoader) -> None:
+def drain(loader: MediaLoader) -> None:
     """Wait for what threads still decode of requests that are over."""
     for pool in (loader._readers._pool, loader._decoders._pool, loader._video_workers._pool):
         met = threading.Barrier(pool._max_workers)
@@ -165,8 +165,8 @@ def test_a_request_that_got_its_media_goes_on_with_its_deadline() -> None:
 
 
 def test_pictures_that_are_kept_yield_to_pixels_in_use() -> None:
-    recent = RecentPictures(max_bytes=3 * 75)
-    pictures = [Picture.of(np.full((5, 5, 3), number, np.uint8)) for number in range(3)]
+    recent = DecodedCache(max_bytes=3 * 75)
+    pictures = [DecodedImage.of(np.full((5, 5, 3), number, np.uint8)) for number in range(3)]
     for number, picture in enumerate(pictures):
         recent.put(bytes([number]), picture)
     recent.make_room(100)

@@ -92,7 +92,7 @@ def test_only_where_the_model_needs_it_no_chunk_ends_inside_an_image(whole):
 class Inputs:
     """Tensors that are gone, as those of an image that was encoded before."""
 
-    def want(self) -> bool:
+    def prepare(self) -> bool:
         return False
 
     def get(self) -> dict[str, object]:

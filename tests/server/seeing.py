@@ -5,8 +5,8 @@ from typing import Any
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.request import Request
-from vllm_mlx.media.fetch import WebImages
-from vllm_mlx.media.loader import ImageLoader
+from vllm_mlx.media.fetch import MediaFetcher
+from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.local import MediaRoot
 from vllm_mlx.media.parts import media_parts
 
@@ -16,11 +16,11 @@ from .fakes import FakeEngine, FakeGeneration
 @dataclass
 class SeeingEngine(FakeEngine):
     media: MediaConfig = field(default_factory=MediaConfig)
-    web: WebImages | None = None
+    web: MediaFetcher | None = None
     seen: list[Any] = field(default_factory=list)  # the pictures of each request, in order
 
     def __post_init__(self) -> None:
-        self.loader = ImageLoader(self.media, MediaRoot(self.media.media_root), web=self.web)
+        self.loader = MediaLoader(self.media, MediaRoot(self.media.media_root), web=self.web)
 
     async def submit(self, request: Request) -> FakeGeneration:
         async with self.loader.shown(media_parts(request)) as pictures:

@@ -54,13 +54,13 @@ class MemoryBudget:
     total_bytes: int
     weights_bytes: int
     transient_bytes: int  # activations of one prefill chunk or one image in the encoder, measured at load
-    pictures_bytes: int = 0  # tensors that wait for the vision tower
-    decoded_bytes: int = 0  # pixels of pictures decoded lately
-    known_bytes: int = 0  # texts and ids that pictures shown lately stand for
+    encoder_inputs_bytes: int = 0  # encoder inputs that wait for the vision encoder
+    decoded_bytes: int = 0  # pixels of images and clips kept for the next turn
+    rendered_bytes: int = 0  # texts and token ids of images and videos rendered for earlier requests
 
     def __post_init__(self) -> None:
         if self.rows_bytes <= 0:
-            sees = bool(self.pictures_bytes)
+            sees = bool(self.encoder_inputs_bytes)
             raise ConfigError(
                 f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk"
                 f"{' or image' if sees else ''} {_gb(self.transient_bytes)}, the budget is {_gb(self.total_bytes)}. "
@@ -70,12 +70,12 @@ class MemoryBudget:
 
     @property
     def rows_bytes(self) -> int:
-        return self.total_bytes - self.weights_bytes - self.transient_bytes - self.all_pictures_bytes
+        return self.total_bytes - self.weights_bytes - self.transient_bytes - self.media_bytes
 
     @property
-    def all_pictures_bytes(self) -> int:
+    def media_bytes(self) -> int:
         """What is set aside for pictures before the tower sees them."""
-        return self.pictures_bytes + self.decoded_bytes + self.known_bytes
+        return self.encoder_inputs_bytes + self.decoded_bytes + self.rendered_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

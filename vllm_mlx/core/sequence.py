@@ -19,22 +19,22 @@ class Layout:
     advance: int  # how far on from there what follows begins
 
 
-class TowerInputs(Protocol):
-    """Tensors of an image that need not stay: they can be made again."""
+class EncoderInputs(Protocol):
+    """The arrays that the vision encoder takes of one media item. They may be dropped and made again."""
 
-    def want(self) -> bool:
-        """Whether `get` has an answer. Where not, they are asked for; whoever makes them wakes the engine."""
+    def prepare(self) -> bool:
+        """True if `get` returns at once. Otherwise they are being made, and the engine is woken when they are ready."""
         ...
 
     def get(self) -> Mapping[str, Any]:
-        """Numpy arrays, as the tower takes them, after `want` has said that there is an answer. Never waits.
+        """Numpy arrays by name. Call it after `prepare` returned True; it never waits.
 
-        Raises RequestError where they could not be made again.
+        Raises RequestError if they could not be made again.
         """
         ...
 
     def drop(self) -> None:
-        """The tower has run."""
+        """Free the arrays: the vision encoder has run."""
         ...
 
 
@@ -48,7 +48,7 @@ class MediaItem:
     digest: bytes  # of the processed tensors, placeholders, layout and processor settings
     offset: int
     length: int
-    inputs: Mapping[str, Any] | TowerInputs  # numpy arrays, as the tower takes them
+    inputs: Mapping[str, Any] | EncoderInputs  # what the vision encoder takes
     layout: Layout | None = None  # for families that lay media out
 
     @property

@@ -19,7 +19,7 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..media.loader import ImageLoader
+from ..media.loader import MediaLoader
 from ..media.local import MediaRoot
 from ..media.vision import VisionProcessor
 from ..output.reply import FinishedReply
@@ -30,8 +30,8 @@ from .engine import Engine
 from .facts import build_fields, model_fields
 from .generation import Choice, Generation
 from .line import Line
+from .media_requests import MediaRequests
 from .metrics import Figures, metric_families
-from .pictures import RequestPictures
 from .preparing import Preparations
 from .prompt_pool import PromptPool
 from .reports import Reports
@@ -73,15 +73,13 @@ class AsyncEngine:
             vision=vision,
         )
         self._pool = PromptPool()
-        self._pictures = None
+        self._media = None
         if self._processor.takes_images:
             media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
             sampling = None if vision is None else vision.frame_sampling
-            loader = ImageLoader(media, media_root, sampling=sampling)
-            self._pictures = RequestPictures(self._processor, loader, self._pool, self._thread.wake)
-        self._preparations = Preparations(
-            self._processor, self._pictures, self._pool, max_prepare_s=config.max_prepare_s
-        )
+            loader = MediaLoader(media, media_root, sampling=sampling)
+            self._media = MediaRequests(self._processor, loader, self._pool, self._thread.wake)
+        self._preparations = Preparations(self._processor, self._media, self._pool, max_prepare_s=config.max_prepare_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
@@ -238,8 +236,8 @@ class AsyncEngine:
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
         self._pool.shutdown()
-        if self._pictures is not None:
-            await self._pictures.close()
+        if self._media is not None:
+            await self._media.close()
 
     async def num_rows(self) -> int:
         """Rows that hold state on the device right now."""

@@ -165,9 +165,9 @@ def _memory(config: EngineConfig, measured: MeasuredModel) -> MemoryBudget:
         total_bytes=total,
         weights_bytes=weights_bytes(measured.model.module),
         transient_bytes=max(chunk_bytes, 0 if images is None else images.tower_bytes),
-        pictures_bytes=0 if images is None else min(_MAX_PICTURES_BYTES, total // _PICTURES_SHARE),
+        encoder_inputs_bytes=0 if images is None else min(_MAX_PICTURES_BYTES, total // _PICTURES_SHARE),
         decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _PICTURES_SHARE),
-        known_bytes=0 if images is None else min(_MAX_KNOWN_BYTES, total // _KNOWN_SHARE),
+        rendered_bytes=0 if images is None else min(_MAX_KNOWN_BYTES, total // _KNOWN_SHARE),
     )
 
 

@@ -10,7 +10,7 @@ from ..core.errors import Cancelled
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..prompt.processor import PreparedRequest, RequestProcessor
-from .pictures import RequestPictures
+from .media_requests import MediaRequests
 from .prompt_pool import PromptPool
 from .stats import ReplyStats
 
@@ -21,10 +21,10 @@ class Preparations:
     """Used on one event loop. `pictures`: None where the model takes none."""
 
     def __init__(
-        self, processor: RequestProcessor, pictures: RequestPictures | None, pool: PromptPool, *, max_prepare_s: float
+        self, processor: RequestProcessor, pictures: MediaRequests | None, pool: PromptPool, *, max_prepare_s: float
     ):
         self._processor = processor
-        self._pictures = pictures
+        self._media = pictures
         self._pool = pool
         self._max_prepare_s = max_prepare_s
         self._open: set[_Preparation] = set()
@@ -68,8 +68,8 @@ class Preparations:
 
     async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
         """What the model does not take is refused before any of it is fetched."""
-        if self._processor.media_of(request) and self._pictures is not None:
-            return await self._pictures.prepare(request, deadline, is_long=is_long(request))
+        if self._processor.media_of(request) and self._media is not None:
+            return await self._media.prepare(request, deadline, is_long=is_long(request))
         work = partial(self._processor.prepare, request, deadline=deadline)
         return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
 

@@ -99,7 +99,7 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
         "media_bytes": media_bytes,
-        "pictures_bytes": memory.all_pictures_bytes,
+        "pictures_bytes": memory.media_bytes,
         "lacking_bytes": lacking_bytes,
         "free_bytes": free_bytes - lacking_bytes,
     }

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from .clip import Clip
 from .fetch import Fetched
-from .image import Picture, Seen
-from .rendered import Rendition
+from .image import DecodedImage, Seen
+from .rendered import RenderedMedia
 
 Address = tuple[bytes, str, str]  # salt, URL, and what it was asked as
 _MAX_ADDRESSES = 1000
@@ -18,16 +18,16 @@ _MAX_ADDRESS_CHARS = 8192
 _MAX_SEEN = 10_000
 
 
-class RecentPictures:
+class DecodedCache:
     """By salt and digest of what they were decoded from, so none can be out of date. The longest unused go first."""
 
     def __init__(self, *, max_bytes: int):
         self._max_bytes = self._room_bytes = max_bytes
-        self._pictures: OrderedDict[bytes, Picture | Clip] = OrderedDict()
+        self._pictures: OrderedDict[bytes, DecodedImage | Clip] = OrderedDict()
         self._seen: OrderedDict[bytes, Seen] = OrderedDict()
         self.num_bytes = 0
 
-    def get(self, content: bytes, *, whole: bool = True) -> Picture | Clip | Seen | None:
+    def get(self, content: bytes, *, whole: bool = True) -> DecodedImage | Clip | Seen | None:
         """`whole`: with its pixels."""
         picture = self._pictures.get(content)
         if picture is not None:
@@ -43,7 +43,7 @@ class RecentPictures:
         self._room_bytes = max(0, self._max_bytes - in_use_bytes)
         self._shrink()
 
-    def put(self, content: bytes, picture: Picture | Clip | Seen) -> None:
+    def put(self, content: bytes, picture: DecodedImage | Clip | Seen) -> None:
         if isinstance(picture, Seen):
             return
         self._seen[content] = Seen(picture.digest, picture.num_pixels)
@@ -95,14 +95,14 @@ class KnownAddresses:
 Key = tuple[str, bytes, int | None]  # salt, digest of a picture or a clip, and the longest side that is shown
 
 
-class Renditions:
+class RenderedCache:
     def __init__(self, *, max_bytes: int = 0):
         self.max_bytes = max_bytes
-        self._kept: OrderedDict[Key, Rendition] = OrderedDict()
+        self._kept: OrderedDict[Key, RenderedMedia] = OrderedDict()
         self.num_bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> Rendition | None:
+    def get(self, key: Key) -> RenderedMedia | None:
         """Its media have no inputs."""
         with self._lock:
             kept = self._kept.get(key)
@@ -110,7 +110,7 @@ class Renditions:
                 self._kept.move_to_end(key)
             return kept
 
-    def put(self, key: Key, rendition: Rendition) -> None:
+    def put(self, key: Key, rendition: RenderedMedia) -> None:
         with self._lock:
             if key in self._kept or rendition.text_bytes > self.max_bytes:
                 return

@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.ImageFile import ImageFile as PillowFile
 
 from ..core.errors import InvalidImage
-from .image import Picture
+from .image import DecodedImage
 
 # Pillow is asked for these alone: each further format is more code that strangers' files reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
@@ -113,9 +113,9 @@ class ImageFile:
     def num_pixels(self) -> int:
         return self.width * self.height
 
-    def decode(self) -> Picture:
+    def decode(self) -> DecodedImage:
         """Upright, and on white where it is transparent. Raises InvalidImage."""
-        return Picture.of(self.pixels())
+        return DecodedImage.of(self.pixels())
 
     def pixels(self) -> np.ndarray:
         """The same as an array: (rows, columns, 3), uint8. Raises InvalidImage."""

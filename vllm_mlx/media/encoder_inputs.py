@@ -15,13 +15,13 @@ from .limits import ByteRoom
 Pieces = Sequence[Mapping[str, Any]]
 
 
-class Tensors:
+class MediaInputs:
     """Of one request's picture or clip, in the pieces that the tower takes one by one.
 
     `remake` begins to make them again, on a thread of its own, and ends with `put` or `fail`.
     """
 
-    def __init__(self, digest: bytes, room: ByteRoom, remake: Callable[["Tensors"], None]):
+    def __init__(self, digest: bytes, room: ByteRoom, remake: Callable[["MediaInputs"], None]):
         """`digest`: of the rendition that they belong to; `room`: of all tensors that wait for the tower."""
         self.digest = digest
         self._room = room
@@ -51,7 +51,7 @@ class Tensors:
         with self._lock:
             self._error = error
 
-    def want(self, index: int) -> bool:
+    def prepare(self, index: int) -> bool:
         with self._lock:
             if self._is_there(index):
                 return True
@@ -77,14 +77,14 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """`core.sequence.TowerInputs` of one piece."""
+class PieceInputs:
+    """`core.sequence.EncoderInputs` of one piece."""
 
-    tensors: Tensors
+    tensors: MediaInputs
     index: int
 
-    def want(self) -> bool:
-        return self.tensors.want(self.index)
+    def prepare(self) -> bool:
+        return self.tensors.prepare(self.index)
 
     def get(self) -> Mapping[str, Any]:
         return self.tensors.get(self.index)

@@ -84,7 +84,7 @@ class _Opened:
             await stream.aclose()
 
 
-class WebImages:
+class MediaFetcher:
     """Used on one event loop. `resolve` and `is_allowed` are the network's own but in tests."""
 
     def __init__(

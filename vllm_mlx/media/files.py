@@ -11,11 +11,11 @@ from ..core.config import MediaConfig
 from ..core.errors import InvalidImage
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
-from .cache import KnownAddresses, RecentPictures
+from .cache import DecodedCache, KnownAddresses
 from .clip import Clip
 from .decode import ImageFile
-from .fetch import Fetched, WebImages
-from .image import Picture, Seen
+from .fetch import Fetched, MediaFetcher
+from .image import DecodedImage, Seen
 from .limits import Allowance
 from .local import MediaRoot
 from .sources import Inline, Kind, LocalFile, Remote, count_frames, parse_source, split_frames
@@ -31,7 +31,7 @@ class Found:
     """What can be shown: already decoded, now or earlier, or a file whose header is well."""
 
     content: bytes  # salt, and digest of what it is decoded from
-    image: Picture | Clip | Seen | ImageFile | VideoFile | FrameFiles
+    image: DecodedImage | Clip | Seen | ImageFile | VideoFile | FrameFiles
 
     @property
     def num_pixels(self) -> int:
@@ -59,8 +59,8 @@ class MediaFiles:
         self,
         config: MediaConfig,
         root: MediaRoot,
-        web: WebImages,
-        recent: RecentPictures,
+        web: MediaFetcher,
+        recent: DecodedCache,
         workers: Workers,
         video_workers: Workers,
         videos: VideoOpener | None,

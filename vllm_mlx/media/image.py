@@ -18,14 +18,14 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class DecodedImage:
     """Two pictures with one digest show the same. Safe to share between threads: nobody may write to the pixels."""
 
     pixels: np.ndarray  # (height, width, 3), uint8, RGB, read-only
     digest: bytes  # of size and pixels
 
     @classmethod
-    def of(cls, pixels: np.ndarray) -> "Picture":
+    def of(cls, pixels: np.ndarray) -> "DecodedImage":
         """`pixels`: (height, width, 3), uint8, RGB. They become read-only."""
         assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3, "RGB bytes"
         pixels = np.ascontiguousarray(pixels)

@@ -17,12 +17,12 @@ from ..core.errors import InvalidImage, InvalidVideo, Overloaded
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from ..core.tracebacks import clear_locals
-from .cache import RecentPictures
+from .cache import DecodedCache
 from .clip import Clip
 from .decode import ImageFile
-from .fetch import WebImages
+from .fetch import MediaFetcher
 from .files import Found, MediaFiles
-from .image import Picture, Seen
+from .image import DecodedImage, Seen
 from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate, PixelLane
 from .local import MediaRoot
 from .parts import Key, located, numbered, shown_as
@@ -36,7 +36,7 @@ _DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
 _GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
 
-Shown = Mapping[Key, Picture | Seen | Clip]
+Shown = Mapping[Key, DecodedImage | Seen | Clip]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Wanted:
     part: MediaPart
 
 
-class ImageLoader:
+class MediaLoader:
     """`shown` may be used on any event loop. `web`: None is the network itself."""
 
     def __init__(
@@ -54,13 +54,13 @@ class ImageLoader:
         root: MediaRoot,
         *,
         sampling: FrameSampling | None = None,
-        web: WebImages | None = None,
+        web: MediaFetcher | None = None,
         max_files_bytes: int = MAX_FILES_BYTES,
     ):
         """`sampling`: of videos; None for a model that is shown none. `max_files_bytes`: of those not yet decoded."""
         self._config = config
-        self._web = web or WebImages(config)
-        self._recent = RecentPictures(max_bytes=config.media_cache_bytes)
+        self._web = web or MediaFetcher(config)
+        self._recent = DecodedCache(max_bytes=config.media_cache_bytes)
         self._readers = Workers(_READERS, "media file")
         self._decoders = Workers(_DECODERS, "image")
         self._video_workers = Workers(1, "video")  # so that images need not wait for one
@@ -136,7 +136,7 @@ class ImageLoader:
     @asynccontextmanager
     async def _loaded(self, wanted: Sequence[_Wanted], allowance: Allowance) -> AsyncIterator[Shown]:
         lane: PixelLane | None = None
-        needed, contents, decoded = 0, list[bytes](), list[Picture | Clip | Seen]()
+        needed, contents, decoded = 0, list[bytes](), list[DecodedImage | Clip | Seen]()
         try:
             async with _until(allowance.deadline):
                 found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
@@ -177,9 +177,9 @@ class ImageLoader:
                 f"most {max_pixels / 1e6:.1f} (--max-request-pixels). Send fewer, or smaller ones."
             )
 
-    async def _decode(self, found: Found, deadline: Deadline) -> Picture | Clip | Seen:
+    async def _decode(self, found: Found, deadline: Deadline) -> DecodedImage | Clip | Seen:
         image = found.image
-        if isinstance(image, Picture | Clip | Seen):
+        if isinstance(image, DecodedImage | Clip | Seen):
             return image
         if isinstance(image, ImageFile):
             return await self._decoders.run(deadline, image.decode)

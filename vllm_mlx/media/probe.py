@@ -11,7 +11,7 @@ from ..core.sequence import MediaItem, PromptInputs
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .clip import Clip
 from .hf_processor import FAULTS, MAX_REASON, ModelProcessor
-from .image import Picture
+from .image import DecodedImage
 from .renderers import ImageRenderer, NoVideos, VideoRenderer
 
 _HEIGHT, _WIDTH = 96, 160
@@ -74,10 +74,10 @@ def trial_text(tokenizer: Tokenizer, kind: Literal["image", "video"], number: in
     return tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
 
 
-def noise(seed: int) -> Picture:
-    return Picture.of(np.random.default_rng(seed).integers(0, 256, (_HEIGHT, _WIDTH, 3)).astype(np.uint8))
+def noise(seed: int) -> DecodedImage:
+    return DecodedImage.of(np.random.default_rng(seed).integers(0, 256, (_HEIGHT, _WIDTH, 3)).astype(np.uint8))
 
 
-def plain(num_pixels: int) -> Picture:
+def plain(num_pixels: int) -> DecodedImage:
     side = max(1, int(num_pixels**0.5))
-    return Picture.of(np.zeros((side, side, 3), np.uint8))
+    return DecodedImage.of(np.zeros((side, side, 3), np.uint8))

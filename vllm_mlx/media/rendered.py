@@ -7,14 +7,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ..core.sequence import Layout, MediaItem, PromptInputs, TowerInputs
+from ..core.sequence import EncoderInputs, Layout, MediaItem, PromptInputs
 
 _DIGEST_BYTES = 16
 _OBJECT_BYTES = 1000  # of a rendition and of each of its media, beside texts and arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rendition:
+class RenderedMedia:
     text: str  # stands for it in a rendered conversation
     num_lead_chars: int  # of the text, before the placeholders
     token_ids: tuple[int, ...]  # from the first placeholder to the last
@@ -24,7 +24,7 @@ class Rendition:
     @classmethod
     def of(
         cls, text: str, num_lead_chars: int, token_ids: tuple[int, ...], media: tuple[MediaItem, ...]
-    ) -> "Rendition":
+    ) -> "RenderedMedia":
         digest = blake2b(repr(token_ids).encode(), digest_size=_DIGEST_BYTES)
         for item in media:
             digest.update(item.digest)
@@ -38,7 +38,7 @@ class Rendition:
     def alone(self) -> PromptInputs:
         return PromptInputs(token_ids=self.token_ids, media=self.media)
 
-    def with_inputs(self, inputs: Iterable[TowerInputs]) -> "Rendition":
+    def with_inputs(self, inputs: Iterable[EncoderInputs]) -> "RenderedMedia":
         """`inputs`: of each of the media."""
         media = (replace(item, inputs=each) for item, each in zip(self.media, inputs, strict=True))
         return replace(self, media=tuple(media))
@@ -56,7 +56,7 @@ class Rendition:
         return sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + layouts + objects
 
 
-def medium(
+def media_item(
     offset: int, token_ids: tuple[int, ...], inputs: Mapping[str, np.ndarray], layout: Layout | None, settings: bytes
 ) -> MediaItem:
     """`settings`: of the processor that made the `inputs`. All that is given counts in the digest, but the offset."""

@@ -14,9 +14,9 @@ from ..core.sequence import Layout, MediaItem
 from ..tokens.tokenizer import Tokenizer
 from .clip import Clip
 from .hf_processor import FAULTS, ModelProcessor
-from .image import Picture, fitting, scaled
+from .image import DecodedImage, fitting, scaled
 from .layouts import Grid, image_layout, joined, video_layouts
-from .rendered import Rendition, medium
+from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
 
 
@@ -41,7 +41,7 @@ class ImageRenderer:
         self._merge_size = merge_size
         self._max_pixels = max_pixels
 
-    def works(self, picture: Picture) -> bool:
+    def works(self, picture: DecodedImage) -> bool:
         """Whether the text of a picture says its very placeholders again."""
         try:
             rendition = self.render(picture)
@@ -49,7 +49,7 @@ class ImageRenderer:
             return False
         return rendition.token_ids.count(self.token_id) > 1 and bool(rendition.media[0].inputs)
 
-    def render(self, picture: Picture, max_side: int | None = None) -> Rendition:
+    def render(self, picture: DecodedImage, max_side: int | None = None) -> RenderedMedia:
         """Raises one of `REFUSALS`."""
         ids, inputs = self._processor.run(self.marker, images=[self.fit(picture, max_side)])
         text = self._tokenizer.decode(ids)
@@ -59,10 +59,10 @@ class ImageRenderer:
         end = len(ids) - ids[::-1].index(self.token_id)
         token_ids = tuple(ids[start:end])
         grid = self._grid(inputs)
-        item = medium(0, token_ids, inputs, None if grid is None else image_layout(grid), self._processor.settings)
-        return Rendition.of(text, len(self._tokenizer.decode(ids[:start])) if start else 0, token_ids, (item,))
+        item = media_item(0, token_ids, inputs, None if grid is None else image_layout(grid), self._processor.settings)
+        return RenderedMedia.of(text, len(self._tokenizer.decode(ids[:start])) if start else 0, token_ids, (item,))
 
-    def fit(self, picture: Picture, max_side: int | None = None) -> Image.Image:
+    def fit(self, picture: DecodedImage, max_side: int | None = None) -> Image.Image:
         size = fitting(picture.width, picture.height, self._max_pixels, max_side)
         return Image.fromarray(scaled(picture.pixels, size))
 
@@ -135,7 +135,7 @@ class VideoRenderer:
             shown["video_metadata"] = [{"frames_indices": list(clip.times), "fps": 1.0}]
         return self._processor.run(text, keep_all=keep_all, **shown)
 
-    def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> Rendition:
+    def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> RenderedMedia:
         """`piece_pixels`: that the tower takes at once. Raises one of `REFUSALS`."""
         ids, inputs = self.run(self.marker, clip)
         text = self._tokenizer.decode(ids)
@@ -144,7 +144,7 @@ class VideoRenderer:
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
         lead = len(self._tokenizer.decode(ids[: spots[0]]))
         media = self._media(ids, spots, inputs, clip, piece_pixels)
-        return Rendition.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), media)
+        return RenderedMedia.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), media)
 
     def _media(
         self, ids: list[int], spots: list[int], inputs: Mapping[str, np.ndarray], clip: Clip, piece_pixels: int
@@ -164,7 +164,7 @@ class VideoRenderer:
                 "video_grid_thw": np.array([[len(rows), h, w]]),
             }
             settings = self._processor.settings
-            media.append(medium(start - spots[0], tuple(ids[start:end]), tower, layout, settings))
+            media.append(media_item(start - spots[0], tuple(ids[start:end]), tower, layout, settings))
         return tuple(media)
 
     def _layouts(self, grid: Grid, places: np.ndarray, group: int, clip: Clip) -> Sequence[Layout]:

@@ -10,14 +10,14 @@ from typing import Any
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from .cache import Renditions
+from .cache import RenderedCache
 from .clip import Clip
-from .encoder_inputs import Piece, Tensors
+from .encoder_inputs import MediaInputs, PieceInputs
 from .hf_processor import MAX_REASON, REFUSALS, WAYS, ModelProcessor, load_library_processor, unusable
-from .image import Picture, Seen
+from .image import DecodedImage, Seen
 from .limits import ByteRoom
 from .probe import Trial, VisionProbe, image_trial, noise, plain, trial_text, video_trial
-from .rendered import Rendition
+from .rendered import RenderedMedia
 from .renderers import ImageRenderer, NoVideos, VideoRenderer
 from .video import FrameSampling
 
@@ -52,7 +52,7 @@ class VisionProcessor:
         self._videos = videos
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not made for several threads
-        self._known = Renditions()
+        self._known = RenderedCache()
         self._room = ByteRoom()
 
     @classmethod
@@ -83,7 +83,7 @@ class VisionProcessor:
 
     def set_memory(self, memory: MemoryBudget) -> None:
         """How much may be kept; before, nothing is."""
-        self._room.max_bytes, self._known.max_bytes = memory.pictures_bytes, memory.known_bytes
+        self._room.max_bytes, self._known.max_bytes = memory.encoder_inputs_bytes, memory.rendered_bytes
 
     @property
     def marker(self) -> str:
@@ -104,20 +104,20 @@ class VisionProcessor:
     def frame_sampling(self) -> FrameSampling | None:
         return None if isinstance(self._videos, NoVideos) else self._videos.sampling
 
-    def render(self, medium: Picture | Clip, max_side: int | None = None) -> Rendition:
+    def render(self, medium: DecodedImage | Clip, max_side: int | None = None) -> RenderedMedia:
         """`max_side`: of a picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
         with self._lock:
             return self._render(medium, max_side)
 
     def show(
         self,
-        medium: Picture | Clip | Seen,
+        medium: DecodedImage | Clip | Seen,
         max_side: int | None = None,
         *,
         salt: str,
-        remake: Callable[[Tensors], None],
+        remake: Callable[[MediaInputs], None],
         known_only: bool = False,
-    ) -> Rendition:
+    ) -> RenderedMedia:
         """The same, with tensors that need not stay.
 
         Raises PixelsNeeded where it is not known and there are no pixels, or the processor may not run (`known_only`).
@@ -130,14 +130,14 @@ class VisionProcessor:
             rendition = self.render(medium, max_side)
             pieces = rendition.pieces
             self._known.put(key, rendition)
-        tensors = Tensors(rendition.digest, self._room, remake)
+        tensors = MediaInputs(rendition.digest, self._room, remake)
         tensors.offer(pieces)
-        return rendition.with_inputs(Piece(tensors, index) for index in range(len(rendition.media)))
+        return rendition.with_inputs(PieceInputs(tensors, index) for index in range(len(rendition.media)))
 
-    def _render(self, medium: Picture | Clip, max_side: int | None) -> Rendition:
+    def _render(self, medium: DecodedImage | Clip, max_side: int | None) -> RenderedMedia:
         what = f"{medium.width} x {medium.height} pixels"
         try:
-            if isinstance(medium, Picture):
+            if isinstance(medium, DecodedImage):
                 return self._images.render(medium, max_side)
             what = f"{len(medium)} frames of {what}"
             assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"

@@ -15,11 +15,11 @@ from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..formats import SchemaBudget, Schemas, resolve_formats
 from ..guidance.guidance import Guidance
-from ..media.encoder_inputs import Tensors
+from ..media.encoder_inputs import MediaInputs
 from ..media.image import Seen
 from ..media.loader import Shown
 from ..media.parts import located, media_parts, numbered, replace_media, shown_as
-from ..media.rendered import Rendition
+from ..media.rendered import RenderedMedia
 from ..media.vision import VisionProcessor
 from ..output.pipeline import OutputPipeline, declared_schemas
 from ..output.reply import FinishedReply
@@ -32,7 +32,7 @@ from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate, Markers
 
-Remake = Callable[[MediaPart, str, Tensors], None]  # the part, and its request's salt
+Remake = Callable[[MediaPart, str, MediaInputs], None]  # the part, and its request's salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RequestProcessor:
         return parts
 
     def prepare(
-        self, request: Request, renditions: Sequence[Rendition] = (), *, deadline: Deadline | None = None
+        self, request: Request, renditions: Sequence[RenderedMedia] = (), *, deadline: Deadline | None = None
     ) -> PreparedRequest:
         """`request`, `renditions`: as `show` gives them, where it shows something. `deadline`: None for none.
 
@@ -140,7 +140,7 @@ class RequestProcessor:
         constraint = self._guidance.constraint(request, prompt, budget)
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint)
 
-    def render(self, part: MediaPart, shown: Shown) -> Rendition:
+    def render(self, part: MediaPart, shown: Shown) -> RenderedMedia:
         """With its tensors. Raises InvalidImage."""
         medium = shown[shown_as(part)]
         assert self._vision is not None and not isinstance(medium, Seen), "pixels were asked for"
@@ -148,7 +148,7 @@ class RequestProcessor:
 
     def show(
         self, request: Request, shown: Shown, remake: Remake, *, known_only: bool = False
-    ) -> tuple[Request, tuple[Rendition, ...]]:
+    ) -> tuple[Request, tuple[RenderedMedia, ...]]:
         """Images and videos known by what they show, so that one picture is the same from whichever source.
 
         `shown` is that, which may come without its pixels where it was seen before. `remake` begins to make a part's
@@ -161,7 +161,7 @@ class RequestProcessor:
 
     def show_part(
         self, request: Request, part: MediaPart, shown: Shown, remake: Remake, *, known_only: bool = False
-    ) -> Rendition:
+    ) -> RenderedMedia:
         """One of the request's images or videos, as `show` shows them all. Raises as `show` does."""
         vision, medium, salt = self._vision, shown[shown_as(part)], request.cache_salt
         assert vision is not None, "a model that takes no images refuses them"
@@ -173,8 +173,8 @@ class RequestProcessor:
             raise located(error, number, part) from error
 
     def with_media(
-        self, request: Request, renditions: Mapping[MediaPart, Rendition]
-    ) -> tuple[Request, tuple[Rendition, ...]]:
+        self, request: Request, renditions: Mapping[MediaPart, RenderedMedia]
+    ) -> tuple[Request, tuple[RenderedMedia, ...]]:
         """What `show` gives, of what `show_part` gave for each."""
         known = {part: type(part)(each.digest, text=each.text) for part, each in renditions.items()}
         return replace_media(request, known), tuple(renditions[part] for part in self.media_of(request))

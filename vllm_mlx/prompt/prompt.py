@@ -9,7 +9,7 @@ from ..core.errors import ContextLengthExceeded, InvalidParameter, TemplateError
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
 from ..formats import reasoning_markers
-from ..media.rendered import Rendition
+from ..media.rendered import RenderedMedia
 from ..tokens.token_floor import TokenFloor
 from ..tokens.tokenizer import Tokenizer
 from .chat import ChatPrompt, ChatPrompts
@@ -45,7 +45,7 @@ class PromptProcessor:
         self._markers = reasoning_markers(reasoning) if reasoning is not None else None
 
     def process(
-        self, request: Request, renditions: Sequence[Rendition] = (), deadline: Deadline | None = None
+        self, request: Request, renditions: Sequence[RenderedMedia] = (), deadline: Deadline | None = None
     ) -> tuple[PromptInputs, ChatPrompt | None]:
         """`renditions`: of the request's images. Raises RequestError where the model can take no such prompt."""
         if request.messages is not None:
@@ -55,7 +55,7 @@ class PromptProcessor:
         return PromptInputs(token_ids=tuple(token_ids)), None
 
     def _chat(
-        self, request: Request, renditions: Sequence[Rendition], deadline: Deadline
+        self, request: Request, renditions: Sequence[RenderedMedia], deadline: Deadline
     ) -> tuple[PromptInputs, ChatPrompt]:
         assert request.messages is not None
         if not request.messages:
@@ -123,7 +123,7 @@ class PromptProcessor:
 
 
 def _place(
-    chat: ChatPrompt, encoded: Encoded, renditions: Sequence[Rendition]
+    chat: ChatPrompt, encoded: Encoded, renditions: Sequence[RenderedMedia]
 ) -> tuple[tuple[MediaItem, ...], list[tuple[int, int]]]:
     """Each image at its tokens, and the boundaries (characters, tokens) before them."""
     media: list[MediaItem] = []

@@ -8,9 +8,9 @@ import mlx.core as mx
 from ..cache import layers
 from ..core.sequence import PromptInputs
 from .device import peak_of
-from .features import encode
 from .model import Model
 from .multimodal import MultimodalModel
+from .vision_inputs import encode
 
 _PROBE_TOKENS = 256
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from ..core.errors import ModelLoadError, Unsupported, first_line
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
-from .features import KNOWN_INPUTS, tower_inputs
 from .multimodal import MultimodalModel
-from .positions import chunk_positions
+from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[st
 def _difference(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
     seq = Sequence(seq_id=-1, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
     ids = mx.array([prompt.token_ids])
-    given = tower_inputs(inputs)
+    given = input_arrays(inputs)
     whole = model.module.get_input_embeddings(ids, mask=mx.ones(ids.shape, mx.int32), **given).to_dict()
     whole = {name: value for name, value in whole.items() if value is not None}
     if unknown := set(whole) - KNOWN_INPUTS:

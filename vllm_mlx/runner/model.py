@@ -11,7 +11,7 @@ from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.sequence import Sequence
-from .features import Features
+from .vision_inputs import Features
 
 
 class Model(ABC):

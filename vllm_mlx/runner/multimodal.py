@@ -11,10 +11,8 @@ import numpy as np
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.sequence import MediaItem, Sequence
-from .features import Features, encode
-from .image_masks import ImageMask
 from .model import Model
-from .positions import chunk_positions, text_delta
+from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 
 class MultimodalModel(Model):

@@ -21,9 +21,9 @@ from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
 from .device import DeviceWatch
-from .features import Features
 from .masks import Masks
 from .model import Model
+from .vision_inputs import Features
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -67,7 +67,7 @@ class MLLMScheduler(Scheduler):
         if self._media.get(key) is not None or (self._encoding is not None and self._encoding[0] == key):
             self._media.hold(key)
             return True
-        if not isinstance(item.inputs, Mapping) and not item.inputs.want():
+        if not isinstance(item.inputs, Mapping) and not item.inputs.prepare():
             self._awaits_inputs = True
             return False
         if self._encoding is not None or not self._has_room(item):

@@ -11,9 +11,9 @@ from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
 from ..core.messages import MediaPart
 from ..core.request import Request
 from ..core.tracebacks import clear_locals
-from ..media.encoder_inputs import Tensors
-from ..media.loader import ImageLoader
-from ..media.rendered import Rendition
+from ..media.encoder_inputs import MediaInputs
+from ..media.loader import MediaLoader
+from ..media.rendered import RenderedMedia
 from ..media.vision import PixelsNeeded
 from ..media.workers import Workers
 from ..prompt.processor import PreparedRequest, RequestProcessor
@@ -22,13 +22,13 @@ from .prompt_pool import PromptPool
 logger = logging.getLogger(__name__)
 
 
-class RequestPictures:
+class MediaRequests:
     """Used on one event loop. A turn that brings known pictures back decodes none, unless the tower has to run.
 
     What a large picture stands for takes seconds to find: neither texts nor known pictures wait behind it.
     """
 
-    def __init__(self, processor: RequestProcessor, loader: ImageLoader, pool: PromptPool, wake: Callable[[], None]):
+    def __init__(self, processor: RequestProcessor, loader: MediaLoader, pool: PromptPool, wake: Callable[[], None]):
         """`pool`: for prompts; `wake`: called on the event loop when tensors are there that a row waits for."""
         self._processor = processor
         self._loader = loader
@@ -65,26 +65,26 @@ class RequestPictures:
             try:
                 known = await prompts(partial(show, known_only=True))
             except PixelsNeeded:
-                renditions: dict[MediaPart, Rendition] = {}
+                renditions: dict[MediaPart, RenderedMedia] = {}
                 for part in dict.fromkeys(parts):  # one at a time, so that other requests have theirs in between
                     render_one = partial(self._processor.show_part, request, part, shown, remake)
                     renditions[part] = await self._renderer.run(deadline, render_one)
                 known = await prompts(partial(self._processor.with_media, request, renditions))
         return await prompts(partial(self._processor.prepare, *known, deadline=deadline), is_long=is_long)
 
-    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: Tensors) -> None:
+    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: MediaInputs) -> None:
         """On the engine thread."""
         try:
             loop.call_soon_threadsafe(self._start, part, salt, tensors)
         except RuntimeError:  # the loop is closed
             tensors.fail(GenerationError("The server is shutting down."))
 
-    def _start(self, part: MediaPart, salt: str, tensors: Tensors) -> None:
+    def _start(self, part: MediaPart, salt: str, tensors: MediaInputs) -> None:
         task = asyncio.get_running_loop().create_task(self._remake(part, salt, tensors))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _remake(self, part: MediaPart, salt: str, tensors: Tensors) -> None:
+    async def _remake(self, part: MediaPart, salt: str, tensors: MediaInputs) -> None:
         try:
             async with self._loader.shown([part], salt=salt) as shown:
                 render = partial(self._processor.render, part, shown)
@@ -95,6 +95,6 @@ class RequestPictures:
         except VLLMMLXError as error:
             tensors.fail(error)
         except Exception as error:  # whatever it is, the row that waits must learn of it
-            logger.exception("Tensors could not be made again")
+            logger.exception("MediaInputs could not be made again")
             tensors.fail(GenerationError(f"The tensors of `{part.param}` could not be made again: {error}"))
         self._wake()

@@ -1,0 +1,116 @@
+"""What the language model of a vision checkpoint takes beside ids: features of images and videos, positions, masks.
+
+Knows no cache and no batch.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..core.errors import Unsupported
+from ..core.sequence import EncoderInputs, MediaItem
+
+# What a family's merged inputs may consist of. Positions are given by us; of a mask nothing comes to a decoder.
+KNOWN_INPUTS = frozenset({
+    "inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs",
+    "position_ids", "rope_deltas", "attention_mask_4d",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    embeddings: mx.array  # (tokens, hidden)
+    deepstack: tuple[mx.array, ...] = ()  # one (tokens, hidden) for each of the first layers
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self.embeddings, *self.deepstack))
+
+    def cut(self, start: int, end: int) -> "Features":
+        return Features(self.embeddings[start:end], tuple(layer[start:end] for layer in self.deepstack))
+
+
+def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
+    """Run the tower of an mlx-vlm model on one image or piece of a video, whose tokens are `token_ids`. Evaluated.
+
+    The family's own merging is asked for these tokens alone, so whatever it does to an image it does here.
+    """
+    ids = mx.array([token_ids])
+    merged = module.get_input_embeddings(ids, **input_arrays(item.inputs), mask=mx.ones(ids.shape, mx.int32)).to_dict()
+    unknown = {name for name, value in merged.items() if value is not None} - KNOWN_INPUTS
+    if unknown:
+        raise Unsupported(f"This family passes images on in a way that is not served: {', '.join(sorted(unknown))}.")
+    deepstack = merged["deepstack_visual_embeds"]
+    features = Features(
+        mx.contiguous(merged["inputs_embeds"][0]),
+        () if deepstack is None else tuple(_at_all(layer, merged["visual_pos_masks"]) for layer in deepstack),
+    )
+    mx.eval(features.embeddings, *features.deepstack)
+    return features
+
+
+def _at_all(layer: mx.array, seen: mx.array) -> mx.array:
+    """`layer: (placeholders, hidden)` is added to the `seen: (1, tokens)`; to the text between them, nothing."""
+    if layer.shape[0] != seen.sum().item():
+        raise Unsupported("This family's images have tokens that the tower does not fill at every depth.")
+    rows = mx.maximum(mx.cumsum(seen[0].astype(mx.int32)) - 1, 0)
+    return mx.contiguous(mx.where(seen[0][:, None], layer[rows], mx.zeros_like(layer[:1])))
+
+
+def input_arrays(inputs: Mapping[str, np.ndarray] | EncoderInputs) -> dict[str, mx.array]:
+    arrays = inputs if isinstance(inputs, Mapping) else inputs.get()
+    return {name: mx.array(array) for name, array in arrays.items()}
+
+
+def chunk_positions(media: Iterable[MediaItem], start: int, end: int) -> np.ndarray:
+    """`(3, end - start)`, int32: of the row's tokens `[start, end)`, whose media are given in order."""
+    positions = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
+    moved = 0
+    for item in media:
+        if item.offset >= end:
+            break
+        assert item.layout is not None, "only media that are laid out have positions of their own"
+        low, high = max(item.offset, start), min(item.end, end)
+        if low < high:
+            laid_out = item.layout.positions[:, low - item.offset : high - item.offset]
+            positions[:, low - start : high - start] = item.offset + moved + laid_out
+        positions[:, max(item.end - start, 0) :] += item.layout.advance - item.length
+        moved += item.layout.advance - item.length
+    return positions
+
+
+def text_delta(media: Iterable[MediaItem]) -> int:
+    """What is added to the index of a token behind all media."""
+    return sum(item.layout.advance - item.length for item in media if item.layout is not None)
+
+
+class ImageMask:
+    """A cache whose masks let the tokens of an image see each other. In all else it is the cache it wraps.
+
+    A chunk holds its images to their ends; of one that begins before it, the part before is seen as any past is.
+    """
+
+    def __init__(self, cache: Any, images: Iterable[tuple[int, int]], start: int):
+        """`images`: (start, end) of each in the row; `start`: the chunk's first position."""
+        self._cache = cache
+        self._images = tuple(images)
+        self._start = start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def make_mask(self, num_tokens: int, window_size: int | None = None, **options: Any) -> mx.array:
+        if num_tokens == 1:  # nothing of an image is ahead of its last token
+            mask: mx.array = self._cache.make_mask(num_tokens, window_size=window_size, **options)
+            return mask
+        mask = self._cache.make_mask(num_tokens, window_size=window_size, return_array=True)
+        num_keys = mask.shape[-1]
+        first_key = self._start + num_tokens - num_keys
+        seen = np.zeros((num_tokens, num_keys), dtype=bool)
+        for start, end in self._images:
+            rows = slice(max(start - self._start, 0), max(end - self._start, 0))
+            seen[rows, max(start - first_key, 0) : max(end - first_key, 0)] = True
+        return mx.logical_or(mask, mx.array(seen))
