@@ -125,7 +125,7 @@ def test_weights_without_a_tower_are_a_text_model(changed):
     weights = {name: weight for name, weight in weights.items() if "vision" not in name}
     mx.eval(weights)
     mx.save_safetensors(str(changed / "model.safetensors"), weights, metadata={"format": "mlx"})
-    assert not find_checkpoint(str(changed)).has_tower
+    assert not find_checkpoint(str(changed)).has_vision_encoder
 
 
 def test_a_text_model_does_not_import_mlx_vlm(checkpoint):

@@ -356,7 +356,7 @@ class AsyncEngine:
 
 
 def _vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
-    if config.text_only or not checkpoint.has_tower:
+    if config.text_only or not checkpoint.has_vision_encoder:
         return None
     return VisionProcessor.load(
         checkpoint.path,

@@ -1,4 +1,4 @@
-"""Rows that decode in one forward pass. A batch of one keeps its plain, unpadded caches."""
+"""Rows that decode in one forward pass. A batch of one row keeps its caches unpadded."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +17,13 @@ from .sampler import Sampled, Sampler
 
 @dataclass(slots=True)
 class InFlight:
-    """One launched forward pass whose samples have not been read."""
+    """A launched forward pass whose samples have not been read yet."""
 
     seqs: list[Sequence]
     sampled: Sampled
 
     def read(self) -> list[TokenOutput]:
-        """Wait for the device and return one token a row."""
+        """Wait for the device and return one token per row."""
         tokens = _values(self.sampled.tokens)
         logprobs = self._logprobs(tokens)
         return [
@@ -74,16 +74,16 @@ class Batch:
         return layers.state_bytes(self._caches)
 
     def launch(self) -> InFlight:
-        """Start one forward pass and its sampling without waiting; the samples are what the next launch feeds."""
+        """Start one forward pass and its sampling without waiting. The next launch feeds the samples."""
         self._forward()
         return self.draw(None)
 
     def start(self) -> None:
-        """Start one forward pass, for `draw` to follow: what may be drawn is found out while the device works."""
+        """Start one forward pass, which `draw` follows. Masks are computed while the device works."""
         mx.async_eval(self._forward())  # type: ignore[no-untyped-call]
 
     def draw(self, words: Words | None) -> InFlight:
-        """Start the sampling behind a forward pass; `words` as the sampler takes them."""
+        """Start the sampling after a forward pass. `words` are the masks of the rows, as the sampler takes them."""
         assert self._logits is not None, "a forward pass was started"
         if self._sampler is None:
             self._sampler = Sampler(self.seqs, self._model.vocab_size)
@@ -98,12 +98,12 @@ class Batch:
         return self._logits
 
     def take(self, index: int) -> "Batch":
-        """One row as a batch of its own. The row stays here until `keep`."""
+        """Copy one row into a batch of its own. The row stays in this batch until `keep`."""
         caches = self._caches if len(self.seqs) == 1 else layers.extract(self._caches, index)
         return Batch(self._model, [self.seqs[index]], caches, self._tokens[index : index + 1])
 
     def keep(self, indices: list[int]) -> None:
-        """Drop all rows but these."""
+        """Keep only the rows at `indices`."""
         if len(indices) == len(self.seqs):
             return
         if len(indices) == 1:
@@ -115,7 +115,7 @@ class Batch:
         self._sampler = None
 
     def join(self, singles: list["Batch"]) -> None:
-        """Take in batches of one row each."""
+        """Add the rows of batches that have one row each."""
         if len(self.seqs) == 1:
             self._caches = layers.merge([self._caches, *(single._caches for single in singles)])
         else:

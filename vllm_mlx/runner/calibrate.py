@@ -1,4 +1,4 @@
-"""Short measured runs after load: how fast this machine prefills this model, and what a chunk takes beside the rows."""
+"""Short measured runs after load: the speed at which this machine prefills, and the memory that a chunk takes."""
 
 import time
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _PROBE_TOKENS = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     tokens_per_s: float
-    overhead_s: float  # of a forward pass of one token
+    overhead_s: float  # seconds of a forward pass of one token
     chunk_bytes_per_token: float  # activations at their peak
 
 
 def calibrate(model: Model) -> Calibration:
-    """Three forward passes; the first also compiles kernels."""
+    """Measure a few forward passes. The first one also compiles kernels and is not counted."""
     _run(model, _PROBE_TOKENS)
     mx.clear_cache()
     probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))

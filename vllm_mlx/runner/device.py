@@ -1,4 +1,4 @@
-"""The machine's memory, MLX's limits, and what MLX takes. Holds no model."""
+"""The machine's memory, MLX's limits, and the memory that MLX uses. It knows no model."""
 
 import threading
 from collections.abc import Callable
@@ -10,19 +10,19 @@ import mlx.core as mx
 from ..core.machine import physical_memory
 from ..core.memory import NO_OVERRUN, Overrun
 
-_SHARE_OF_RAM = 0.7  # where the device recommends nothing
+_SHARE_OF_RAM = 0.7  # if the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # of Metal's recommended working set
 _LIMIT_OF_RAM = 0.85
-_LIMIT_OF_RECOMMENDED = 0.95  # beyond all of it, macOS pages, and may give up the process or itself
+_LIMIT_OF_RECOMMENDED = 0.95  # beyond 1.0, macOS pages, and may end the process or crash
 _CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse
 
 
-_measuring_peak = threading.Lock()  # MLX has one peak for the process
+_measuring_peak = threading.Lock()  # MLX has one peak counter per process
 T = TypeVar("T")
 
 
 def peak_of(work: Callable[[], T]) -> tuple[T, int]:
-    """What the work returns, and the bytes that it took at its highest moment beside what was there."""
+    """Run the work. Returns its result and the bytes that it allocated at its peak."""
     with _measuring_peak:
         mx.reset_peak_memory()
         before = mx.get_active_memory()
@@ -33,7 +33,7 @@ def peak_of(work: Callable[[], T]) -> tuple[T, int]:
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     total_bytes: int  # physical
-    recommended_bytes: int | None  # what Metal lets one process keep wired; None off Metal
+    recommended_bytes: int | None  # Metal's recommended working set; None without Metal
 
     @property
     def default_budget_bytes(self) -> int:
@@ -42,7 +42,7 @@ class DeviceMemory:
         return int(self.total_bytes * _SHARE_OF_RAM)
 
     def limit_bytes(self, budget_bytes: int) -> int:
-        """Short of the danger zone, but no less than the budget that was asked for."""
+        """The memory limit: a safe share of the machine's memory, but at least the given budget."""
         if self.recommended_bytes is not None:
             return max(budget_bytes, int(self.recommended_bytes * _LIMIT_OF_RECOMMENDED))
         return max(budget_bytes, int(self.total_bytes * _LIMIT_OF_RAM))
@@ -54,7 +54,7 @@ def device_memory() -> DeviceMemory:
 
 
 def apply_limits(budget_bytes: int) -> None:
-    """Limit the bytes that MLX takes before it waits for running work, and the freed buffers that it keeps.
+    """Limit the bytes that MLX allocates before it waits for running work, and the freed buffers that it keeps.
 
     No wired limit is set. A residency set that grows and shrinks with caches is the reported trigger of kernel panics
     that restart the Mac.
@@ -69,11 +69,11 @@ class DeviceUsage:
     active_bytes: int
     peak_bytes: int
     cache_bytes: int  # freed buffers that MLX keeps
-    limit_bytes: int  # beyond which rows and caches give way
+    limit_bytes: int  # beyond it, rows and caches are evicted
 
 
 class DeviceWatch:
-    """Measures what MLX takes, step by step."""
+    """Measures the memory that MLX uses, step by step."""
 
     def __init__(self, limit_bytes: int):
         self._limit_bytes = limit_bytes
@@ -81,7 +81,7 @@ class DeviceWatch:
         mx.reset_peak_memory()
 
     def overrun(self) -> Overrun:
-        """Since the last call."""
+        """The bytes used beyond the limit since the last call."""
         if not _measuring_peak.acquire(blocking=False):
             return NO_OVERRUN
         active, peak = mx.get_active_memory(), mx.get_peak_memory()

@@ -1,4 +1,4 @@
-"""A checkpoint from Hugging Face, in its cache, and every way that can fail said in one line. Knows no mlx."""
+"""Downloads a checkpoint from Hugging Face into its cache. Every failure becomes a one-line error. It knows no mlx."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken",
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether it looks like org/name."""
+    """Whether the name has the form org/name."""
     return not model.startswith((".", "/", "~")) and model.count("/") == 1
 
 
 def download(model: str, revision: str | None = None) -> Path:
-    """Its folder; what is there already is not fetched again. Progress goes to stderr. Raises ModelLoadError."""
+    """Download the files that are missing and return the folder. Progress goes to stderr. Raises ModelLoadError."""
     if not is_hub_id(model):
         raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
     try:

@@ -1,4 +1,4 @@
-"""How much time of the engine thread the grammars of replies may take."""
+"""Limits the time of the engine thread that the grammars of replies take."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from ..core.errors import GrammarLimit
 
 Clock = Callable[[], float]
-thread_time: Clock = time.thread_time  # what the thread itself worked: a busy machine counts against nobody
+thread_time: Clock = time.thread_time  # processor time of the thread, so that a busy machine counts against nobody
 
-TOKEN_S = 0.005  # a large vocabulary and a large schema take 0.0001 on average
+TOKEN_S = 0.005  # per token; a large schema over a large vocabulary takes 0.0001 s on average
 START_S = 0.05  # for the first masks of a reply
-GRACE_S = 1.0  # beyond that, for all replies of a tenant together
-REFILL = 0.02  # of the time that passes comes back to the tenant's grace
+GRACE_S = 1.0  # beyond that, for all replies of one tenant together
+REFILL = 0.02  # share of the passing time by which a tenant's grace is refilled
 
 
 class Grace:
-    """The time that slow grammars of one tenant may take from everybody else, however many replies it asks for."""
+    """The extra time that slow grammars of one tenant may take, over all of its replies."""
 
     def __init__(self, clock: Clock = time.monotonic):
         self._clock = clock
@@ -24,7 +24,7 @@ class Grace:
         self._seen_s = clock()
 
     def spend(self, seconds: float) -> bool:
-        """False where it is used up. It comes back with time."""
+        """Take time from the grace. False once it is used up; it is refilled as time passes."""
         now_s = self._clock()
         self._left_s = min(GRACE_S, self._left_s + REFILL * (now_s - self._seen_s)) - seconds
         self._seen_s = now_s
@@ -32,9 +32,10 @@ class Grace:
 
 
 class GrammarTime:
-    """All rows wait while the grammar of one is followed, so each grammar has a share that grows with its tokens.
+    """The time that one reply's grammar takes.
 
-    What it takes beyond its share is taken from the grace of its tenant.
+    All rows wait while one grammar is evaluated, so each grammar has an allowance that grows with its tokens. Time
+    beyond that is taken from the grace of its tenant.
     """
 
     def __init__(self, clock: Clock, grace: Grace, param: str):
@@ -43,12 +44,15 @@ class GrammarTime:
         self._grace = grace
         self._param = param
         self._spent_s = 0.0
-        self._excess_s = 0.0  # that the grace has paid for
+        self._excess_s = 0.0  # time beyond the allowance, taken from the grace
         self._num_tokens = 0
 
     @contextmanager
     def measured(self, *, is_token: bool = False) -> Iterator[None]:
-        """Raises GrammarLimit behind work that takes more than the share. `is_token`: it takes in one more token."""
+        """Measure the enclosed work. `is_token`: the work adds a token, which adds to the allowance.
+
+        Raises GrammarLimit after the work if allowance and grace are used up.
+        """
         start_s = self._clock()
         yield
         self._spent_s += self._clock() - start_s

@@ -1,4 +1,4 @@
-"""From a name to a loaded checkpoint, and every way that can fail said in one line."""
+"""Finds and loads a checkpoint. Every failure becomes a one-line error."""
 
 import hashlib
 import json
@@ -44,9 +44,9 @@ class Checkpoint:
         return None
 
     def fingerprint(self) -> str:
-        """Identity of what state depends on: config, tokenizer, and the weights' names, shapes, types and sizes.
+        """A digest of everything that cached state depends on: config, tokenizer and weights.
 
-        The weights' bytes are represented by each file's header, size and time of change.
+        Each file of weights is represented by its header, size and modification time.
         """
         digest = hashlib.sha256()
         for name in ("config.json", "tokenizer.json"):
@@ -58,8 +58,8 @@ class Checkpoint:
         return digest.hexdigest()[:32]
 
     @cached_property
-    def has_tower(self) -> bool:
-        """Whether there are weights of a vision tower, and mlx-vlm knows the family."""
+    def has_vision_encoder(self) -> bool:
+        """Whether the checkpoint has weights of a vision encoder, and mlx-vlm knows its family."""
         if not self.config.get("vision_config") or not any("vis" in name for name in self._weight_names()):
             return False
         return _knows(self.config)
@@ -73,13 +73,13 @@ class Checkpoint:
 
 
 def _header(file: Path) -> bytes:
-    """Of a safetensors file: JSON, tensors by name."""
+    """The header of a safetensors file: JSON that lists tensors by name."""
     with file.open("rb") as stream:
         return stream.read(int.from_bytes(stream.read(8), "little"))
 
 
 def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Checkpoint:
-    """A local folder, "demo", or a Hugging Face id, which is downloaded unless it is there already.
+    """Find a local folder, "demo", or a Hugging Face id, whose files are downloaded if they are missing.
 
     Raises ModelLoadError.
     """
@@ -97,7 +97,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
         raise ModelLoadError(f"{config_file} names no model_type, so its architecture is unknown.")
     if not any(path.glob("model*.safetensors")):
         raise ModelLoadError(_no_weights(path))
-    if config.get("model_file") and not trust_remote_code:  # mlx-vlm would run it unasked
+    if config.get("model_file") and not trust_remote_code:  # mlx-vlm would run it without asking
         raise ModelLoadError(
             f"{path} brings its own Python code ({config['model_file']}). Read it, and if you trust it, "
             "start with --trust-remote-code."
@@ -116,26 +116,26 @@ def _no_weights(path: Path) -> str:
 
 
 def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False) -> Model:
-    """The checkpoint decides: one with a vision tower that mlx-vlm knows is served by mlx-vlm, text included.
+    """Load the weights. A checkpoint with a vision encoder that mlx-vlm knows is run by mlx-vlm, text included.
 
-    `text_only` leaves the tower out and takes mlx-lm. Weights are evaluated. Raises ModelLoadError.
+    `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
     """
-    if text_only or not checkpoint.has_tower:
-        if text_only and checkpoint.has_tower:
-            logger.info("Text only, as asked: the vision tower of %s is not loaded", checkpoint.path)
+    if text_only or not checkpoint.has_vision_encoder:
+        if text_only and checkpoint.has_vision_encoder:
+            logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
         return TextModel(_load(checkpoint, "mlx-lm", partial(_load_text, checkpoint.path, trust_remote_code)))
-    logger.info("A vision checkpoint: text and images are served by mlx-vlm")
+    logger.info("A vision checkpoint: mlx-vlm runs text and images")
     return MultimodalModel(_load(checkpoint, "mlx-vlm", partial(_load_vision, checkpoint.path, trust_remote_code)))
 
 
 def _knows(config: dict[str, Any]) -> bool:
     """Whether mlx-vlm knows the family."""
-    from mlx_vlm.utils import get_model_and_args  # here: a text model needs none of it
+    from mlx_vlm.utils import get_model_and_args  # here, because a text model does not need it
 
     try:
         family, _ = get_model_and_args(dict(config))
     except (ValueError, ImportError):
-        logger.warning("mlx-vlm does not know the vision tower of %r: text only", config.get("model_type"))
+        logger.warning("mlx-vlm does not know the vision encoder of %r: only text is served", config.get("model_type"))
         return False
     return hasattr(family, "VisionModel")
 

@@ -1,7 +1,8 @@
-"""Masks of a batch: what its constrained rows may draw next, as bits, and the logits of all else taken out."""
+"""The token masks of a batch: one bit per token says whether a constrained row may sample it next."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import numpy as np
 from llguidance.mlx import apply_token_bitmask
 
 from ..core.errors import GenerationError
+from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
 from .grammar_time import Clock, Grace, thread_time
@@ -16,7 +18,7 @@ from .row_constraint import RowConstraint
 
 logger = logging.getLogger(__name__)
 
-Words = np.ndarray[Any, np.dtype[np.uint32]]  # (rows, words) of 32 tokens each
+Words = np.ndarray[Any, np.dtype[np.uint32]]  # (rows, words), 32 tokens per word
 _ALL = np.uint32(0xFFFFFFFF)
 
 
@@ -24,24 +26,22 @@ class Masks:
     """The constrained rows of all batches, by sequence id."""
 
     def __init__(self, clock: Clock = thread_time) -> None:
-        """`clock` measures what grammars take."""
+        """`clock` measures the time that grammars take."""
         self._clock = clock
         self._rows: dict[int, RowConstraint] = {}
-        self._graces: dict[str, Grace] = {}  # by tenant, which are as many as there are API keys
+        self._graces: dict[str, Grace] = {}  # by tenant; there are as many as API keys
         self._failed: list[tuple[int, GenerationError]] = []
 
     def has_any(self, seqs: Iterable[Sequence]) -> bool:
         return bool(self._rows) and any(seq.seq_id in self._rows for seq in seqs)
 
     def start(self, seq: Sequence) -> None:
-        """What the row has written so far is taken in."""
+        """Constrain a row, which may have sampled tokens already."""
         if seq.constraint is None:
             return
-        try:
-            grace = self._graces.setdefault(seq.tenant, Grace())
+        grace = self._graces.setdefault(seq.tenant, Grace())
+        with self._fence(seq.seq_id):
             self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock, grace)
-        except Exception as error:  # a fence: any error concerns this row alone
-            self._fail(seq.seq_id, error)
 
     def drop(self, seq_id: int) -> None:
         self._rows.pop(seq_id, None)
@@ -57,30 +57,35 @@ class Masks:
             row = self._rows.get(token.seq_id)
             if row is None:
                 continue
-            try:
+            with self._fence(token.seq_id):
                 row.feed(token.token_id)
-            except Exception as error:  # a fence: any error concerns this row alone
-                self._fail(token.seq_id, error)
 
     def take_failed(self) -> list[tuple[int, GenerationError]]:
-        """Rows that could not go on since the last call."""
+        """The rows that have failed since the last call, with their errors."""
         failed, self._failed = self._failed, []
         return failed
 
     def words(self, seqs: list[Sequence]) -> Words | None:
-        """For a batch of these rows what each may draw next; None: every row is free."""
-        bound = {row: held for row, seq in enumerate(seqs) if (held := self._rows.get(seq.seq_id)) and held.is_bounding}
+        """The mask of each row of a batch. None: every row may sample any token."""
+        constraints = {index: self._rows.get(seq.seq_id) for index, seq in enumerate(seqs)}
+        bound = {index: row for index, row in constraints.items() if row is not None and row.is_bounding}
         if not bound:
             return None
-        num_words = max(held.num_words for held in bound.values())
+        num_words = max(row.num_words for row in bound.values())
         words = np.full((len(seqs), num_words), _ALL, dtype=np.uint32)
-        for row, held in bound.items():
-            try:
-                held.fill(words[row])
-            except Exception as error:  # a fence: any error concerns this row alone
-                self._fail(seqs[row].seq_id, error)
-                words[row] = _ALL
+        for index, row in bound.items():
+            with self._fence(seqs[index].seq_id) as fence:
+                row.fill(words[index])
+            if fence.error is not None:
+                words[index] = _ALL
         return words
+
+    @contextmanager
+    def _fence(self, seq_id: int) -> Iterator[Fence]:
+        with Fence("all rows but this guided one", is_logged=False) as fence:
+            yield fence
+        if fence.error is not None:
+            self._fail(seq_id, fence.error)
 
     def _fail(self, seq_id: int, error: Exception) -> None:
         if not isinstance(error, GenerationError):
@@ -91,7 +96,7 @@ class Masks:
 
 
 def apply_mask(logits: mx.array, words: Words) -> mx.array:
-    """`logits: (rows, vocab)`: minus infinity where the bit is 0. llguidance's kernel is for Metal alone."""
+    """Set `logits: (rows, vocab)` to minus infinity where the bit is 0. llguidance's own kernel runs on Metal only."""
     if mx.metal.is_available():
         masked: mx.array = apply_token_bitmask(logits, words.view(np.int32))
         return masked

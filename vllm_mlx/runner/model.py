@@ -1,4 +1,4 @@
-"""The model as the batch loop sees it: tokens and caches in, logits out."""
+"""The model as the runner uses it: tokens and caches in, logits out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
@@ -15,7 +15,7 @@ from .vision_inputs import Features
 
 
 class Model(ABC):
-    """A loaded checkpoint. Keeps nothing of any request."""
+    """A loaded checkpoint. It keeps no state of any request."""
 
     def __init__(self, module: Any):
         self.module = module
@@ -25,12 +25,12 @@ class Model(ABC):
         self.footprint = layers.footprint(caches)
         self.can_batch = layers.can_batch(caches)
         self.resume_rule = snapshot.resume_rule(caches)
-        # tokens that sliding-window layers see; None: there are none
+        # the window of sliding-window layers in tokens; None: the model has no such layers
         self.window = None if self.resume_rule is None else self.resume_rule.window
 
     @property
     def media(self) -> MediaCache[Features] | None:
-        """What is kept of encoded images; None for a model that takes none."""
+        """The cache of image features; None for a model that takes no images."""
         return None
 
     @abstractmethod
@@ -38,22 +38,22 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
-        """Text that begins a row: `tokens: (rows, n)` -> `logits: (rows, n, vocab)`, lazy; the caches advance by n."""
+        """Run text from the caches' end: `tokens: (rows, n)` -> lazy `logits: (rows, n, vocab)`. Caches grow by n."""
 
     @abstractmethod
     def encode(self, seq: Sequence, start: int, end: int) -> None:
-        """Run the tower for images at positions `[start, end)` whose features are not there. Waits for it."""
+        """Run the vision encoder for images in `[start, end)` whose features are not cached, and wait for it."""
 
     @abstractmethod
     def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
-        """Run positions `[start, end)` of one row -> `logits: (1, n, vocab)`, lazy: not computed unless they are read.
+        """Run positions `[start, end)` of one row -> lazy `logits: (1, n, vocab)`, computed only if they are read.
 
         The caches then hold `end` tokens.
         """
 
     @abstractmethod
     def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
-        """Feed `tokens: (rows,)` -> `logits: (rows, vocab)`, lazy. Every sequence's progress already counts them."""
+        """Feed `tokens: (rows,)` -> lazy `logits: (rows, vocab)`. The sequences' progress already counts them."""
 
 
 class TextModel(Model):
@@ -67,7 +67,7 @@ class TextModel(Model):
         return logits
 
     def encode(self, seq: Sequence, start: int, end: int) -> None:
-        """A text has no images."""
+        """Do nothing: this model takes no images."""
 
     def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
         return self.forward(mx.array([seq.tokens(start, end)]), caches)

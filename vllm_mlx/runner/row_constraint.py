@@ -1,4 +1,4 @@
-"""Where one constrained reply stands: thinking, being told to stop, or in its grammar. Ids in, masks out; no mlx."""
+"""The state of one constrained reply: reasoning, being made to stop, or in its grammar. Ids in, masks out; no mlx."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Sequence
 from .grammar_time import Clock, Grace, GrammarTime, thread_time
 
-Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,): bit i of word w is token 32 w + i
+Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,); bit i of word w stands for token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)
-_WRONG_TOKEN = "doesn't satisfy the grammar"  # llguidance says so of our mistakes; all else is a limit of the grammar
+_WRONG_TOKEN = "doesn't satisfy the grammar"  # llguidance's words for a mistake of ours; other errors are limits
 _TAIL = 64  # tokens; more than any end
 
 
@@ -28,10 +28,10 @@ class _Phase(Enum):
 
 
 class RowConstraint:
-    """Rebuilt from its sequence at any time: it takes in the tokens that are known already."""
+    """Constrains one reply. It can be rebuilt from its sequence at any time: it feeds the known tokens first."""
 
     def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time, grace: Grace | None = None):
-        """`clock` measures what the grammar takes, and `grace` pays for what is too much. None: a grace of its own."""
+        """`clock` measures the grammar's time; time beyond its allowance is taken from `grace`, by default its own."""
         self._constraint = constraint
         self._time = GrammarTime(clock, Grace() if grace is None else grace, constraint.param)
         self._rule = constraint.thought
@@ -51,18 +51,18 @@ class RowConstraint:
 
     @property
     def num_words(self) -> int:
-        """Of a mask over the vocabulary."""
+        """Number of 32-bit words of a mask over the vocabulary."""
         return self._constraint.mask_words
 
     @property
     def is_bounding(self) -> bool:
-        """Whether the next token is not free."""
+        """Whether a mask restricts the next token."""
         if self._has_ended or self._phase is _Phase.FREE:
             return False
         return self._phase is not _Phase.THINKING or self._matcher is not None
 
     def feed(self, token_id: int) -> None:
-        """A token that the reply has got. Raises GrammarLimit where the grammar takes too long."""
+        """Take in the reply's next token. Raises GrammarLimit if the grammar takes too long."""
         if self._has_ended:
             return
         self._has_ended = token_id in self._stop_ids
@@ -84,7 +84,7 @@ class RowConstraint:
                     self._open_thought()
 
     def fill(self, mask: Mask) -> None:
-        """Set the bits of the tokens that may come next. Raises GenerationError where none can."""
+        """Set the bits of the tokens that may come next. Raises GenerationError if there are none."""
         match self._phase:
             case _Phase.CLOSING:
                 mask[:] = 0
@@ -187,7 +187,7 @@ class RowConstraint:
             return bool(self._matcher.validate_tokens([token_id]))
 
     def _consume(self, token_id: int) -> None:
-        """A matcher that takes no token says so when it is asked for a mask."""
+        """Feed the grammar. A matcher that rejects the token reports that when the next mask is computed."""
         with self._time.measured(is_token=True):
             self._matcher.consume_token(token_id)
 

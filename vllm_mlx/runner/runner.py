@@ -1,10 +1,9 @@
-"""Carries out step plans on the device. Owns every row's state; decides nothing.
+"""Carries out step plans on the device. It owns every row's state and decides nothing.
 
-Decode runs one step ahead of reading: the forward pass of this step is launched on the unread samples of the last,
-which are read while the device works. Python's part of a step is thereby hidden behind the device's.
+Decode runs one step ahead of reading: the forward pass of a step is launched on the unread samples of the previous
+step, which are read while the device works. So the device works while Python does its part of a step.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
@@ -17,6 +16,7 @@ from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.errors import GenerationError
+from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
@@ -25,7 +25,6 @@ from .masks import Masks
 from .model import Model
 from .vision_inputs import Features
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLEAR_INTERVAL = 32  # decode steps between returns of freed buffers to the system
@@ -35,11 +34,11 @@ class Runner:
     def __init__(self, model: Model, watch: DeviceWatch):
         self._model = model
         self._watch = watch
-        self._prefilled: dict[int, LayerCaches] = {}  # rows that do not decode yet
+        self._prefilled: dict[int, LayerCaches] = {}  # by seq_id: rows that do not decode yet
         self._batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
         self._masks = Masks()
-        self._unstarted: set[int] = set()  # rows of this step's plan whose restore failed
+        self._unstarted: set[int] = set()  # rows of this plan whose restore failed
         self._num_steps = 0
 
     @property
@@ -48,47 +47,47 @@ class Runner:
 
     @property
     def media(self) -> MediaCache[Features] | None:
-        """What is kept of encoded images; None for a model that takes none."""
+        """The cache of image features; None for a model that takes no images."""
         return self._model.media
 
     def live_bytes(self) -> int:
-        """Bytes of all rows' state, padding included."""
+        """Bytes of all rows' state, including padding."""
         prefilled = sum(layers.state_bytes(caches) for caches in self._prefilled.values())
         return prefilled + sum(batch.nbytes for batch in self._batches)
 
     def decode(self, plan: StepPlan) -> StepOutput:
-        """Capture and drop what leaves, start what is restored, launch one forward pass a group, and return the
-        samples of the last launch.
+        """Capture and drop leaving rows, restore rows, launch one forward pass per group, and return the samples of
+        the previous launch.
 
-        With prefill in the plan, the new samples are waited for as well: they would be late after it.
+        If the plan has prefill, wait for the new samples too, because they would be late after it.
         """
         start = time.perf_counter()
-        fence = _Fence()
+        fences = _RowFences()
         snapshots = [taken for capture in plan.captures if (taken := self._capture(capture)) is not None]
         for seq_id in plan.release:
             self._prefilled.pop(seq_id, None)
             self._masks.drop(seq_id)
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
-        self._arrange(_without(plan.decode, self._unstarted), fence)
+        self._arrange(_without(plan.decode, self._unstarted), fences)
         unread, self._in_flight = self._in_flight, []
         held = [batch for batch in self._batches if self._masks.has_any(batch.seqs)]
-        self._launch((batch for batch in list(self._batches) if batch not in held), Batch.launch, fence)
-        started = [batch for batch in held if self._run(batch, _start, fence)]
-        tokens = self._read(unread, fence)
-        self._launch([batch for batch in started if batch in self._batches], self._draw, fence)
+        self._launch((batch for batch in list(self._batches) if batch not in held), Batch.launch, fences)
+        started = [batch for batch in held if self._run(batch, _start, fences)]
+        tokens = self._read(unread, fences)
+        self._launch([batch for batch in started if batch in self._batches], self._draw, fences)
         decode_s = None
         if plan.prefill and self._in_flight:
             unread, self._in_flight = self._in_flight, []
-            tokens += self._read(unread, fence)
+            tokens += self._read(unread, fences)
             decode_s = time.perf_counter() - start
         self._num_steps += 1
         if self._num_steps % _CLEAR_INTERVAL == 0:
             mx.clear_cache()
         return StepOutput(
             tokens=tuple(tokens),
-            failed=(*fence.failed, *self._masks.take_failed()),
-            suspects=tuple(fence.suspects),
+            failed=(*fences.failed, *self._masks.take_failed()),
+            suspects=tuple(fences.suspects),
             snapshots=tuple(snapshots),
             failed_restores=tuple(failed_restores),
             decode_s=decode_s,
@@ -96,13 +95,13 @@ class Runner:
         )
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
-        """Run the chunks one after the other, each row unpadded: padding breaks recurrent layers."""
-        fence = _Fence()
+        """Run the chunks one after the other, without padding, which would give recurrent layers wrong states."""
+        fences = _RowFences()
         prefilled, timings, snapshots = [], [], []
         for chunk in chunks:
             if chunk.seq.seq_id in self._unstarted:
                 continue
-            seconds = fence.run([chunk.seq], partial(self._prefill_chunk, chunk))
+            seconds = fences.run([chunk.seq], partial(self._prefill_chunk, chunk))
             if seconds is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
@@ -113,60 +112,60 @@ class Runner:
         mx.clear_cache()
         return StepOutput(
             prefilled=tuple(prefilled),
-            failed=tuple(fence.failed),
+            failed=tuple(fences.failed),
             snapshots=tuple(snapshots),
             chunk_timings=tuple(timings),
             overrun=self._watch.overrun(),
         )
 
     def reset(self) -> None:
-        """Forget all rows, after a step that failed as a whole."""
+        """Drop all rows, after a step that failed outside of any row's work."""
         self._prefilled.clear()
         self._batches.clear()
         self._in_flight.clear()
         self._masks.clear()
         mx.clear_cache()
 
-    def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fence: "_Fence") -> None:
+    def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
         for batch in batches:
-            launched = self._run(batch, launch, fence)
+            launched = self._run(batch, launch, fences)
             if launched is not None:
                 self._in_flight.append(launched)
 
-    def _run(self, batch: Batch, work: Callable[[Batch], T], fence: "_Fence") -> T | None:
-        """None, and the batch is gone, where its work failed."""
-        done = fence.run(batch.seqs, partial(work, batch))
+    def _run(self, batch: Batch, work: Callable[[Batch], T], fences: "_RowFences") -> T | None:
+        """Run a batch's work. If it fails, drop the batch and return None."""
+        done = fences.run(batch.seqs, partial(work, batch))
         if done is None:
-            self._lose(batch.seqs, fence)
+            self._lose(batch.seqs, fences)
         return done
 
     def _draw(self, batch: Batch) -> InFlight:
         return batch.draw(self._masks.words(batch.seqs))
 
-    def _read(self, in_flight: Iterable[InFlight], fence: "_Fence") -> list[TokenOutput]:
+    def _read(self, in_flight: Iterable[InFlight], fences: "_RowFences") -> list[TokenOutput]:
         tokens: list[TokenOutput] = []
         for launched in in_flight:
-            read = fence.run(launched.seqs, launched.read)
+            read = fences.run(launched.seqs, launched.read)
             if read is None:
-                self._lose(launched.seqs, fence)
+                self._lose(launched.seqs, fences)
             else:
                 tokens += read
         self._masks.feed(tokens)
         return tokens
 
-    def _lose(self, seqs: Iterable[Sequence], fence: "_Fence") -> None:
-        """Drop the state that failed work leaves, and that of rows which have shared a batch with it since."""
+    def _lose(self, seqs: Iterable[Sequence], fences: "_RowFences") -> None:
+        """Drop the state of rows whose work failed, and of rows that have shared a batch with them since."""
         lost = {seq.seq_id for seq in seqs}
         tainted = [batch for batch in self._batches if not lost.isdisjoint(batch.seq_ids)]
         for batch in tainted:
             self._batches.remove(batch)
-            fence.suspect(batch.seqs)
+            fences.suspect(batch.seqs)
         self._in_flight = [
             launched for launched in self._in_flight if lost.isdisjoint(seq.seq_id for seq in launched.seqs)
         ]
 
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
-        """Seconds that the chunk took, without the images that were encoded for it."""
+        """Run a chunk. Returns its seconds, without the time to encode its images."""
         self._model.encode(chunk.seq, chunk.start, chunk.end)
         start = time.perf_counter()
         caches = self._prefilled.get(chunk.seq.seq_id)
@@ -178,33 +177,26 @@ class Runner:
         return time.perf_counter() - start
 
     def _capture(self, capture: Capture) -> Snapshot | None:
-        """None where it cannot be done: the row goes on, the cache goes without."""
+        """Copy a row's state. None if that fails: the row goes on, and nothing is stored."""
         caches, row = self._find(capture.seq.seq_id)
         if caches is None:
             return None
-        try:
-            seen = snapshot.view(caches, row, capture.row_length)
-            taken = snapshot.capture(seen, capture.start, capture.end, self._model.window)
-        except Exception:  # whatever it is, it concerns the copy alone
-            logger.exception("A snapshot failed")
-            return None
-        return Snapshot(capture, *taken)
+        with Fence("the row whose snapshot failed"):
+            view = snapshot.view(caches, row, capture.row_length)
+            return Snapshot(capture, *snapshot.capture(view, capture.start, capture.end, self._model.window))
+        return None
 
     def _restore(self, restore: Restore) -> bool:
         seq, match = restore.seq, restore.match
         caches = self._model.new_caches()
-        try:
+        with Fence("the row, which begins without its cached prefix") as fence:
             snapshot.restore(caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens)
-        except Exception:  # whatever it is, the row can begin from nothing
-            logger.exception("A cached prefix could not be restored")
-            return False
-        finally:
-            restore.release()
-        self._prefilled[seq.seq_id] = caches
-        return True
+            self._prefilled[seq.seq_id] = caches
+        restore.release()
+        return fence.error is None
 
     def _find(self, seq_id: int) -> tuple[LayerCaches | None, int]:
-        """A row's caches and its place in them."""
+        """Find a row's caches and its index in them."""
         if seq_id in self._prefilled:
             return self._prefilled[seq_id], 0
         for batch in self._batches:
@@ -212,7 +204,7 @@ class Runner:
                 return batch.caches, batch.seq_ids.index(seq_id)
         return None, 0
 
-    def _arrange(self, groups: Rows[Rows[Sequence]], fence: "_Fence") -> None:
+    def _arrange(self, groups: Rows[Rows[Sequence]], fences: "_RowFences") -> None:
         """Make the batches hold exactly these groups, moving as few rows as possible."""
         wanted = [{seq.seq_id for seq in group} for group in groups]
         if [set(batch.seq_ids) for batch in self._batches] == wanted:
@@ -227,12 +219,13 @@ class Runner:
             if seq_id in moving and seq_id not in staying.get(id(batch), ())
         }
         formed = (
-            self._form(group, ids, base, singles, fence) for group, ids, base in zip(groups, wanted, bases, strict=True)
+            self._form(group, ids, base, singles, fences)
+            for group, ids, base in zip(groups, wanted, bases, strict=True)
         )
         self._batches = [batch for batch in formed if batch is not None]
 
     def _claim_bases(self, wanted: list[set[int]]) -> list[Batch | None]:
-        """For each group the batch that already holds most of it; no batch twice."""
+        """Choose for each group the batch that holds most of its rows already, and no batch twice."""
         bases: list[Batch | None] = []
         free = list(self._batches)
         for ids in wanted:
@@ -250,14 +243,14 @@ class Runner:
         seq_ids: set[int],
         base: Batch | None,
         singles: dict[int, Batch],
-        fence: "_Fence",
+        fences: "_RowFences",
     ) -> Batch | None:
-        """None where the group has no row that could be started."""
+        """Build the batch of a group. None if no row of the group could be started."""
         if base is not None:
             base.keep([index for index, seq_id in enumerate(base.seq_ids) if seq_id in seq_ids])
         present = set(base.seq_ids) if base is not None else set()
         arriving = [seq for seq in group if seq.seq_id not in present]
-        found = (singles.get(seq.seq_id) or fence.run([seq], partial(self._start, seq)) for seq in arriving)
+        found = (singles.get(seq.seq_id) or fences.run([seq], partial(self._start, seq)) for seq in arriving)
         joining = [batch for batch in found if batch is not None]
         if base is None and joining:
             base = joining.pop(0)
@@ -266,31 +259,29 @@ class Runner:
         return base
 
     def _start(self, seq: Sequence) -> Batch:
-        """A row that begins to decode: its next token is the last one known."""
+        """Make a batch of one row that begins to decode: it feeds the last known token."""
         caches = self._prefilled.pop(seq.seq_id, None) or self._model.new_caches()
         self._masks.start(seq)
-        position = seq.num_computed_tokens - 1  # the plan counts the token that this step feeds
+        position = seq.num_computed_tokens - 1  # the plan already counts the token that this step feeds
         return Batch(self._model, [seq], caches, mx.array(seq.tokens(position, position + 1)))
 
 
-class _Fence:
-    """Runs device work for some rows; what cannot run fails its one row, or makes suspects of several."""
+class _RowFences:
+    """Fences the device work of rows. A failure ends the row if there is one, or makes all of several rows suspects."""
 
     def __init__(self) -> None:
         self.failed: list[tuple[int, GenerationError]] = []
-        self.suspects: dict[int, None] = {}  # in order
+        self.suspects: dict[int, None] = {}  # an ordered set of seq_ids
 
     def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
-        try:
+        with Fence("rows outside the batch whose device work failed") as fence:
             return work()
-        except Exception as error:
-            logger.exception("Device work failed")
-            if len(seqs) == 1:
-                failure = GenerationError(f"The model could not run this request: {type(error).__name__}: {error}")
-                self.failed.append((seqs[0].seq_id, failure))
-            else:
-                self.suspect(seqs)
-            return None
+        if len(seqs) == 1:
+            cause = f"{type(fence.error).__name__}: {fence.error}"
+            self.failed.append((seqs[0].seq_id, GenerationError(f"The model could not run this request: {cause}")))
+        else:
+            self.suspect(seqs)
+        return None
 
     def suspect(self, seqs: Iterable[Sequence]) -> None:
         failed = {seq_id for seq_id, _ in self.failed}

@@ -1,8 +1,9 @@
-"""From logits to the next token of every row of a batch, each row by its own settings. Never reads a token back.
+"""Samples the next token of every row of a batch, each row with its own settings. It never reads a token back.
 
-Penalties and biases follow OpenAI and vLLM: presence and frequency count the reply's tokens, repetition counts
-prompt and reply. Truncation (top_k, top_p, min_p) applies to the tempered distribution. A draw adds Gumbel noise
-made from (seed, position in the reply), so the same seed gives the same reply alone, in a crowd and after preemption.
+Penalties and biases follow OpenAI and vLLM: presence and frequency penalties count the reply's tokens, the repetition
+penalty counts prompt and reply. Truncation (top_k, top_p, min_p) applies after the temperature. A draw adds Gumbel
+noise that depends on (seed, position in the reply) only, so a seed gives the same reply alone, in a batch and after
+preemption.
 """
 
 from collections.abc import Callable
@@ -17,16 +18,16 @@ from .masks import Words, apply_mask
 
 _MASK64 = (1 << 64) - 1
 _NO_TOP_K = 2**31 - 1  # more than any vocabulary
-_LAST_CHOICE = -3e4  # drawn only where a mask leaves nothing else; float16 holds it
+_LAST_CHOICE = -3e4  # sampled only if a mask allows nothing else; float16 can represent it
 
 
 @dataclass(slots=True)
 class Sampled:
-    """Lazy results for all rows."""
+    """The lazy results of one step for all rows."""
 
     tokens: mx.array  # (rows,)
-    logprobs: mx.array | None = None  # (rows,) of the sampled tokens
-    top_ids: mx.array | None = None  # (rows, k) most likely first
+    logprobs: mx.array | None = None  # (rows,), of the sampled tokens
+    top_ids: mx.array | None = None  # (rows, k), most likely first
     top_logprobs: mx.array | None = None  # (rows, k)
 
     def arrays(self) -> list[mx.array]:
@@ -35,7 +36,7 @@ class Sampled:
 
 
 class Sampler:
-    """Sampling state of one batch. Rebuilt from the sequences whenever a row joins or leaves."""
+    """Sampling state of one batch. It is rebuilt from the sequences whenever a row joins or leaves."""
 
     def __init__(self, seqs: list[Sequence], vocab_size: int):
         self._seqs = seqs
@@ -51,9 +52,9 @@ class Sampler:
         self._num_top = max((s.num_top_logprobs for s in settings if s.num_top_logprobs is not None), default=None)
 
     def sample(self, logits: mx.array, fed: mx.array, words: Words | None = None) -> Sampled:
-        """`logits: (rows, vocab)` after feeding `fed: (rows,)`; every sequence's progress already counts `fed`.
+        """Sample from `logits: (rows, vocab)` after feeding `fed: (rows,)`, which every sequence's progress counts.
 
-        `words`: what each row may draw, which nothing else overrules; None: anything.
+        `words` are the masks of the rows, which override everything else. None: every token is allowed.
         """
         adjusted = logits
         if self._penalties is not None:
@@ -102,7 +103,7 @@ class Sampler:
 
 
 def row_key(seed: int, position: int) -> tuple[int, int]:
-    """A random key for one draw: SplitMix64 (Steele, Lea, Flood 2014) over seed and position."""
+    """The random key of one draw, by SplitMix64 (Steele, Lea, Flood 2014) of seed and position."""
     state = (_mix(seed & _MASK64) + (position + 1) * 0x9E3779B97F4A7C15) & _MASK64
     mixed = _mix(state)
     return mixed >> 32, mixed & 0xFFFFFFFF
@@ -115,7 +116,7 @@ def _mix(value: int) -> int:
 
 
 def _gumbel(vocab_size: int) -> Callable[[mx.array], mx.array]:
-    """keys: (rows, 2) -> noise: (rows, vocab), each row from its own key."""
+    """Returns a function from keys: (rows, 2) to noise: (rows, vocab), where each row uses its own key."""
     return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
 
 
@@ -134,7 +135,7 @@ def _bias(seqs: list[Sequence], vocab_size: int) -> mx.array | None:
 
 
 class _Truncation:
-    """top_k, top_p and min_p of the drawn rows as one cut-off each: one sort serves all three."""
+    """Applies top_k, top_p and min_p of the drawn rows as one cut-off per row, with one sort for all three."""
 
     def __init__(self, settings: list[Any]):
         self._active = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in settings)
@@ -151,9 +152,11 @@ class _Truncation:
         if self._sorted:
             descending = -mx.sort(-scores, axis=-1)
             probs = mx.softmax(descending, axis=-1)
-            before = mx.cumsum(probs, axis=-1) - probs  # mass of the more likely tokens
+            before = mx.cumsum(probs, axis=-1) - probs  # probability mass of the more likely tokens
             rank = mx.arange(scores.shape[-1])[None]
-            kept = ((before < self._top_p) & (rank < self._top_k)) | (rank == 0)  # float32 may make top_p a 0
+            kept = ((before < self._top_p) & (rank < self._top_k)) | (
+                rank == 0
+            )  # rank 0 stays: a tiny top_p may be 0 in float32
             cutoff = mx.maximum(cutoff, mx.min(mx.where(kept, descending, mx.inf), axis=-1, keepdims=True))
         return mx.where(scores >= cutoff, scores, -mx.inf)
 
@@ -161,11 +164,11 @@ class _Truncation:
 class _Penalties:
     def __init__(self, seqs: list[Sequence], vocab_size: int):
         self._seqs = seqs
-        counts = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # reply only
-        seen = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # prompt and reply
+        counts = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # tokens of the reply
+        seen = np.zeros((len(seqs), vocab_size), dtype=np.float32)  # tokens of prompt and reply
         for row, seq in enumerate(seqs):
             if seq.sampling.has_penalties:
-                end = seq.num_computed_tokens - 1  # `apply` adds the token being fed, known or not
+                end = seq.num_computed_tokens - 1  # `apply` adds the token that is being fed
                 np.add.at(counts[row], seq.tokens(seq.num_prompt_tokens, end), 1)
                 seen[row, seq.tokens(0, end)] = 1
         self._counts, self._seen = mx.array(counts), mx.array(seen)
