@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from .api.openai.decode import decode_chat
-from .api.openai.errors import encode_validation
 from .api.openai.schema import ChatCompletionBody
 from .api.text import well_formed, well_formed_json
+from .api.validation import describe
 from .core.config import EngineConfig
 from .core.errors import InvalidParameter
 from .core.events import (
@@ -165,8 +165,8 @@ def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:
     try:
         return ChatCompletionBody.model_validate(wire)
     except ValidationError as error:
-        detail = encode_validation(error.errors(), wire).error
-        raise InvalidParameter(detail.message, param=detail.param, code=detail.code) from error
+        invalid = describe(error.errors(), wire)
+        raise InvalidParameter(invalid.message, param=invalid.param, code=invalid.code) from error
 
 
 def _fold(completion: Completion, event: object) -> None:

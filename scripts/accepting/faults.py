@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from vllm_mlx.core.errors import ContextLengthExceeded
-from vllm_mlx.server.errors import envelope_of, respond
+from vllm_mlx.server.error_handlers import envelope_of, respond
 
 OVERFLOW = ContextLengthExceeded(num_prompt_tokens=33_000, max_model_len=32_768)
 ALWAYS = 10**6

@@ -4,9 +4,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vllm_mlx.api.error_replies import OPENAI
 from vllm_mlx.api.openai.decode import Decoded, ReplySpec, decode_chat, decode_completion
-from vllm_mlx.api.openai.errors import encode_error, encode_validation
-from vllm_mlx.api.openai.replies import ErrorDetail
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.request import Request
@@ -30,17 +29,17 @@ def decode_text(**fields: Any) -> Decoded:
     return decode_completion(body, reply_id="cmpl-1", model="tiny", created=5)
 
 
-def refusal(decoder: Any, **fields: Any) -> ErrorDetail:
+def refusal(decoder: Any, **fields: Any) -> Any:
     """What the client is told, as status 400."""
     try:
         decoder(**fields)
     except VLLMMLXError as error:
-        encoded = encode_error(error)
+        encoded = OPENAI.error(error)
         assert encoded.status == 400
         return encoded.body.error
     except ValidationError as error:
         body = {"messages": HI, "prompt": "Once", **fields}
-        return encode_validation(error.errors(), body).error
+        return OPENAI.validation(error.errors(), body).body.error
     raise AssertionError("it was accepted")
 
 

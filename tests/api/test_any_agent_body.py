@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vllm_mlx.api.anthropic import schema as anthropic
-from vllm_mlx.api.anthropic.errors import AnthropicErrors
-from vllm_mlx.api.anthropic.errors import encode_error as encode_anthropic
-from vllm_mlx.api.openai.errors import encode_error, encode_validation
+from vllm_mlx.api.error_replies import ANTHROPIC, OPENAI
 from vllm_mlx.api.responses import schema as responses
 from vllm_mlx.api.responses.fields import BODY_FIELDS, SKIPPED_ITEMS
 from vllm_mlx.core.errors import RequestError
@@ -46,9 +44,9 @@ def test_any_message_body(fields: dict[str, Any]) -> None:
     try:
         messages_bodies.decode(**fields)
     except RequestError as error:
-        encoded = encode_anthropic(error)
+        encoded = ANTHROPIC.error(error)
     except ValidationError as error:
-        encoded = AnthropicErrors().validation(error.errors(), messages_bodies.body(fields))
+        encoded = ANTHROPIC.validation(error.errors(), messages_bodies.body(fields))
     else:
         return
     assert encoded.status == 400 and json.loads(encoded.body.to_json())["error"]["message"]
@@ -81,9 +79,9 @@ def test_any_response_body(fields: dict[str, Any]) -> None:
     try:
         responses_bodies.decode(**fields)
     except RequestError as error:
-        encoded = encode_error(error)
+        encoded = OPENAI.error(error)
         assert encoded.status == 400 and error.param
         encoded.body.to_json()
     except ValidationError as error:
-        refused = encode_validation(error.errors(), {"input": "hi", **fields}).error
+        refused = OPENAI.validation(error.errors(), {"input": "hi", **fields}).body.error
         assert refused.param and f"`{refused.param}`" in refused.message

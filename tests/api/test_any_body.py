@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from vllm_mlx.api.openai.errors import encode_error, encode_validation
+from vllm_mlx.api.error_replies import OPENAI
 from vllm_mlx.api.openai.fields import BODY_FIELDS, MESSAGE_FIELDS, PART_FIELDS
 from vllm_mlx.api.openai.schema import AssistantMessage, ChatCompletionBody, CompletionBody, ImageContent, ToolMessage
 from vllm_mlx.core.errors import RequestError
@@ -49,10 +49,10 @@ def test_any_body_is_decoded_or_refused_by_name(fields: dict[str, Any], decoder:
     try:
         decoder(**fields)
     except RequestError as error:
-        encoded = encode_error(error)
+        encoded = OPENAI.error(error)
         assert encoded.status == 400 and error.param
         encoded.body.to_json()
     except ValidationError as error:
         body = {"messages": HI, "prompt": "Once", **fields}
-        refused = encode_validation(error.errors(), body).error
+        refused = OPENAI.validation(error.errors(), body).body.error
         assert refused.param and f"`{refused.param}`" in refused.message

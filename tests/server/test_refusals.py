@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
-from vllm_mlx.api.errors import MAX_WORDS
 from vllm_mlx.api.openai.fields import BODY_FIELDS as OPENAI_FIELDS
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
+from vllm_mlx.api.reply import MAX_ERROR_CHARS
 from vllm_mlx.api.responses.fields import BODY_FIELDS as RESPONSES_FIELDS
 from vllm_mlx.api.responses.schema import ResponsesBody
 
@@ -87,8 +87,8 @@ def message_of(answer: httpx.Response) -> str:
 def test_a_refusal_quotes_only_the_beginning(http: httpx.Client, path: str, fields: Any) -> None:
     refused = http.post(path, content=json.dumps(ASKED[path] | fields))
     assert refused.status_code in (400, 404)
-    assert len(message_of(refused)) <= MAX_WORDS + 1
-    assert len(refused.content) <= 2 * MAX_WORDS + 500
+    assert len(message_of(refused)) <= MAX_ERROR_CHARS + 1
+    assert len(refused.content) <= 2 * MAX_ERROR_CHARS + 500
 
 
 HUGE = "1" + "0" * 400
@@ -150,7 +150,7 @@ def test_a_list_of_any_length_is_honoured_or_refused(http: httpx.Client, path: s
 def test_any_path_and_query_is_refused_in_words(http: httpx.Client, path: str, status: int) -> None:
     refused = http.get(path)
     assert refused.status_code == status
-    assert len(refused.content) <= 2 * MAX_WORDS + 500 and refused.json()["error"]["message"]
+    assert len(refused.content) <= 2 * MAX_ERROR_CHARS + 500 and refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("item_id", [5, None, [], "mine"])

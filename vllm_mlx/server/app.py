@@ -14,7 +14,7 @@ from .. import __version__
 from .auth import METRICS_PATH, APIKeyAuth
 from .config import ServerConfig
 from .connection import ConnectionGate
-from .errors import add_error_handlers
+from .error_handlers import add_error_handlers
 from .history import History
 from .hosts import HostCheck, own_names
 from .limits import BodyLimit

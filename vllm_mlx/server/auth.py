@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.api_key import APIKey
-from .errors import http_error
+from .error_handlers import http_error
 
 # The page asks for the key itself, and all that it shows; clients probe the others before they send one.
 OPEN_PATHS = frozenset({"/", "/health", "/api/hello"})

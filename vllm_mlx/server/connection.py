@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..core.errors import ConfigError, TooManyRequests
-from .errors import envelope_of, http_error, respond
+from .error_handlers import envelope_of, http_error, respond
 
 logger = logging.getLogger(__name__)
 HARD_FACTOR = 2  # connections beyond so many times the limit are closed unanswered

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import shown
-from .errors import http_error
+from .error_handlers import http_error
 
 ANY = "*"
 _ALWAYS = frozenset({"localhost", "host.docker.internal"})  # the latter: this machine, as its containers call it

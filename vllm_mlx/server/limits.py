@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.shares import has_room
-from .errors import http_error
+from .error_handlers import http_error
 from .tenants import tenant_of
 
 LEAST_BYTES_PER_S = 1024  # of a body that takes longer than every body may

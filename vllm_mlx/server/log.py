@@ -25,7 +25,7 @@ from ..core.events import (
 )
 from ..core.prompt_change import PromptChange
 from ..core.receipt import CacheReceipt, Shortfall
-from .errors import CLIENT_GONE, internal_error
+from .error_handlers import CLIENT_GONE, internal_error
 from .receipts import Receipts
 from .recent import Recent
 from .tenants import tenant_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import TooManyRequests
-from .errors import envelope_of, respond
+from .error_handlers import envelope_of, respond
 from .log import record_of
 from .tenants import tenant_of
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..api.encoder import ReplyFold, StreamEncoder
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
-from .errors import CLIENT_GONE, ClientGone, error_code
+from .error_handlers import CLIENT_GONE, ClientGone, error_code
 from .log import RequestRecord
 from .ports import Generation
 

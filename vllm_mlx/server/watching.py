@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.errors import VLLMMLXError
-from .errors import ClientGone
+from .error_handlers import ClientGone
 from .streaming import while_connected
 
 

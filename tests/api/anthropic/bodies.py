@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from vllm_mlx.api.anthropic.decode import MessageSpec, ThinkingPolicy, decode_count_request, decode_messages_request
 from vllm_mlx.api.anthropic.encode import MessageStream
-from vllm_mlx.api.anthropic.errors import AnthropicErrors, encode_error
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
+from vllm_mlx.api.error_replies import ANTHROPIC
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import GenerationEvent
 from vllm_mlx.core.messages import Message
@@ -48,9 +48,9 @@ def refusal(**fields: Any) -> str:
     try:
         decode(**fields)
     except VLLMMLXError as error:
-        encoded = encode_error(error)
+        encoded = ANTHROPIC.error(error)
     except ValidationError as error:
-        encoded = AnthropicErrors().validation(error.errors(), body(fields))
+        encoded = ANTHROPIC.validation(error.errors(), body(fields))
     else:
         raise AssertionError("it was accepted")
     reply: Any = encoded.body

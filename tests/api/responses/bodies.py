@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_mlx.api.errors import HTTPError
-from vllm_mlx.api.openai.errors import OpenAIErrors
+from vllm_mlx.api.error_replies import HTTPError, OpenAIEnvelope
 from vllm_mlx.api.responses.decode import DecodedResponse, ResponseSpec, decode_response
 from vllm_mlx.api.responses.encode import ResponseStream
 from vllm_mlx.api.responses.schema import ResponsesBody
@@ -43,7 +42,7 @@ def refusal(**fields: Any) -> Any:
 
 
 def _refused(fields: dict[str, Any]) -> HTTPError:
-    errors = OpenAIErrors(renamed={"messages": "input"})
+    errors = OpenAIEnvelope(renamed={"messages": "input"})
     try:
         decode(**fields)
     except VLLMMLXError as error:

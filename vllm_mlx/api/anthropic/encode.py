@@ -5,10 +5,10 @@ from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII a
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent, Started
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind
+from ..error_replies import ANTHROPIC
 from ..sealed import seal
 from .content import encode_call_id
 from .decode import MessageSpec
-from .errors import encode_error
 from .replies import SIGNATURE, MessageReply, UsageReply, stop_of
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -52,7 +52,7 @@ class MessageStream:
     def fail(self, error: VLLMMLXError) -> bytes:
         """The open block is ended first: clients keep what has come."""
         blocks = b"".join([self._block(each) for each in self._blocks.close()])
-        return blocks + f"event: error\ndata: {encode_error(error).body.to_json()}\n\n".encode()
+        return blocks + f"event: error\ndata: {ANTHROPIC.error(error).body.to_json()}\n\n".encode()
 
     def close(self) -> bytes:
         return STOP

@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 from ...core.events import Finished, FinishReason, Usage
-from ..errors import Words
 from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 
@@ -83,16 +82,6 @@ class MessageReply(Reply):
 
 class TokenCount(Reply):
     input_tokens: int
-
-
-class ErrorDetail(Reply):
-    type: str
-    message: Words
-
-
-class ErrorReply(Reply):
-    type: Literal["error"]
-    error: ErrorDetail
 
 
 def stop_of(event: Finished) -> tuple[StopReason, str | None]:

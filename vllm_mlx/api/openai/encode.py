@@ -17,10 +17,10 @@ from ...core.events import (
     ToolCallStart,
 )
 from ..encoder import TokenNames
+from ..error_replies import OPENAI
 from ..reasoning import ReasoningView
 from ..usage import UsageTally
 from .decode import ReplySpec
-from .errors import encode_error
 from .logprobs import CompletionLogprobWriter, chat_logprobs
 from .replies import UsageReply
 
@@ -55,7 +55,7 @@ class _Stream:
 
     def fail(self, error: VLLMMLXError) -> bytes:
         """The last event of a stream that failed: `[DONE]` would say that the reply is whole."""
-        return f"data: {encode_error(error).body.to_json()}\n\n".encode()
+        return f"data: {OPENAI.error(error).body.to_json()}\n\n".encode()
 
     def _finish(self, index: int, event: Finished) -> str:
         self._tally.add(index, event.usage)

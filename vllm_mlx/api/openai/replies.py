@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.events import Usage
-from ..errors import Words
 from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
 
@@ -161,17 +160,6 @@ class Completion(Reply):
     model: str
     choices: list[CompletionChoice]
     usage: UsageReply | None = None
-
-
-class ErrorDetail(Reply):
-    message: Words
-    type: str
-    param: Words | None = None
-    code: str | None = None
-
-
-class ErrorReply(Reply):
-    error: ErrorDetail
 
 
 class ModelCard(Reply):

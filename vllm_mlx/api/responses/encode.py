@@ -2,9 +2,10 @@
 
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
-from ...core.errors import ContextLengthExceeded, GrammarLimit, Overloaded, VLLMMLXError
+from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
+from ..error_replies import response_code
 from .decode import ResponseSpec
 from .replies import (
     CustomCall,
@@ -149,17 +150,7 @@ class ResponseStream:
 
 
 def response_error(error: VLLMMLXError) -> ResponseError:
-    """Codes that clients know: the first they retry, the second they do not, all others they take for the server's."""
-    match error:
-        case Overloaded():
-            code = "rate_limit_exceeded"
-        case ContextLengthExceeded():
-            code = "context_length_exceeded"
-        case GrammarLimit():
-            code = "invalid_prompt"
-        case _:
-            code = "server_error"
-    return ResponseError(code=code, message=error.message)
+    return ResponseError(code=response_code(error), message=error.message)
 
 
 def failed(spec: ResponseSpec, error: VLLMMLXError) -> ResponseReply:

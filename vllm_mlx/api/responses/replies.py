@@ -8,9 +8,8 @@ from pydantic import ConfigDict
 from ...core.events import Finished, FinishReason, Usage
 from ..arguments import decode_arguments
 from ..blocks import BlockEnd, BlockStart
-from ..errors import Words
 from ..receipts import CacheShortfall, shortfall_of
-from ..reply import Reply
+from ..reply import ErrorText, Reply
 from ..sealed import seal
 from .decode import ResponseSpec
 from .tools import CUSTOM_INPUT
@@ -108,7 +107,7 @@ class UsageReply(Reply):
 
 class ResponseError(Reply):
     code: str
-    message: Words
+    message: ErrorText
 
 
 class IncompleteDetails(Reply):

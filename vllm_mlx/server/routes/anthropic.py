@@ -9,8 +9,9 @@ from starlette.responses import Response
 from ...api.anthropic.decode import decode_count_request, decode_messages_request
 from ...api.anthropic.encode import MessageStream
 from ...api.anthropic.fold import MessageFold
-from ...api.anthropic.replies import ErrorReply, MessageReply, TokenCount
+from ...api.anthropic.replies import MessageReply, TokenCount
 from ...api.anthropic.schema import CountTokensBody, MessagesBody
+from ...api.error_replies import AnthropicError
 from ..bodies import JSONRoute, beside_loop
 from ..config import ServerConfig
 from ..log import record_of
@@ -25,7 +26,7 @@ EVENTS = "Anthropic's events, message_start to message_stop"
 def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["Anthropic"], route_class=JSONRoute)
 
-    @router.post("/v1/messages", responses=documented(MessageReply, ErrorReply, EVENTS))
+    @router.post("/v1/messages", responses=documented(MessageReply, AnthropicError, EVENTS))
     async def messages(body: MessagesBody, http: Request) -> Response:
         """Messages with tools and thinking, streamed or whole."""
         reply_id = f"msg_{uuid.uuid4().hex}"
@@ -47,7 +48,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
             return streamed(http, submission, encoder_of, keep_alive_s=config.keep_alive_s)
         return await whole(http, submission, MessageFold(spec))
 
-    @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": ErrorReply}})
+    @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
         """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
         models.resolve(body.model)

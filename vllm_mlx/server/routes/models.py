@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...api.openai.replies import ErrorReply, ModelCard, ModelList
+from ...api.error_replies import OpenAIError
+from ...api.openai.replies import ModelCard, ModelList
 from ..models import ServedModels
 from ..ports import Engine
 
@@ -34,7 +35,7 @@ def models_routes(engine: Engine, models: ServedModels) -> APIRouter:
         cards = [card(name) for name in models.names]
         return _json(ModelList(object="list", data=cards, first_id=cards[0].id, last_id=cards[-1].id, has_more=False))
 
-    @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": ErrorReply}})
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str) -> Response:
         return _json(card(models.resolve(model_id)))
 

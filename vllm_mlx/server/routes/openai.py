@@ -7,10 +7,11 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...api.error_replies import OpenAIError
 from ...api.openai.decode import Decoded, decode_chat, decode_completion
 from ...api.openai.encode import ChatStream, CompletionStream
 from ...api.openai.fold import ChatFold, CompletionFold
-from ...api.openai.replies import ChatCompletion, Completion, ErrorReply
+from ...api.openai.replies import ChatCompletion, Completion
 from ...api.openai.schema import ChatCompletionBody, CompletionBody
 from ..bodies import JSONRoute, beside_loop
 from ..config import ServerConfig
@@ -26,7 +27,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
     names = engine.token_names
     keep_alive_s = config.keep_alive_s
 
-    @router.post("/v1/chat/completions", responses=documented(ChatCompletion, ErrorReply, EVENTS))
+    @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, EVENTS))
     async def chat_completions(body: ChatCompletionBody, http: Request) -> Response:
         """Chat with tools and reasoning, streamed or whole."""
         decode = partial(
@@ -43,7 +44,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
             return streamed(http, submission, lambda _: ChatStream(spec, names), keep_alive_s=keep_alive_s)
         return await whole(http, submission, ChatFold(spec, names))
 
-    @router.post("/v1/completions", responses=documented(Completion, ErrorReply, EVENTS))
+    @router.post("/v1/completions", responses=documented(Completion, OpenAIError, EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Text that goes on from a prompt, or from each of several."""
         decode = partial(

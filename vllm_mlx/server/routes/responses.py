@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ...api.openai.replies import ErrorReply
+from ...api.error_replies import OpenAIError
 from ...api.reply import Reply
 from ...api.responses.decode import DecodedResponse, decode_response
 from ...api.responses.encode import ResponseStream, failed
@@ -48,7 +48,7 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
         ("POST", f"{stored_at}/cancel", routes.cancel, ResponseReply, "nothing"),
         ("GET", f"{stored_at}/input_items", routes.input_items, InputItemList, "nothing"),
     ):
-        router.add_api_route(path, endpoint, methods=[method], responses=documented(reply, ErrorReply, events))
+        router.add_api_route(path, endpoint, methods=[method], responses=documented(reply, OpenAIError, events))
     return router
 
 

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ...api.openai.replies import ErrorReply
+from ...api.error_replies import OpenAIError
 from ...core.errors import shown
 from ..history import History
 from ..ports import Engine
@@ -63,7 +63,7 @@ def _add_status(router: APIRouter, engine: Engine, current: Current, history: Hi
 
 
 def _add_cancel(router: APIRouter, engine: Engine) -> None:
-    @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": ErrorReply}})
+    @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": OpenAIError}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
         """End a request that /v1/status lists: of the same key, or any with an admin key. Its client gets an error."""
         if not engine.cancel(request_id, salts=managed_salts(http.scope)):

@@ -10,9 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api.anthropic.errors import AnthropicErrors
-from ..api.errors import ErrorEncoder, HTTPError
-from ..api.openai.errors import OpenAIErrors
+from ..api.error_replies import ANTHROPIC, OPENAI, Envelope, HTTPError, OpenAIEnvelope
 from ..core.errors import VLLMMLXError, shown
 from .bodies import RefusedBody
 
@@ -23,11 +21,10 @@ _ENDPOINTS = frozenset(
     for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
 )
 
-_OPENAI = OpenAIErrors()
-# By the first path that is the request's or lies above it.
-_ENVELOPES: tuple[tuple[str, ErrorEncoder], ...] = (
-    ("/v1/messages", AnthropicErrors()),
-    ("/v1/responses", OpenAIErrors(renamed={"messages": "input"})),
+# The first entry counts whose path is the request's or a parent of it; other paths have OpenAI's envelope.
+_ENVELOPES: tuple[tuple[str, Envelope], ...] = (
+    ("/v1/messages", ANTHROPIC),
+    ("/v1/responses", OpenAIEnvelope(renamed={"messages": "input"})),
 )
 
 
@@ -35,17 +32,17 @@ class ClientGone(Exception):
     """The client closed its connection; nobody reads the answer."""
 
 
-def envelope_of(path: str) -> ErrorEncoder:
+def envelope_of(path: str) -> Envelope:
     """The envelope that the clients of this path read, whatever it was that failed."""
     for prefix, envelope in _ENVELOPES:
         if path == prefix or path.startswith(prefix + "/"):
             return envelope
-    return _OPENAI
+    return OPENAI
 
 
 def error_code(error: VLLMMLXError) -> str | None:
     """The stable word for this error, as the log gets it."""
-    return _OPENAI.error(error).code
+    return OPENAI.error(error).code
 
 
 def respond(error: HTTPError) -> Response:

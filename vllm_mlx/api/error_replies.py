@@ -1,0 +1,166 @@
+"""Errors → HTTP status and reply, in OpenAI's envelope and in Anthropic's. Never reads an error's text."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..core.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    EngineDead,
+    GrammarLimit,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    TimeLimit,
+    TooManyRequests,
+    VLLMMLXError,
+)
+from .reply import ErrorText, Reply
+from .validation import describe
+
+INVALID_REQUEST, SERVER_ERROR, API_ERROR = "invalid_request_error", "server_error", "api_error"
+RATE_LIMIT, OVERLOADED = "rate_limit_error", "overloaded_error"
+UNKNOWN_PARAMETER = "unknown_parameter"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How errors of one kind are reported: status, OpenAI's type, Anthropic's type, and a stable code.
+
+    `code` is None where the error has its own. `response_code` is the code in a response of the Responses API:
+    clients retry after `rate_limit_exceeded`, do not after `context_length_exceeded`, and take any other for the
+    server's fault.
+    """
+
+    status: int
+    openai: str
+    anthropic: str
+    code: str | None = None
+    response_code: str = SERVER_ERROR
+
+
+# The first class that an error is an instance of counts. Clients repeat requests that fail with 5xx, 408, 409 or 429.
+_BY_CLASS: tuple[tuple[type[VLLMMLXError], _Kind], ...] = (
+    (TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
+    (Overloaded, _Kind(503, OVERLOADED, OVERLOADED, response_code="rate_limit_exceeded")),
+    (ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
+    (TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST)),
+    (ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="context_length_exceeded")),
+    (RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST)),
+    (GrammarLimit, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="invalid_prompt")),
+    (Cancelled, _Kind(499, INVALID_REQUEST, INVALID_REQUEST, "request_cancelled")),
+    (EngineDead, _Kind(503, SERVER_ERROR, API_ERROR, "engine_dead")),
+    (VLLMMLXError, _Kind(500, SERVER_ERROR, API_ERROR, "generation_failed")),
+)
+
+_BY_STATUS = {
+    401: _Kind(401, INVALID_REQUEST, "authentication_error", "invalid_api_key"),
+    403: _Kind(403, INVALID_REQUEST, "permission_error"),
+    404: _Kind(404, INVALID_REQUEST, "not_found_error", "not_found"),
+    405: _Kind(405, INVALID_REQUEST, INVALID_REQUEST, "method_not_allowed"),
+    413: _Kind(413, INVALID_REQUEST, "request_too_large", "request_too_large"),
+    429: _Kind(429, RATE_LIMIT, RATE_LIMIT, "rate_limit_exceeded"),
+    503: _Kind(503, SERVER_ERROR, OVERLOADED, "internal_error"),
+    529: _Kind(529, SERVER_ERROR, OVERLOADED, "internal_error"),
+}
+
+
+class OpenAIErrorDetail(Reply):
+    message: ErrorText
+    type: str
+    param: ErrorText | None = None
+    code: str | None = None
+
+
+class OpenAIError(Reply):
+    error: OpenAIErrorDetail
+
+
+class AnthropicErrorDetail(Reply):
+    type: str
+    message: ErrorText
+
+
+class AnthropicError(Reply):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPError:
+    """An error as HTTP reports it, without the headers that HTTP itself asks for. `code` is for the log."""
+
+    status: int
+    body: OpenAIError | AnthropicError
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+class Envelope(ABC):
+    """How the clients of one protocol read errors."""
+
+    def error(self, error: VLLMMLXError) -> HTTPError:
+        kind = _kind_of(error)
+        param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
+        code = kind.code or getattr(error, "code", None)
+        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+        return HTTPError(kind.status, self._body(kind, self._message(error), param, code), code, retry_after_s)
+
+    def status(self, status: int, message: str) -> HTTPError:
+        """An error that HTTP itself found: unknown route, wrong method, no key, too large, the server's own bug."""
+        other = (SERVER_ERROR, API_ERROR, "internal_error") if status >= 500 else (INVALID_REQUEST, INVALID_REQUEST)
+        kind = _BY_STATUS.get(status, _Kind(status, *other))
+        return HTTPError(status, self._body(kind, message, None, kind.code), kind.code)
+
+    def validation(self, errors: Sequence[Mapping[str, Any]], body: Any) -> HTTPError:
+        """`errors` as pydantic lists them, `loc` starting inside `body`."""
+        invalid = describe(errors, body)
+        kind = _Kind(400, INVALID_REQUEST, INVALID_REQUEST)
+        return HTTPError(400, self._body(kind, invalid.message, invalid.param, invalid.code), invalid.code)
+
+    def _message(self, error: VLLMMLXError) -> str:
+        return error.message
+
+    @abstractmethod
+    def _body(self, kind: _Kind, message: str, param: str | None, code: str | None) -> OpenAIError | AnthropicError: ...
+
+
+class OpenAIEnvelope(Envelope):
+    """`renamed`: parameters of a request that this endpoint knows by another name."""
+
+    def __init__(self, renamed: Mapping[str, str] | None = None) -> None:
+        self._renamed = renamed or {}
+
+    def _body(self, kind: _Kind, message: str, param: str | None, code: str | None) -> OpenAIError:
+        if param is not None and code != UNKNOWN_PARAMETER:  # an unknown parameter has the name that the client gave
+            param = self._renamed.get(param, param)
+        return OpenAIError(error=OpenAIErrorDetail(message=message, type=kind.openai, param=param, code=code))
+
+
+class AnthropicEnvelope(Envelope):
+    def status(self, status: int, message: str) -> HTTPError:
+        found = super().status(status, message)
+        return replace(found, code=found.body.error.type)
+
+    def _message(self, error: VLLMMLXError) -> str:
+        """Claude Code knows by these words that it must compact the conversation."""
+        if isinstance(error, ContextLengthExceeded):
+            return f"prompt is too long: {error.num_prompt_tokens} tokens > {error.max_model_len} maximum"
+        return error.message
+
+    def _body(self, kind: _Kind, message: str, param: str | None, code: str | None) -> AnthropicError:
+        return AnthropicError(type="error", error=AnthropicErrorDetail(type=kind.anthropic, message=message))
+
+
+OPENAI, ANTHROPIC = OpenAIEnvelope(), AnthropicEnvelope()
+
+
+def response_code(error: VLLMMLXError) -> str:
+    """The code of an error inside a response of the Responses API."""
+    return _kind_of(error).response_code
+
+
+def _kind_of(error: VLLMMLXError) -> _Kind:
+    return next(kind for error_class, kind in _BY_CLASS if isinstance(error, error_class))
