@@ -133,7 +133,7 @@ class Load:
     def _constraint(self, ids: list[int], thinks: bool) -> Constraint:
         constraint = self._guiding.constraint(ids, JsonSchema(MANY))
         assert constraint is not None
-        return constraint if thinks else replace(constraint, thought=None)
+        return constraint if thinks else replace(constraint, reasoning=None)
 
     def _mask_us(self, share: int) -> float:
         """A percentile over the masks of one drawn reply, in processor time: others may want the machine, too."""

@@ -11,7 +11,7 @@ from vllm_mlx.core.constraint import Constraint
 from vllm_mlx.core.guide import Guide, GuideForm, JsonSchema
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.guidance.guidance import Guidance
+from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from ..checkpoints import VOCAB_SIZE
@@ -41,7 +41,7 @@ class Guiding:
     ):
         self.tokenizer = Tokenizer.load(path)
         config = EngineConfig(model=str(path), reasoning_config=strings)
-        self._guidance = Guidance(self.tokenizer, config, vocab_size=vocab_size, reasoning=reasoning)
+        self._guidance = ConstraintBuilder(self.tokenizer, config, vocab_size=vocab_size, reasoning=reasoning)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -1,6 +1,6 @@
 """Markers in a growing text."""
 
-from vllm_mlx.formats.splitter import MarkerSplitter
+from vllm_mlx.formats.vocabulary import MarkerSplitter
 
 
 def test_first_marker_is_found() -> None:

@@ -12,7 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.formats import make_parser
-from vllm_mlx.guidance.guidance import Guidance
+from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .walks import Read, Speaker
@@ -24,7 +24,7 @@ class GuidedSpeaker:
     def __init__(self, speaker: Speaker, reasoning: str | None, tools: str | None, **config: Any):
         self.speaker = speaker
         self._formats = (reasoning, tools)
-        self._guidance = Guidance(
+        self._guidance = ConstraintBuilder(
             speaker.tokenizer,
             EngineConfig(model="m", **config),
             vocab_size=speaker.tokenizer.vocab_size,

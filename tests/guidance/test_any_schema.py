@@ -14,7 +14,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.formats import SchemaBudget
-from vllm_mlx.guidance.guidance import Guidance
+from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.output.pipeline import declared_schemas
 
 from ..drawing import examples
@@ -88,9 +88,9 @@ def _nested(keyword: str, depth: int, leaf: Any) -> Any:
 
 
 @cache
-def guidance(name: str) -> Guidance:
+def guidance(name: str) -> ConstraintBuilder:
     tokenizer = speaker().tokenizer
-    return Guidance(tokenizer, EngineConfig(model="m"), vocab_size=tokenizer.vocab_size, tools=name)
+    return ConstraintBuilder(tokenizer, EngineConfig(model="m"), vocab_size=tokenizer.vocab_size, tools=name)
 
 
 def prepared(request: Request, name: str) -> None:

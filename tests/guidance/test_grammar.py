@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.guidance import grammar
-from vllm_mlx.guidance.compile_thread import CompileThreads
-from vllm_mlx.guidance.compiled_grammars import CompiledGrammars
-from vllm_mlx.guidance.grammar import GrammarCompiler
+from vllm_mlx.guidance import grammar_compiler
+from vllm_mlx.guidance.grammar_compiler import CompiledGrammars, CompileThreads, GrammarCompiler
 from vllm_mlx.guidance.grammars.json_schema import MAX_SCHEMA_DEPTH, checked_schema
 
 from .walks import speaker
@@ -127,7 +125,7 @@ def test_what_is_no_grammar_is_refused_by_its_field(compiler, text: str, words: 
 
 
 def test_a_grammar_that_is_too_large_is_not_even_read(compiler, monkeypatch) -> None:
-    monkeypatch.setattr(grammar, "MAX_GRAMMAR_CHARS", 100)
+    monkeypatch.setattr(grammar_compiler, "MAX_GRAMMAR_CHARS", 100)
     with pytest.raises(InvalidParameter, match="too large"):
         compiler.compile(lark(" ".join(['"a"'] * 50)), "x")
 

@@ -12,8 +12,8 @@ from vllm_mlx.core.guide import Choice, Guide
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 from vllm_mlx.guidance.grammars import guide_grammar
-from vllm_mlx.guidance.thoughts import Thoughts
-from vllm_mlx.guidance.watch import TextWatch
+from vllm_mlx.guidance.reasoning import CheckpointReasoning
+from vllm_mlx.guidance.tag_watch import TextWatch
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .walks import Speaker, speaker
@@ -33,7 +33,7 @@ class Model:
 
     def __init__(self, name: str, one: Speaker | None = None, *, has_tokens: bool = True):
         self.speaker = speaker_of(name, has_tokens=has_tokens) if one is None else one
-        self.reasoning = Thoughts(self.speaker.tokenizer, name)
+        self.reasoning = CheckpointReasoning(self.speaker.tokenizer, name)
         self.start, self.end = self.reasoning.tags.starts[0], self.reasoning.tags.ends[0]
 
     def ids(self, text: str) -> list[int]:
@@ -54,7 +54,7 @@ class Model:
         constraint = Constraint(
             matcher=self.speaker.compiler.compile(grammar, "guide"),
             mask_words=self.speaker.compiler.mask_words,
-            thought=self.reasoning.rule(ids, budget=None, may_think=True, tools=None, bounds_reply=True),
+            reasoning=self.reasoning.rule(ids, budget=None, may_think=True, tools=None, bounds_reply=True),
         )
         seq = Sequence(
             seq_id=0,

@@ -11,7 +11,7 @@ from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
 from vllm_mlx.core.guide import Choice, Guide, JsonSchema
 from vllm_mlx.core.messages import ToolChoice, ToolSpec
-from vllm_mlx.formats import thought_tags
+from vllm_mlx.formats import reasoning_tags
 from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 
 from .rows import GuidedSpeaker
@@ -40,7 +40,7 @@ def guided(
 @pytest.mark.parametrize("name", NAMES)
 def test_an_open_thought_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
     one = guided(name, has_tokens=has_tokens)
-    opened = thought_tags(name).starts[0]
+    opened = reasoning_tags(name).starts[0]
     for budget in (0, 12):
         ids = one.reply(opened, guide=GUIDE, thinking_token_budget=budget)
         assert ids is not None
@@ -52,7 +52,7 @@ def test_an_open_thought_takes_its_budget_and_the_answer_follows(name: str, has_
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_follows_a_spent_budget(name: str) -> None:
     one = guided(name)
-    opened = thought_tags(name).starts[0]
+    opened = reasoning_tags(name).starts[0]
     ids = one.reply(opened, tools=[TOOL], choice=ToolChoice("required", "save"), thinking_token_budget=6)
     assert ids is not None
     [(tool, arguments)] = one.read(opened, ids, [TOOL]).calls
@@ -63,7 +63,7 @@ def test_a_call_follows_a_spent_budget(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral", "cohere_command3", "seed_oss"])
 def test_a_reply_may_open_the_thought_itself(name: str) -> None:
     one = guided(name)
-    opened = thought_tags(name).starts[0]
+    opened = reasoning_tags(name).starts[0]
     ids = one.reply("", guide=GUIDE, thinking_token_budget=9, opens=opened)
     assert ids is not None
     reply = one.read("", ids)

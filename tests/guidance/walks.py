@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import make_parser
-from vllm_mlx.guidance.grammar import GrammarCompiler
+from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.grammars import LarkWriter
 from vllm_mlx.tokens.tokenizer import Tokenizer as OurTokenizer
 

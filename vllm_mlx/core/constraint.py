@@ -26,7 +26,7 @@ class TagWatch(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtRule:
+class ReasoningRule:
     """How thoughts begin and end, in token ids."""
 
     new_watch: Callable[[], TagWatch]
@@ -35,7 +35,7 @@ class ThoughtRule:
     is_open: bool  # the prompt has opened a thought
     may_open: bool  # the reply may begin with one
     budget: int | None = None  # tokens of each thought; None: no bound
-    begun: tuple[int, ...] = ()  # of the open thought, what stands in the prompt: the budget pays for it
+    prompt_reasoning: tuple[int, ...] = ()  # of the open thought, what stands in the prompt: the budget pays for it
     layout: tuple[int, ...] = ()  # line breaks, one of which may stand between a thought and what a grammar bounds
 
 
@@ -46,5 +46,5 @@ class Constraint:
     matcher: Any = None
     param: str = ""  # the request field that asks for the grammar
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
-    thought: ThoughtRule | None = None  # None: the grammar bounds the reply from its first token on
+    reasoning: ReasoningRule | None = None  # None: the grammar bounds the reply from its first token on
     barred: tuple[int, ...] = ()  # inside of thoughts: the grammar could not go on behind these

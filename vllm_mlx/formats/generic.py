@@ -6,7 +6,7 @@ from functools import partial
 from .bodies import NewBody
 from .bodies.compose import Listing, choice, several
 from .bodies.json_body import JsonBody
-from .formats import Opening, Place, ToolFormat
+from .family import Opening, Place, ToolFormat
 from .tool_formats import ARG_KEY, FUNCTION, JSON, JSON_LIST, MISTRAL, PYTHON_CALLS
 from .tool_formats import TOOL_FORMATS as FAMILY_FORMATS
 
@@ -23,12 +23,12 @@ _BODIES: dict[str, NewBody] = {
     "<|python_tag|>": several(JSON, Listing(separators=";,")),
     "<|tool_call_start|>": choice({"{": JSON}, PYTHON_CALLS),
 }
-_openings = [Opening(marker, body, Place.OUTSIDE_THOUGHTS) for marker, body in _BODIES.items()]
+_openings = [Opening(marker, body, Place.OUTSIDE_REASONING) for marker, body in _BODIES.items()]
 _openings += [
-    Opening("<function=", FUNCTION, Place.OUTSIDE_THOUGHTS, keeps_marker=True),
+    Opening("<function=", FUNCTION, Place.OUTSIDE_REASONING, keeps_marker=True),
     Opening("{", several(_BARE_JSON, Listing(separators=";,")), Place.AT_START, keeps_marker=True),
     *(
-        replace(opening, place=Place.OUTSIDE_THOUGHTS)
+        replace(opening, place=Place.OUTSIDE_REASONING)
         for name in ("minimax_m2", "deepseek_v32", "deepseek_v4")
         for opening in FAMILY_FORMATS[name].openings
     ),

@@ -4,7 +4,7 @@ from functools import partial
 
 from .bodies import BodyStatus
 from .bodies.header_body import harmony_route, header, recipient_route, suffix_route
-from .formats import MessageTags, Opening, Place, ReasoningFormat
+from .family import MessageTags, Opening, Place, ReasoningFormat
 
 
 def _tags(open: str, close: str) -> ReasoningFormat:
@@ -51,7 +51,7 @@ _SUFFIXED = ReasoningFormat(
     ("<think>",),
     ("</think>",),
     headers=(
-        Opening("<think:", header(">", suffix_route(BodyStatus.THOUGHT))),
+        Opening("<think:", header(">", suffix_route(BodyStatus.REASONING))),
         Opening("</think:", header(">", suffix_route(BodyStatus.TEXT))),
     ),
 )

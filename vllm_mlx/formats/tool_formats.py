@@ -5,15 +5,14 @@ from dataclasses import replace
 from functools import partial
 
 from .bodies import Body, BodyContext, NewBody
-from .bodies.call_body import CallBody
 from .bodies.compose import Listing, Name, Step, StepsBody, Tag, after, choice, several
+from .bodies.expression_body import PYTHON, Dialect, ExpressionBody
 from .bodies.json_body import JsonBody
-from .bodies.literal_scanner import PYTHON, Dialect
 from .bodies.nested_xml import NestedXmlBody
 from .bodies.object_body import KeyedBody, ObjectBody
 from .bodies.xml_body import XmlBody
 from .bodies.xml_tags import XmlTags
-from .formats import Opening, Place, ToolFormat
+from .family import Opening, Place, ToolFormat
 from .reasoning_formats import HARMONY_HEADERS, REASONING_FORMATS
 
 _LIST = Listing(separators=",", opener="[", closer="]")
@@ -158,25 +157,25 @@ def _with_tags(format: ToolFormat, *tags: str) -> ToolFormat:
 
 GEMMA = Dialect(('<|"|>', '"'), ":", has_escapes=False, has_words=True)
 FUNCTION_GEMMA = Dialect(("<escape>",), ":", has_escapes=False, has_words=True)
-PYTHON_CALL = partial(CallBody, dialect=PYTHON, opener="(")
+PYTHON_CALL = partial(ExpressionBody, dialect=PYTHON, opener="(")
 PYTHON_CALLS = several(PYTHON_CALL, Listing(separators=",;", opener="[", closer="]"))
 _BARE_PYTHON = Opening(
     "[",
     several(PYTHON_CALL, Listing(separators=",", opener="[", closer="]", needs_opener=True)),
-    Place.OUTSIDE_THOUGHTS,
+    Place.OUTSIDE_REASONING,
     keeps_marker=True,
 )
 
 
 def _braces(dialect: Dialect) -> NewBody:
-    return several(after("call:", then=partial(CallBody, dialect=dialect, opener="{")), Listing(separators=","))
+    return several(after("call:", then=partial(ExpressionBody, dialect=dialect, opener="{")), Listing(separators=","))
 
 
 def _tagged(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ()) -> ToolFormat:
     return ToolFormat((Opening(open, body),), closes, inner_tags=inner)
 
 
-def _bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_THOUGHTS) -> Opening:
+def _bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> Opening:
     return Opening(marker, body, place, keeps_marker=True)
 
 
@@ -223,8 +222,8 @@ _XLAM = ToolFormat(
     (
         Opening("[TOOL_CALLS]", JSON_LIST),
         Opening("<tool_call>", JSON_LIST),
-        Opening("```json", _XLAM_LIST, Place.OUTSIDE_THOUGHTS),
-        Opening("```", _XLAM_LIST, Place.OUTSIDE_THOUGHTS),
+        Opening("```json", _XLAM_LIST, Place.OUTSIDE_REASONING),
+        Opening("```", _XLAM_LIST, Place.OUTSIDE_REASONING),
         _bare(several(_BARE_JSON, _PURE_LIST), "["),
         _bare(several(_BARE_JSON, _LLAMA_CALLS), "{"),
     ),

@@ -1,11 +1,11 @@
 """The tags that one reply's parser looks for, as they arrive. Knows where each counts, not what it begins."""
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from .codec import TokenCodec, tokens_in
-from .formats import Opening, Place, ReasoningFormat, ToolFormat
-from .splitter import MarkerSplitter
+from .family import Opening, Place, ReasoningFormat, ToolFormat
 
 
 @lru_cache(maxsize=256)
@@ -66,8 +66,8 @@ class TagVocabulary:
         for opening in openings:
             if self._has_schemas or not opening.needs_tools:
                 self.openings.setdefault(encode(opening.marker), opening)
-        self.thought_opens = frozenset(map(encode, reasoning.opens if reasoning else ()))
-        self.thought_closes = frozenset(map(encode, reasoning.closes if reasoning else ()))
+        self.reasoning_opens = frozenset(map(encode, reasoning.opens if reasoning else ()))
+        self.reasoning_closes = frozenset(map(encode, reasoning.closes if reasoning else ()))
         self.closes = tuple(dict.fromkeys(encode(close) for format in self._tools for close in format.closes))
         self.drops = frozenset(encode(tag) for format in self._tools for tag in format.drops)
         self.wrap = (encode(reasoning.wrap[0]), encode(reasoning.wrap[1])) if reasoning and reasoning.wrap else None
@@ -78,9 +78,9 @@ class TagVocabulary:
         return [marker for marker, opening in self.openings.items() if opening.place in places]
 
     def _set_splitters(self) -> None:
-        thoughts = [*self.thought_opens, *self.thought_closes]
-        in_text = [*thoughts, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_THOUGHTS)]
-        self.in_thought = MarkerSplitter([*thoughts, *self._at(Place.ANYWHERE)])
+        thoughts = [*self.reasoning_opens, *self.reasoning_closes]
+        in_text = [*thoughts, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_REASONING)]
+        self.in_reasoning = MarkerSplitter([*thoughts, *self._at(Place.ANYWHERE)])
         self.in_text = MarkerSplitter(in_text)
         self.at_start = MarkerSplitter([*in_text, *self._at(Place.AT_START), *(self.wrap or ())[:1]])
         self.in_wrap = MarkerSplitter([*in_text, *(self.wrap or ())[1:]])
@@ -95,3 +95,30 @@ class TagVocabulary:
 def _is_tag(text: str) -> bool:
     """Whether a tokenizer may have it as one token."""
     return re.fullmatch(r"<[^<>]+>|\[[^\[\]]+\]", text) is not None
+
+
+class MarkerSplitter:
+    """Finds markers in a text that is still growing."""
+
+    def __init__(self, markers: Iterable[str]):
+        self._by_first: dict[str, list[str]] = {}
+        for marker in sorted(set(markers), key=len, reverse=True):  # a longer marker wins over its own beginning
+            self._by_first.setdefault(marker[0], []).append(marker)
+        firsts = "".join(sorted(self._by_first))
+        self._trigger = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
+
+    def cut(self, text: str, *, final: bool = False) -> tuple[int, str | None]:
+        """Return (end, marker): `text[:end]` holds no marker, and `marker` stands at `end`.
+
+        Without a marker, `text[end:]` is what may still become one; nothing can where the text is `final`.
+        """
+        hit = self._trigger.search(text)
+        while hit is not None:
+            start = hit.start()
+            for marker in self._by_first[text[start]]:
+                if text.startswith(marker, start):
+                    return start, marker
+                if not final and len(text) - start < len(marker) and marker.startswith(text[start:]):
+                    return start, None
+            hit = self._trigger.search(text, start + 1)
+        return len(text), None

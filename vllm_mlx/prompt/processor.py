@@ -14,7 +14,7 @@ from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..formats import SchemaBudget, Schemas, resolve_formats
-from ..guidance.guidance import Guidance
+from ..guidance.constraint_builder import ConstraintBuilder
 from ..media.encoder_inputs import MediaInputs
 from ..media.image import Seen
 from ..media.loader import Shown
@@ -77,7 +77,9 @@ class RequestProcessor:
         self.replies = ReplyMemory()
         self._prompts = self._prompt_processor(config.enable_thinking)
         self._changes = PromptChanges(tokenizer.decode)
-        self._guidance = Guidance(tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools)
+        self._guidance = ConstraintBuilder(
+            tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools
+        )
         self._next_turn = NextTurn(self._prompts.chats)
         self._cache_reasoning = config.cache_reasoning
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.constraint import Constraint, Tag, TagWatch, ThoughtRule
+from ..core.constraint import Constraint, ReasoningRule, Tag, TagWatch
 from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Sequence
 from .grammar_time import Clock, Grace, GrammarTime, thread_time
@@ -20,7 +20,7 @@ _TAIL = 64  # tokens; more than any end
 
 class _Phase(Enum):
     OPENING = auto()  # the grammar's first tokens, or a thought's opening tag
-    THINKING = auto()
+    REASONING = auto()
     CLOSING = auto()  # the budget is spent: the end is written for the model
     LAYOUT = auto()  # as BOUND, but for a line break behind the thought
     BOUND = auto()
@@ -34,13 +34,13 @@ class RowConstraint:
         """`clock` measures the grammar's time; time beyond its allowance is taken from `grace`, by default its own."""
         self._constraint = constraint
         self._time = GrammarTime(clock, Grace() if grace is None else grace, constraint.param)
-        self._rule = constraint.thought
+        self._rule = constraint.reasoning
         self._matcher = self._new_matcher()
         self._stop_ids = seq.stop_token_ids
         self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
         self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
         self._is_text = True  # no token of a thought's opening tag was written that the grammar did not take
-        self._num_thought = 0
+        self._num_reasoning = 0
         self._forced: deque[int] = deque()
         self._tail: deque[int] = deque(maxlen=_TAIL)  # of the thought
         self._has_ended = False
@@ -59,7 +59,7 @@ class RowConstraint:
         """Whether a mask restricts the next token."""
         if self._has_ended or self._phase is _Phase.FREE:
             return False
-        return self._phase is not _Phase.THINKING or self._matcher is not None
+        return self._phase is not _Phase.REASONING or self._matcher is not None
 
     def feed(self, token_id: int) -> None:
         """Take in the reply's next token. Raises GrammarLimit if the grammar takes too long."""
@@ -69,19 +69,19 @@ class RowConstraint:
         match self._phase:
             case _Phase.OPENING:
                 self._feed_opening(token_id)
-            case _Phase.THINKING:
-                self._feed_thought(token_id)
+            case _Phase.REASONING:
+                self._feed_reasoning(token_id)
             case _Phase.CLOSING:
                 self._feed_closing()
             case _Phase.LAYOUT:
                 self._phase = _Phase.BOUND
-                if self._accepts(token_id) or token_id not in self._thought_rule.layout:
+                if self._accepts(token_id) or token_id not in self._reasoning_rule.layout:
                     self._consume(token_id)
             case _Phase.BOUND:
                 self._consume(token_id)
             case _Phase.FREE:
                 if self._watch is not None and self._watch.feed(token_id) is Tag.START:
-                    self._open_thought()
+                    self._open_reasoning()
 
     def fill(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next. Raises GenerationError if there are none."""
@@ -89,7 +89,7 @@ class RowConstraint:
             case _Phase.CLOSING:
                 mask[:] = 0
                 _set(mask, (self._forced[0],))
-            case _Phase.THINKING:
+            case _Phase.REASONING:
                 mask[:] = _ALL
                 _clear(mask, (*self._stop_ids, *self._constraint.barred))
             case _Phase.OPENING:
@@ -100,37 +100,37 @@ class RowConstraint:
                 _set(mask, [start[0] for start in self._starts])
             case _Phase.LAYOUT:
                 self._fill_grammar(mask)
-                _set(mask, self._thought_rule.layout)
+                _set(mask, self._reasoning_rule.layout)
             case _:
                 self._fill_grammar(mask)
 
     # Phases
 
     @property
-    def _thought_rule(self) -> ThoughtRule:
+    def _reasoning_rule(self) -> ReasoningRule:
         assert self._rule is not None
         return self._rule
 
     def _begin(self) -> None:
         rule = self._rule
         if rule is not None and rule.is_open:
-            self._open_thought(rule.begun)
+            self._open_reasoning(rule.prompt_reasoning)
         elif self._matcher is not None:
             self._starts = list(rule.starts) if rule is not None and rule.may_open else []
             self._phase = _Phase.OPENING if self._starts else _Phase.BOUND
 
-    def _open_thought(self, begun: tuple[int, ...] = ()) -> None:
-        self._phase = _Phase.THINKING
-        self._num_thought = len(begun)
+    def _open_reasoning(self, prompt_reasoning: tuple[int, ...] = ()) -> None:
+        self._phase = _Phase.REASONING
+        self._num_reasoning = len(prompt_reasoning)
         self._tail.clear()
-        self._tail.extend(begun[-_TAIL:])
+        self._tail.extend(prompt_reasoning[-_TAIL:])
         self._check_budget()
 
     def _feed_opening(self, token_id: int) -> None:
         self._starts = [start[1:] for start in self._starts if start[0] == token_id]
         if any(not start for start in self._starts):
             self._matcher = self._new_matcher()
-            self._open_thought()
+            self._open_reasoning()
             return
         if self._is_text and (not self._starts or self._accepts(token_id)):
             self._consume(token_id)
@@ -139,17 +139,17 @@ class RowConstraint:
         if not self._starts:
             self._phase = _Phase.BOUND
 
-    def _feed_thought(self, token_id: int) -> None:
+    def _feed_reasoning(self, token_id: int) -> None:
         assert self._watch is not None
-        self._num_thought += 1
+        self._num_reasoning += 1
         self._tail.append(token_id)
         match self._watch.feed(token_id):
             case Tag.END:
-                self._end_thought()
+                self._end_reasoning()
                 for left in self._watch.leftover if self._matcher is not None else ():
                     self.feed(left)
             case Tag.CALL:
-                self._end_thought()
+                self._end_reasoning()
                 if self._matcher is not None:
                     self.feed(token_id)
             case _:
@@ -157,8 +157,8 @@ class RowConstraint:
 
     def _check_budget(self) -> None:
         """A tail of the thought that begins the end already is not written again."""
-        rule = self._thought_rule
-        if rule.budget is None or self._num_thought < rule.budget:
+        rule = self._reasoning_rule
+        if rule.budget is None or self._num_reasoning < rule.budget:
             return
         tail, end = tuple(self._tail), rule.end
         longest = min(len(tail), len(end) - 1)
@@ -169,11 +169,11 @@ class RowConstraint:
     def _feed_closing(self) -> None:
         self._forced.popleft()
         if not self._forced:
-            self._end_thought()
+            self._end_reasoning()
 
-    def _end_thought(self) -> None:
-        self._watch = self._thought_rule.new_watch() if self._matcher is None else self._watch
-        layout = self._thought_rule.layout
+    def _end_reasoning(self) -> None:
+        self._watch = self._reasoning_rule.new_watch() if self._matcher is None else self._watch
+        layout = self._reasoning_rule.layout
         self._phase = _Phase.FREE if self._matcher is None else _Phase.LAYOUT if layout else _Phase.BOUND
 
     # The grammar

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..codec import is_private
-from .base import Body, BodyContext, BodyStatus, NewBody, Wrapper
+from .body import Body, BodyContext, BodyStatus, NewBody, Wrapper
 
 _WHITE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from .base import Body, BodyContext, BodyStatus, NewBody, Wrapper
+from .body import Body, BodyContext, BodyStatus, NewBody, Wrapper
 from .object_body import ObjectBody
 
 _MAX_HEADER = 512
@@ -48,7 +48,7 @@ def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
     words = header.rpartition(channel_tag)[2].split()
     match words[:1]:
         case ["analysis"]:
-            return BodyStatus.THOUGHT
+            return BodyStatus.REASONING
         case ["final"]:
             return BodyStatus.TEXT
         case ["commentary"] if recipient is None:
@@ -61,7 +61,7 @@ def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
     recipient = _RECIPIENT.search(header)
     if recipient is None:
         return BodyStatus.TEXT if header.strip() in ("", "assistant") else BodyStatus.STUCK
-    return BodyStatus.THOUGHT if recipient.group(1) == "self" else BodyStatus.TEXT
+    return BodyStatus.REASONING if recipient.group(1) == "self" else BodyStatus.TEXT
 
 
 def suffix_route(status: BodyStatus) -> Route:

@@ -3,7 +3,7 @@
 import json
 from enum import Enum, auto
 
-from .base import Body, BodyContext, BodyStatus
+from .body import Body, BodyContext, BodyStatus
 from .json_scanner import JsonScanner, json_value
 
 _WHITE = " \t\r\n"

@@ -5,9 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .arguments import ArgumentsWriter
-from .base import Body, BodyContext, BodyStatus
-from .schema import decode
+from .arguments import ArgumentsWriter, decode
+from .body import Body, BodyContext, BodyStatus
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
 _INVOKE = re.compile(r"<invoke\s+name\s*=\s*[\"']?([^\"'<>]{1,256}?)[\"']?\s*>")

@@ -2,7 +2,7 @@
 
 import json
 
-from .base import Body, BodyContext, BodyStatus
+from .body import Body, BodyContext, BodyStatus
 from .json_scanner import JsonScanner
 
 _WHITE = " \t\r\n"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 
 from .arguments import ArgumentsWriter
-from .base import Body, BodyContext, BodyStatus
+from .body import Body, BodyContext, BodyStatus
 from .xml_tags import MAX_HEAD, Head, XmlTags
 
 _MAX_MARGIN = 64  # white space that may follow a closing tag before we believe it anyway

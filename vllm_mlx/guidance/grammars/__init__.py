@@ -1,6 +1,6 @@
 """Grammars, as text in llguidance's Lark notation, of what the parsers read. Nothing here knows a tokenizer."""
 
-from .guides import NO_HEADER, Header, guide_grammar
+from .guide_grammar import NO_HEADER, Header, guide_grammar
 from .lark import LarkWriter
 from .shapes import GuidedTool
 from .tools import calls, calls_in_text, required_calls

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...core.errors import InvalidParameter
-from ...formats.bodies.literal_scanner import Dialect
+from ...formats.bodies.expression_body import Dialect
 from ...formats.bodies.xml_tags import XmlTags
 from .lark import LarkWriter, either, literal
 from .literals import Literals

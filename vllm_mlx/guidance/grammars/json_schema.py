@@ -1,13 +1,12 @@
 """Which JSON schemas a grammar can be made of. What it could only approximate is refused, by keyword and place."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter, shown
 from ...formats.schema_budget import SchemaBudget
 from .conjunctions import check_conjunctions
-from .formats import FORMATS, NARROWED
-from .keyword_values import COUNTS, check_values
 
 MAX_SCHEMA_DEPTH = 64
 MAX_INTEGER = 2**53 - 1  # that every client reads exactly
@@ -21,6 +20,33 @@ _OPTIONS = {"whitespace_pattern": "[ ]?"}  # more white space invites a weak mod
 _ONE = ("additionalProperties", "additionalItems", "items")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+# Patterns of the string formats: each matches valid texts only, though not all of them.
+_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_MONTHS = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_DATE = f"([0-9]{{4}}-{_MONTHS}|{_LEAP_YEAR}-02-29)"
+_HOUR = r"([01][0-9]|2[0-3])"
+_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+\-]{_HOUR}:[0-5][0-9])"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL = r"[a-zA-Z0-9]{1,32}(-[a-zA-Z0-9]{1,32}){0,4}"
+_HEX = "[0-9a-fA-F]"
+
+FORMATS: Mapping[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": r"P([0-9]{1,3}D(T[0-9]{1,2}H)?|T[0-9]{1,4}[HMS])",
+    "email": rf"[a-zA-Z0-9_+]{{1,32}}(\.[a-zA-Z0-9_+]{{1,32}}){{0,3}}@{_LABEL}(\.{_LABEL}){{1,3}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,4}}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "ipv6": f"({_HEX}{{1,4}}:){{7}}{_HEX}{{1,4}}",
+    "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    "uri": rf"https?:\/\/{_LABEL}(\.{_LABEL}){{0,4}}(:[0-9]{{1,5}})?(\/[a-zA-Z0-9._~\-]{{1,64}}){{0,16}}\/?",
+}
+NARROWED = frozenset({"date", "time", "date-time"})  # of which llguidance lets invalid ones pass
 
 
 def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) -> Any:
@@ -103,3 +129,62 @@ def _says_nothing(keyword: str, schema: Mapping[str, Any]) -> bool:
         case "minContains" | "maxContains":
             return "contains" not in schema
     return False
+
+
+def check_values(schema: Mapping[str, Any], path: str) -> None:
+    """Raises InvalidParameter, naming the keyword and where it stands, for a value without a meaning in JSON Schema."""
+    for keyword, value in schema.items():
+        is_meant, wanted = _VALUES.get(keyword, _ANY)
+        if not is_meant(value):
+            place = f"{path}.{keyword}"
+            raise InvalidParameter(f"`{place}` must be {wanted}.", param=place)
+    _check_type(schema.get("type", []), f"{path}.type")
+
+
+def _check_type(types: Any, path: str) -> None:
+    for name in types if isinstance(types, list) else [types]:
+        if not isinstance(name, str) or name not in TYPES:
+            raise InvalidParameter(f"`{path}`: {shown(repr(name))} is no JSON type.", param=path)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (isinstance(value, int) or math.isfinite(value))
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_full_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+_ANY = (lambda value: True), ""
+_COUNT = _is_count, "a whole number, 0 or greater"
+_NUMBER = _is_number, "a number"
+_TEXT = _is_text, "a text"
+_MAP = _is_map, "an object that holds schemas"
+_LIST = _is_full_list, "a list of at least one schema"
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(COUNTS, _COUNT),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _NUMBER),
+    **dict.fromkeys(("pattern", "format", "$ref"), _TEXT),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), _MAP),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf"), _LIST),
+    "prefixItems": (lambda value: isinstance(value, list), "a list of schemas"),
+    "required": (_are_texts, "a list of texts"),
+    "enum": (_is_full_list, "a list of at least one value"),
+}

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ...formats.bodies.literal_scanner import PYTHON
+from ...formats.bodies.expression_body import PYTHON
 from ...formats.tool_formats import (
     ARG_KEY_TAGS,
     CDATA_TAGS,

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter
-from .interrupted import interrupted_text
 from .json_schema import checked_schema
-from .lark import LarkWriter, either, in_slashes
+from .lark import LarkWriter, either, in_slashes, interrupted_text
 from .values import ANY_TEXT
 
 _MAX_DEPTH = 32

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from ...formats.formats import Place
+from ...formats.family import Place
 from ...formats.generic import TOOL_FORMATS
-from .guides import Header, grammars
-from .interrupted import interrupted_text
-from .lark import TEXT, LarkWriter, either, optional
+from .guide_grammar import Header, grammars
+from .lark import TEXT, LarkWriter, either, interrupted_text, optional
 from .shapes import GuidedTool
 from .spellings import Spelling, spelling
 

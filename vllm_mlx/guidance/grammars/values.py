@@ -5,7 +5,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter
 from ...formats.bodies.tool_schema import STRING, SchemaTypes, Types
-from .formats import FORMATS
+from .json_schema import FORMATS
 from .lark import LarkWriter, either, in_slashes
 
 ANY_TEXT = r"/(?s:.*)/"

@@ -9,16 +9,16 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
-from ..core.constraint import Constraint, ThoughtRule
+from ..core.constraint import Constraint, ReasoningRule
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.guide import Grammar
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..formats import SchemaBudget, call_tags
 from ..tokens.tokenizer import Tokenizer
-from .grammar import GrammarCompiler
+from .grammar_compiler import GrammarCompiler
 from .grammars import NO_HEADER, GuidedTool, Header, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
-from .thoughts import Thoughts
+from .reasoning import CheckpointReasoning
 
 _NO_MARKERS = (
     "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser and/or "
@@ -29,7 +29,7 @@ _NO_MARKERS = (
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-class Guidance:
+class ConstraintBuilder:
     """`reasoning`, `tools`: names of the checkpoint's formats."""
 
     def __init__(
@@ -47,8 +47,8 @@ class Guidance:
         self._default_budget = config.default_thinking_token_budget
         self._grammars = GrammarCompiler(tokenizer, vocab_size)
         strings = config.reasoning_config
-        self._thoughts = (
-            Thoughts(tokenizer, reasoning, strings) if reasoning is not None or strings is not None else None
+        self._reasoning = (
+            CheckpointReasoning(tokenizer, reasoning, strings) if reasoning is not None or strings is not None else None
         )
 
     def constraint(
@@ -68,13 +68,13 @@ class Guidance:
                 "`thinking_token_budget` does not go with `enable_in_reasoning`.", param="thinking_token_budget"
             )
         matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
-        thought = None if in_reasoning else self._thought(request, prompt, budget, bounds_reply=matcher is not None)
+        rule = None if in_reasoning else self._reasoning_rule(request, prompt, budget, bounds_reply=matcher is not None)
         return Constraint(
             matcher=matcher,
             param=param,
             mask_words=self._grammars.mask_words,
-            thought=thought,
-            barred=self._barred(matcher) if request.tools and thought is not None else (),
+            reasoning=rule,
+            barred=self._barred(matcher) if request.tools and rule is not None else (),
         )
 
     def _written(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
@@ -128,9 +128,9 @@ class Guidance:
 
     def _header(self, request: Request) -> Header:
         guide = request.sampling.guide
-        if self._thoughts is None or request.messages is None or (guide is not None and guide.in_reasoning):
+        if self._reasoning is None or request.messages is None or (guide is not None and guide.in_reasoning):
             return NO_HEADER
-        return self._thoughts.header
+        return self._reasoning.header
 
     def _barred(self, matcher: Any) -> tuple[int, ...]:
         """Tags of calls, which end a thought, where the grammar takes no call."""
@@ -147,20 +147,20 @@ class Guidance:
 
     def _budget(self, request: Request) -> int | None:
         asked = request.sampling.thinking_token_budget
-        if asked is not None and asked >= 0 and self._thoughts is None:
+        if asked is not None and asked >= 0 and self._reasoning is None:
             raise InvalidParameter(_NO_MARKERS, param="thinking_token_budget")
-        if self._thoughts is None or asked == -1:
+        if self._reasoning is None or asked == -1:
             return None
         if asked is None:
             asked = request.thinking_limit
         return self._default_budget if asked is None else asked
 
-    def _thought(
+    def _reasoning_rule(
         self, request: Request, prompt: PromptInputs, budget: int | None, *, bounds_reply: bool
-    ) -> ThoughtRule | None:
-        if self._thoughts is None:
+    ) -> ReasoningRule | None:
+        if self._reasoning is None:
             return None
-        return self._thoughts.rule(
+        return self._reasoning.rule(
             prompt.token_ids,
             budget=budget,
             may_think=request.thinking != "off",

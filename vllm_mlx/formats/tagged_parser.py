@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from .bodies import Body, BodyContext, BodyStatus, Schemas
-from .formats import Opening, ReasoningFormat, ToolFormat
+from .family import Opening, ReasoningFormat, ToolFormat
 from .framing import ContentFraming, ReasoningFraming
-from .splitter import MarkerSplitter
-from .vocabulary import TagVocabulary
+from .vocabulary import MarkerSplitter, TagVocabulary
 
 
 def new_call_id() -> str:
@@ -58,13 +57,13 @@ class TaggedParser:
         self._pending = ""  # fed, and may still become a marker
         self._position = 0  # of `_pending`, in characters fed
         self._content = ContentFraming()
-        self._thought = ReasoningFraming()
+        self._reasoning = ReasoningFraming()
         self._call: _Call | None = None
         self._num_calls = 0
-        self._shows_thoughts = reasoning is not None and reasoning.is_shown
-        self._is_thinking = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
-        self._unshown_tag = reasoning.opens[0] if reasoning and self._shows_thoughts and self._is_thinking else ""
-        self._depth = int(self._is_thinking)
+        self._shows_reasoning = reasoning is not None and reasoning.is_shown
+        self._is_reasoning = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
+        self._unshown_tag = reasoning.opens[0] if reasoning and self._shows_reasoning and self._is_reasoning else ""
+        self._depth = int(self._is_reasoning)
 
     @property
     def markers(self) -> frozenset[str]:
@@ -97,8 +96,8 @@ class TaggedParser:
             else:
                 self._book(self._call, len(self._pending), out)
                 self._give_back(self._call, out)
-        if self._is_thinking and not self._shows_thoughts:
-            self._append_reasoning(self._thought.finish(), out)
+        if self._is_reasoning and not self._shows_reasoning:
+            self._append_reasoning(self._reasoning.finish(), out)
         else:
             self._append_text(self._content.finish(), out)
         return out
@@ -135,8 +134,8 @@ class TaggedParser:
 
     def _cut(self, final: bool) -> tuple[int, str | None]:
         tags, content, pending = self._tags, self._content, self._pending
-        if self._is_thinking:
-            return tags.in_thought.cut(pending, final=final)
+        if self._is_reasoning:
+            return tags.in_reasoning.cut(pending, final=final)
         in_text = tags.in_wrap if content.is_wrapped else tags.in_text
         if not content.is_at_start:
             return in_text.cut(pending, final=final)
@@ -154,12 +153,12 @@ class TaggedParser:
         return text
 
     def _append(self, text: str, out: list[ContentEvent]) -> None:
-        if not self._is_thinking:
+        if not self._is_reasoning:
             self._append_text(self._content.feed(text), out)
-        elif self._shows_thoughts:
+        elif self._shows_reasoning:
             self._append_shown(text, out)
         else:
-            self._append_reasoning(self._thought.feed(text), out)
+            self._append_reasoning(self._reasoning.feed(text), out)
 
     def _append_text(self, text: str, out: list[ContentEvent]) -> None:
         text = self._codec.decode(text)
@@ -182,32 +181,32 @@ class TaggedParser:
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """`marker` stands at the start of what is pending."""
         tags = self._tags
-        if not self._is_thinking and (tags.wrap is None or marker not in tags.wrap):
+        if not self._is_reasoning and (tags.wrap is None or marker not in tags.wrap):
             self._append_text(self._content.release(), out)
-        if marker in tags.thought_opens:
+        if marker in tags.reasoning_opens:
             text = self._take(len(marker))
             self._show_tag(text, out)
-            if not (self._is_thinking and self._thought.is_blank):
+            if not (self._is_reasoning and self._reasoning.is_blank):
                 self._depth += 1
-            self._is_thinking = True
-        elif marker in tags.thought_closes:
+            self._is_reasoning = True
+        elif marker in tags.reasoning_closes:
             text = self._take(len(marker))
-            if self._is_thinking:
+            if self._is_reasoning:
                 self._show_tag(text, out)
             self._depth = max(0, self._depth - 1)
-            self._end_thought()
+            self._end_reasoning()
         elif tags.wrap is not None and marker in tags.wrap:
             self._take(len(marker))
             if marker == tags.wrap[0]:
                 self._content.open_wrap()
             else:
                 self._content.close_wrap()
-        elif marker in tags.closes and self._content.follows_call and not self._is_thinking:
+        elif marker in tags.closes and self._content.follows_call and not self._is_reasoning:
             self._take(len(marker))
             self._content.after_call()
         elif marker in tags.drops:
             self._take(len(marker))
-            if not self._is_thinking:
+            if not self._is_reasoning:
                 self._content.absorb_close()
         elif marker in tags.openings:
             self._open_call(tags.openings[marker], marker)
@@ -215,15 +214,15 @@ class TaggedParser:
             self._append(self._take(len(marker)), out)
 
     def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
-        if self._shows_thoughts:
+        if self._shows_reasoning:
             self._unshown_tag = ""
             self._append_text(tag, out)
 
-    def _end_thought(self) -> None:
-        if self._is_thinking:
-            self._is_thinking = False
-            self._thought.close()
-            if not self._shows_thoughts:
+    def _end_reasoning(self) -> None:
+        if self._is_reasoning:
+            self._is_reasoning = False
+            self._reasoning.close()
+            if not self._shows_reasoning:
                 self._content.after_reasoning()
         else:
             self._content.absorb_close()
@@ -253,8 +252,8 @@ class TaggedParser:
                 return self._end_at_tag(call, out, final)
             case BodyStatus.ENDED:
                 self._end_list(call, out)
-            case BodyStatus.THOUGHT | BodyStatus.TEXT as kind:
-                self._begin_message(is_thought=kind is BodyStatus.THOUGHT)
+            case BodyStatus.REASONING | BodyStatus.TEXT as kind:
+                self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
             case _:
                 if marker is None:
                     return False
@@ -306,9 +305,9 @@ class TaggedParser:
         if self._tags.is_native(call.opening):
             self._tags.drop_fallback()
         call.is_started = True
-        self._is_thinking = False
+        self._is_reasoning = False
         self._depth = 0
-        self._thought.close()
+        self._reasoning.close()
         self._content.after_call()
         out.append(ToolCallStart(self._num_calls, self._call_id(call.body.call_id), name))
         self._num_calls += 1
@@ -334,14 +333,14 @@ class TaggedParser:
         if not self._content.follows_call:
             self._append("".join(call.raw), out)
 
-    def _begin_message(self, *, is_thought: bool) -> None:
+    def _begin_message(self, *, is_reasoning: bool) -> None:
         self._call = None
-        if is_thought:
-            self._is_thinking = True
+        if is_reasoning:
+            self._is_reasoning = True
             self._depth = 1
         else:
             self._depth = 0
-            self._end_thought()
+            self._end_reasoning()
 
     def _close_call(self, call: _Call, out: list[ContentEvent]) -> None:
         """A tag stands here that ends the call."""

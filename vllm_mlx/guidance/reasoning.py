@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.config import ReasoningStrings
-from ..core.constraint import Tag, TagWatch, ThoughtRule
-from ..formats import ThoughtTags, call_tags, thought_tags
+from ..core.constraint import ReasoningRule, Tag, TagWatch
+from ..formats import ReasoningTags, call_tags, reasoning_tags
 from ..tokens.tokenizer import Tokenizer
 from .grammars import NO_HEADER, Header
-from .watch import Marker, TagIds, TextWatch, TokenWatch
+from .tag_watch import Marker, TagIds, TextWatch, TokenWatch
 
 _LAYOUT = ("\n", "\n\n")
 
@@ -22,7 +22,7 @@ class PromptState:
     behind: tuple[int, ...] = ()  # the ids behind an opening tag
 
 
-class Thoughts:
+class CheckpointReasoning:
     """`reasoning` is the name of the format; `strings` are the user's, and go before it. One of them is given."""
 
     def __init__(self, tokenizer: Tokenizer, reasoning: str | None, strings: ReasoningStrings | None = None):
@@ -41,18 +41,18 @@ class Thoughts:
 
     def rule(
         self, prompt: Sequence[int], *, budget: int | None, may_think: bool, tools: str | None, bounds_reply: bool
-    ) -> ThoughtRule:
+    ) -> ReasoningRule:
         """`tools`: the format whose calls end a thought; `bounds_reply`: a grammar bounds what follows."""
         state = self.prompt_state(prompt)
         is_open = state.tag is Tag.START or (self.tags.is_implied and state.tag is None and may_think)
-        return ThoughtRule(
+        return ReasoningRule(
             new_watch=lambda: self._watch(tools),
             starts=self._starts,
             end=self._end(state.start, bounds_reply),
             is_open=is_open,
             may_open=not is_open and may_think and state.tag is None,
             budget=budget,
-            begun=self._without_layout(state.behind),
+            prompt_reasoning=self._without_layout(state.behind),
             layout=tuple(ids[0] for text in _LAYOUT if len(ids := self._encode(text)) == 1),
         )
 
@@ -113,12 +113,12 @@ class Thoughts:
         return ids[skipped:]
 
 
-def _tags(reasoning: str | None, strings: ReasoningStrings | None, tokenizer: Tokenizer) -> ThoughtTags:
+def _tags(reasoning: str | None, strings: ReasoningStrings | None, tokenizer: Tokenizer) -> ReasoningTags:
     if strings is None:
         assert reasoning is not None
-        return thought_tags(reasoning)
+        return reasoning_tags(reasoning)
     if reasoning is not None:
-        known = thought_tags(reasoning)
-        return ThoughtTags((strings.start,), known.ends, known.atoms, known.is_implied, known.lead, known.answer)
+        known = reasoning_tags(reasoning)
+        return ReasoningTags((strings.start,), known.ends, known.atoms, known.is_implied, known.lead, known.answer)
     own = [token for token in tokenizer.marker_tokens if token in strings.end]
-    return ThoughtTags((strings.start,), (max(own, key=len) if own else strings.end.strip(),))
+    return ReasoningTags((strings.start,), (max(own, key=len) if own else strings.end.strip(),))

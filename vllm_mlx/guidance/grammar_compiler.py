@@ -3,13 +3,14 @@
 import json
 import re
 import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ..core.errors import InvalidParameter
 from ..tokens.tokenizer import Tokenizer
-from .compile_thread import CompileThreads
-from .compiled_grammars import CompiledGrammars
 
 MAX_GRAMMAR_CHARS = 1 << 20
 _LIMIT_S = 10  # seconds for one grammar
@@ -18,6 +19,12 @@ _MAX_MESSAGE = 400
 _MAX_ROW_ITEMS = 2000  # 450 optional properties take 1,800
 _MAX_STEP_ITEMS = 20_000  # of one mask; ambiguous grammars reach it when a mask takes a tenth of a second
 _EXCERPT = re.compile(r"\d+ \||\^+$")
+MAX_GRAMMARS = 128
+MAX_CHARS = 4 << 20  # of their texts; compiled they take some twelve bytes for each character
+STACK_BYTES = (
+    512 << 20
+)  # address space; memory is taken as it is used: 140 MB for 35,000 rules that refer to each other
+T = TypeVar("T")
 
 
 class GrammarCompiler:
@@ -77,6 +84,89 @@ class GrammarCompiler:
             token["special"] = token["content"] in self._tokenizer.marker_tokens
         eos = sorted(self._tokenizer.eos_token_ids) or [0]
         return LLTokenizer(json.dumps(description), n_vocab=self.vocab_size, eos_token=eos)
+
+
+class CompiledGrammars:
+    """Any thread may call it. Where room is needed, the key that holds most loses what it used longest ago."""
+
+    def __init__(self, max_grammars: int = MAX_GRAMMARS, max_chars: int = MAX_CHARS):
+        self._max_grammars = max_grammars
+        self._max_chars = max_chars
+        self._lock = threading.Lock()
+        self._matchers: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by tenant and text
+        self._num_chars: Counter[str] = Counter()  # by tenant
+        self._num_grammars: Counter[str] = Counter()
+
+    def get(self, tenant: str, grammar: str) -> LLMatcher | None:
+        with self._lock:
+            if (tenant, grammar) in self._matchers:
+                self._matchers.move_to_end((tenant, grammar))
+            return self._matchers.get((tenant, grammar))
+
+    def add(self, tenant: str, grammar: str, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._count((tenant, grammar), 1 - ((tenant, grammar) in self._matchers))
+            self._matchers[tenant, grammar] = matcher
+            while len(self._matchers) > self._max_grammars:
+                self._drop(self._num_grammars)
+            while self._num_chars.total() > self._max_chars:
+                self._drop(self._num_chars)
+
+    def _drop(self, held: Counter[str]) -> None:
+        [(heaviest, _)] = held.most_common(1)
+        oldest = next(key for key in self._matchers if key[0] == heaviest)
+        del self._matchers[oldest]
+        self._count(oldest, -1)
+
+    def _count(self, key: tuple[str, str], change: int) -> None:
+        tenant, grammar = key
+        self._num_grammars[tenant] += change
+        self._num_chars[tenant] += change * len(grammar)
+        if not self._num_grammars[tenant]:
+            del self._num_grammars[tenant], self._num_chars[tenant]
+
+
+class CompileThreads:
+    """At most `num_threads` at work. One that is waited for no longer works on to its end, and counts until then."""
+
+    def __init__(self, *, num_threads: int, limit_s: float):
+        self._limit_s = limit_s
+        self._free = threading.Semaphore(num_threads)
+        self._starting = threading.Lock()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What the work returns or raises. Raises TimeoutError after the limit: for a free thread, and for the work."""
+        if not self._free.acquire(timeout=self._limit_s):
+            raise TimeoutError
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def do() -> None:
+            try:
+                results.append(work())
+            except BaseException as error:  # it is raised where the result is waited for
+                errors.append(error)
+            finally:
+                self._free.release()
+
+        thread = self._start(do)
+        thread.join(self._limit_s)
+        if errors:
+            raise errors[0]
+        if not results:
+            raise TimeoutError
+        return results[0]
+
+    def _start(self, do: Callable[[], None]) -> threading.Thread:
+        """The size of a stack is that of all threads which start meanwhile: only address space is lost by it."""
+        with self._starting:
+            usual = threading.stack_size(STACK_BYTES)
+            try:
+                thread = threading.Thread(target=do, name="grammar", daemon=True)
+                thread.start()
+            finally:
+                threading.stack_size(usual)
+        return thread
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -1,11 +1,12 @@
-"""Reads argument lists written as literals, Python's or a model family's own, and gives them as JSON."""
+"""`name(key=value, …)` and `name{key:value, …}`: a call as an expression, its arguments as literals."""
 
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from .body import Body, BodyContext, BodyStatus
 from .json_scanner import MAX_DEPTH, json_value
 
 _CONSTANTS = {
@@ -20,6 +21,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\Z", re.ASC
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_LENGTH = {"x": 2, "u": 4, "U": 8}
 _MAX_WORD = 1024
+_CALL_NAME = re.compile(r"[^\W\d][\w.-]*")
+_MAX_NAME = 256
+_BRACKETS = {"(": ")", "{": "}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,54 @@ class LiteralScanner:
             self._out.append(value)
             self._end_value()
         return position
+
+
+class ExpressionBody(Body):
+    status = BodyStatus.OPEN
+
+    def __init__(self, context: BodyContext, dialect: Dialect, opener: str):
+        self.status = BodyStatus.OPEN
+        self._dialect = replace(dialect, quotes=tuple(map(context.encode, dialect.quotes)))
+        self._opener = opener
+        self._scanner: LiteralScanner | None = None
+
+    def consume(self, text: str, *, final: bool = False) -> int:
+        self.status = BodyStatus.OPEN
+        if self._scanner is not None:
+            return self._scan(self._scanner, text, 0, final)
+        start = len(text) - len(text.lstrip())
+        name = _CALL_NAME.match(text, start)
+        end = name.end() if name is not None else start
+        if end == len(text) and end - start <= _MAX_NAME and not final:
+            return start
+        if name is None or not text.startswith(self._opener, end):
+            self.status = BodyStatus.STUCK
+            return start
+        self.name = name.group()
+        self._scanner = LiteralScanner(self._dialect, _BRACKETS[self._opener])
+        return self._scan(self._scanner, text, end + 1, final)
+
+    def _scan(self, scanner: LiteralScanner, text: str, start: int, final: bool) -> int:
+        taken = scanner.consume(text[start:], final=final)
+        if scanner.failed:
+            self.status = BodyStatus.FAILED
+        elif scanner.done:
+            self.status = BodyStatus.DONE
+        return start + taken
+
+    def take_arguments(self) -> str:
+        return self._scanner.take() if self._scanner is not None else ""
+
+    def close(self) -> bool:
+        return self._scanner is not None and self._scanner.done
+
+    def cut(self, rest: str) -> None:
+        if self._scanner is not None:
+            self._scanner.add_partial(rest)
+
+    def end(self) -> None:
+        if self._scanner is not None:
+            self._scanner.close()
 
 
 def _literal(word: str, *, has_words: bool) -> str | None:

@@ -13,7 +13,7 @@ class BodyStatus(Enum):
     STUCK = auto()  # the next character cannot stand here, unless it begins a tag around the body
     FAILED = auto()  # this is no call
     ENDED = auto()  # no call, only what closes a list of calls
-    THOUGHT = auto()  # no call, only the header of a thought, which follows
+    REASONING = auto()  # no call, only the header of a thought, which follows
     TEXT = auto()  # no call, only the header of content, which follows
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ...core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
 from .conjunctions import check_grammar
-from .interrupted import interrupted_text
 from .json_schema import checked_schema
-from .lark import LarkWriter, either, in_slashes, literal, optional
+from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, optional
 from .structural import StructuralWriter
 
 _INNER = "inner"  # the grammar that a client wrote

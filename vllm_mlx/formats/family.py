@@ -10,7 +10,7 @@ class Place(Enum):
     """Where a tag counts."""
 
     ANYWHERE = auto()
-    OUTSIDE_THOUGHTS = auto()
+    OUTSIDE_REASONING = auto()
     AT_START = auto()  # of the content, of what follows a thought or a call
 
 

@@ -1,0 +1,112 @@
+"""Text in, events out: what a model wrote, as content, reasoning and tool calls. Makes the parser of one reply."""
+
+import secrets
+import string
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from ..core.errors import ConfigError
+from ..core.events import ContentEvent, TextDelta
+from .bodies.tool_schema import Schemas, read_schemas
+from .detect import OF_THE_CHECKPOINT
+from .generic import GENERIC, TOOL_FORMATS
+from .reasoning_formats import REASONING_FORMATS
+from .schema_budget import SchemaBudget
+from .tagged_parser import TaggedParser, new_call_id
+
+
+class OutputParser(Protocol):
+    """`feed` every piece, then `finish` once. The events never depend on where the text was cut.
+
+    `special`: the piece is the whole text of one added token of the tokenizer. `is_end`: the model ended its turn, so
+    an open call is closed, its arguments made one JSON object. Else a limit cut the reply, and the call stays open.
+    """
+
+    text_starts: list[int]
+    """Of the last call, for each TextDelta: where its text begins, counted in characters fed since the start."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The tags this parser may consume."""
+
+    @property
+    def in_reasoning(self) -> bool: ...
+
+    def feed(self, text: str, special: bool = False) -> list[ContentEvent]: ...
+
+    def finish(self, *, is_end: bool = False) -> list[ContentEvent]: ...
+
+
+class PlainParser:
+    """The parser of a model without formats: all text is content."""
+
+    markers: frozenset[str] = frozenset()
+    in_reasoning = False
+
+    def __init__(self) -> None:
+        self.text_starts: list[int] = []
+        self._position = 0
+
+    def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
+        self.text_starts = [self._position] if text else []
+        self._position += len(text)
+        return [TextDelta(text)] if text else []
+
+    def finish(self, *, is_end: bool = False) -> list[ContentEvent]:
+        self.text_starts = []
+        return []
+
+
+def make_parser(
+    reasoning: str | None,
+    tools: str | None,
+    *,
+    tool_specs: Iterable[Mapping[str, Any]] = (),
+    schemas: Schemas | None = None,
+    starts_in_reasoning: bool = False,
+    marker_tokens: frozenset[str] | None = None,
+    call_ids: Callable[[], str] | None = None,
+) -> OutputParser:
+    """A parser of one reply. Raises ConfigError for a name that is not known.
+
+    `tool_specs`: the declared tools as OpenAI dicts; without any, calls to all names are calls.
+    `schemas`: those of the declared tools instead, where they were read already.
+    `marker_tokens`: the texts that are single tokens of the tokenizer. A marker among them counts only as a special
+    piece; None: markers count as text, until one of their format comes as a special piece.
+    `call_ids`: makes the ids of calls to which the model gave none; None: as the format's templates take them.
+    """
+    reasoning = "qwen3" if reasoning in OF_THE_CHECKPOINT else reasoning  # nothing is known of the checkpoint here
+    tools = "generic" if tools in OF_THE_CHECKPOINT else tools
+    for name, known in ((reasoning, REASONING_FORMATS), (tools, TOOL_FORMATS)):
+        if name is not None and name not in known:
+            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
+    if reasoning is None and tools is None:
+        return PlainParser()
+    schemas = schemas or _schemas(tool_specs) or None
+    tool_format = TOOL_FORMATS[tools] if tools is not None else None
+    reasoning_format = REASONING_FORMATS[reasoning] if reasoning is not None else None
+    formats = () if tool_format is None else (tool_format,)
+    if tool_format is not None and not tool_format.is_fallback and schemas:
+        formats = (*formats, GENERIC)
+    if tool_format is not None and reasoning_format is None:
+        reasoning_format = tool_format.reasoning
+    return TaggedParser(
+        reasoning_format,
+        formats,
+        schemas=schemas,
+        token_markers=marker_tokens,
+        starts_in_reasoning=starts_in_reasoning,
+        call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
+    )
+
+
+def _new_ids(length: int | None) -> Callable[[], str]:
+    if length is None:
+        return new_call_id
+    return lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
+
+
+def _schemas(tool_specs: Iterable[Mapping[str, Any]]) -> Schemas:
+    functions = [spec.get("function", spec) for spec in tool_specs]
+    named = [function for function in functions if function.get("name")]
+    return read_schemas(((each["name"], each.get("parameters"), each["name"]) for each in named), SchemaBudget())
