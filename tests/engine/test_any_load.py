@@ -1,4 +1,4 @@
-"""Any load on a real engine with too little memory: conversations that branch, repeat, go on, break off, and faults."""
+"""Any load of two tenants on a real engine with too little memory: conversations that branch, go on, break off, faults."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ class Visit:
     first: int  # the first of the added tokens; the others follow from it
     max_tokens: int
     point: bool  # whether the place where it leaves the earlier one is planned for
+    tenant: str
     steps: int  # before the next visit
     leaves: bool  # after those steps
     fault: tuple[str, int, bool] | None  # a seam, calls of it that go well first, whether the work is done and lost
@@ -45,6 +46,7 @@ VISITS = st.lists(
         first=st.integers(0, 499),
         max_tokens=st.one_of(st.integers(1, 20), st.integers(60, LONGEST)),
         point=st.booleans(),
+        tenant=st.sampled_from(["ann", "ben"]),
         steps=st.one_of(st.integers(0, 5), st.integers(30, 150)),
         leaves=st.booleans(),
         fault=st.one_of(st.none(), st.tuples(st.sampled_from(sorted(SEAMS)), st.integers(0, 40), st.booleans())),
@@ -71,7 +73,7 @@ def pay(driver: Driver, visit: Visit, planned: Faults) -> None:
     kept = conversation(driver, visit)[: visit.kept]
     added = tuple((visit.first + 7 * place) % 500 for place in range(visit.added))
     points = (len(kept),) if visit.point and kept else ()
-    seq_id = driver.add((*kept, *added), visit.max_tokens, points=points)
+    seq_id = driver.add((*kept, *added), visit.max_tokens, points=points, tenant=visit.tenant)
     if visit.fault is not None:
         seam, after, done_first = visit.fault
         planned.plan(seam, after=after, done_first=done_first)

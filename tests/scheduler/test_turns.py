@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_mlx.core.sequence import Sequence
+from vllm_mlx.core.step import StepPlan
 
 from .fake_runner import reply
 from .test_scheduler import Bench
@@ -134,6 +135,44 @@ def test_a_tenant_that_was_away_has_saved_up_nothing() -> None:
     assert len(done) >= 5, "the other had its turns meanwhile"
 
 
+def engine_s(plans: Rows[StepPlan], *, of: str) -> float:
+    """Seconds of the fake device: each token takes one millisecond, decoded or prefilled."""
+    rows = [row for plan in plans for group in plan.decode for row in group]
+    chunks = [chunk for plan in plans for chunk in plan.prefill]
+    tokens = sum(row.tenant == of for row in rows)
+    return (tokens + sum(chunk.end - chunk.start for chunk in chunks if chunk.seq.tenant == of)) / 1000
+
+
+@pytest.mark.parametrize("num_prompt", [1, 10, 150, 2000])
+def test_a_prompt_has_half_of_the_engine_beside_wide_steps_of_another_tenant(num_prompt: int) -> None:
+    bench = Tenants(max_num_seqs=200)
+    for _ in range(190):  # their steps take 190 ms each, nearly as long as a step may
+        bench.ask("ann", 3, 3000)
+    for _ in range(10):
+        bench.step()
+    num_before = len(bench.plans)
+    bench.steps_until_first_token(bench.ask("ben", num_prompt))
+    during = bench.plans[num_before:]
+    assert engine_s(during, of="ann") <= engine_s(during, of="ben") + 0.19
+
+
+@pytest.mark.parametrize("num_streams", [20, 190])
+def test_rows_decode_on_beside_a_tenant_that_always_has_a_prompt_to_read(num_streams: int) -> None:
+    bench = Tenants(max_num_seqs=200)
+    for _ in range(num_streams):
+        bench.ask("ann", 3, 100_000)
+    for _ in range(10):
+        bench.step()
+    num_before = len(bench.plans)
+    for _ in range(300):
+        if bench.scheduler.num_waiting == 0:
+            bench.ask("ben", 500, 1)
+        bench.step()
+    during = bench.plans[num_before:]
+    num_skipped = sum(bool(plan.resting) for plan in during)
+    assert num_skipped <= 3 or engine_s(during, of="ann") >= 0.9 * engine_s(during, of="ben")
+
+
 loads = st.lists(
     st.tuples(
         st.sampled_from(["ann", "ann", "ben"]),
@@ -197,4 +236,5 @@ def test_one_tenant_is_served_as_without_tenants(load: Rows[tuple[int, int, int]
         bench.run()
         plans.append([([seq.seq_id for group in p.decode for seq in group], p.release) for p in bench.plans])
         assert not bench.scheduler._turns._num_here
+        assert not any(plan.resting for plan in bench.plans)
     assert plans[0] == plans[1]

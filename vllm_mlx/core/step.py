@@ -48,10 +48,12 @@ class PrefillChunk:
 class StepPlan:
     """The work of one step, done in this order: captures of leaving rows, releases, restores, decode, prefill.
 
-    `decode` holds the groups of rows that decode together. The runner drops decoding rows that no group names.
+    `decode` holds the groups of rows that decode together, `resting` those that keep their state and skip this step.
+    The runner drops decoding rows that no group names.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
+    resting: tuple[tuple[Sequence, ...], ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     release: tuple[int, ...] = ()  # seq_ids whose state is dropped: they finished, were aborted or preempted
     captures: tuple[Capture, ...] = ()
@@ -92,6 +94,7 @@ class StepOutput:
     failed_restores: tuple[Restore, ...] = ()  # rows that were not started, because the match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
     decode_s: float | None = None  # time of one decode forward of all groups, if it was measured
+    busy_s: float = 0.0  # time from the start of decoding until the tokens were read
     overrun: Overrun = NO_OVERRUN
 
 

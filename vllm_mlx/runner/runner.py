@@ -69,10 +69,13 @@ class Runner:
             self._masks.drop(seq_id)
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
-        self._arrange(_without(plan.decode, self._unstarted), fences)
+        resting = self._resting(plan)
+        self._arrange([*_without(plan.decode, self._unstarted), *resting], fences)
         unread, self._in_flight = self._in_flight, []
-        held = [batch for batch in self._batches if self._masks.has_any(batch.seqs)]
-        self._launch((batch for batch in list(self._batches) if batch not in held), Batch.launch, fences)
+        idle = {seq.seq_id for group in resting for seq in group}
+        stepping = [batch for batch in self._batches if idle.isdisjoint(batch.seq_ids)]
+        held = [batch for batch in stepping if self._masks.has_any(batch.seqs)]
+        self._launch((batch for batch in stepping if batch not in held), Batch.launch, fences)
         started = [batch for batch in held if self._run(batch, _start, fences)]
         tokens = self._read(unread, fences)
         self._launch([batch for batch in started if batch in self._batches], self._draw, fences)
@@ -91,6 +94,7 @@ class Runner:
             snapshots=tuple(snapshots),
             failed_restores=tuple(failed_restores),
             decode_s=decode_s,
+            busy_s=time.perf_counter() - start,
             overrun=self._watch.overrun(),
         )
 
@@ -125,6 +129,12 @@ class Runner:
         self._in_flight.clear()
         self._masks.clear()
         mx.clear_cache()
+
+    def _resting(self, plan: StepPlan) -> list[list[Sequence]]:
+        """The groups that skip this step, without the rows that have not begun to decode: those begin later."""
+        begun = {seq_id for batch in self._batches for seq_id in batch.seq_ids}
+        groups = [[seq for seq in group if seq.seq_id in begun] for group in plan.resting]
+        return [group for group in groups if group]
 
     def _launch(self, batches: Iterable[Batch], launch: Callable[[Batch], InFlight], fences: "_RowFences") -> None:
         for batch in batches:

@@ -5,7 +5,7 @@ separate groups: a group's padding stays under a quarter of its live tokens, or 
 below which padding costs nothing because buffers grow by that step anyway.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..core.memory import ALLOCATION_STEP
 
@@ -27,11 +27,13 @@ class DecodeGroups:
         self._apart: set[int] = set()
         self._num_plans = 0
 
-    def plan(self, lengths: Lengths) -> list[Group]:
-        """The groups of this step, over exactly these rows."""
+    def plan(self, lengths: Lengths, alone: Collection[int] = ()) -> list[Group]:
+        """The groups of this step, over exactly these rows. Rows in `alone` join no other row in this step."""
         self._num_plans += 1
-        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in self._apart}
-        has_changed = shared.keys() != {row for group in self._shared for row in group}
+        grouped = {row for group in self._shared for row in group}
+        apart = self._apart.union(row for row in alone if row not in grouped)
+        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in apart}
+        has_changed = shared.keys() != grouped
         if has_changed or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
             self._shared = regroup(self._shared, shared)
         return [*self._shared, *((row,) for row in lengths if row not in shared)]

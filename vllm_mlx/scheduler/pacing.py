@@ -67,11 +67,11 @@ class PrefillPacer:
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
 
-    def step_budget_s(self, *, decoding: bool) -> float:
-        """Seconds of prefill that one step may add."""
-        if not decoding:
-            return _IDLE_STALLS * self._max_stall_s
-        return max(0.0, self._max_stall_s - self._decode_s)
+    def step_budget_s(self, *, decoding: bool, resting: bool = False) -> float:
+        """Seconds of prefill that one step may add. `resting`: there are rows that decode, though not in this step."""
+        if decoding:
+            return max(0.0, self._max_stall_s - self._decode_s)
+        return self._max_stall_s if resting else _IDLE_STALLS * self._max_stall_s
 
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
         """The longest chunk from `start` on that is expected to take at most `budget_s`, but no less than MIN_CHUNK."""

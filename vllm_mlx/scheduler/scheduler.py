@@ -20,9 +20,9 @@ from ..core.step import Capture, PrefillChunk, Restore, SequenceUpdate, StepOutp
 from .grouping import DecodeGroups
 from .pacing import PrefillPacer
 from .pool import Pool
-from .prefilling import plan_prefill
 from .prefix import PrefixCache
 from .turns import Turns
+from .work import Groups, plan_prefill, plan_work
 
 RESERVED_OUTPUT = 2048  # tokens of reply that admission sets memory aside for; preemption stands behind it
 
@@ -128,11 +128,12 @@ class Scheduler:
             self._prefix_cache.forget_planned(but=self._captures)
         self._preempt_if_short()
         self._admit()
-        groups = self._plan_decode()
-        prefill = self._plan_prefill(decoding=bool(groups))
+        favoured = self._turns.favoured(self._running.values())
+        work = plan_work(self._decode_groups(favoured), favoured, self._plan_prefill)
         plan = StepPlan(
-            decode=groups,
-            prefill=prefill,
+            decode=work.decode,
+            resting=work.resting,
+            prefill=work.prefill,
             release=tuple(self._release),
             captures=tuple(self._captures),
             restores=tuple(self._restores),
@@ -146,6 +147,7 @@ class Scheduler:
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
         self.pool.observe(output)
+        self._turns.charge(output, self._running)
         self._untold = []
         self._store(output)
         self._set_apart(output.suspects)
@@ -310,7 +312,8 @@ class Scheduler:
 
     # -- planning
 
-    def _plan_decode(self) -> tuple[tuple[Sequence, ...], ...]:
+    def _decode_groups(self, favoured: Iterable[Sequence]) -> Groups:
+        """All rows that decode. A favoured one joins no group yet."""
         rows = {}
         for seq in self._running.values():
             if seq.status is SequenceStatus.DECODING and seq.seq_id not in self._drained:
@@ -319,22 +322,20 @@ class Scheduler:
                 else:
                     self._drained.add(seq.seq_id)
                     self._leave(seq)
-        groups = self._groups.plan({row: seq.num_computed_tokens for row, seq in rows.items()})
-        for seq in rows.values():
-            seq.num_computed_tokens += 1
-            self._turns.charge(seq, 1)
+        lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
+        groups = self._groups.plan(lengths, alone={seq.seq_id for seq in favoured})
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
-    def _plan_prefill(self, *, decoding: bool) -> tuple[PrefillChunk, ...]:
+    def _plan_prefill(self, decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
         queue = [seq for seq in self._running.values() if seq.status is SequenceStatus.PREFILLING]
-        return plan_prefill(self._turns.in_turn(queue), self._pacer, self._chunk, decoding=decoding)
+        budget_s = self._pacer.step_budget_s(decoding=bool(decode), resting=bool(resting))
+        return plan_prefill(self._turns.in_turn(queue), self._pacer, self._chunk, budget_s)
 
     def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
         """May be empty."""
         start, cache = seq.num_computed_tokens, self._prefix_cache
         end = self._chunk_end(seq, max_tokens)
         seq.num_computed_tokens = end
-        self._turns.charge(seq, end - start)
         if end == seq.prefill_end:
             seq.status = SequenceStatus.DECODING
         capture = cache.plan_chunk_capture(seq, end) if cache is not None and end > start else None

@@ -1,13 +1,25 @@
 """Whose turn it is where several tenants want places, memory and time. With one tenant, arrival decides alone.
 
-A tenant that has fewer rows comes first, then the one for which fewer tokens were computed while others were here.
+A tenant that has fewer rows comes first, then the one that had less engine time while others were here. A tenant that
+waits for the first token of a reply gets at least its share of engine time until then: meanwhile the others' decoding
+gets no more than the rest.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 from ..core.sequence import Sequence
+from ..core.step import StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Engine time in seconds, at the moment when a tenant began to wait for a first token."""
+
+    own_s: float
+    all_s: float
 
 
 class Turns:
@@ -15,7 +27,9 @@ class Turns:
         """`row_bytes`: what a row takes at its present length."""
         self._row_bytes = row_bytes
         self._num_here: Counter[str] = Counter()  # sequences that wait or run, by tenant
-        self._served: dict[str, int] = {}  # tokens computed for a tenant, by which it is compared with others
+        self._served: dict[str, float] = {}  # seconds of engine time, by which a tenant is compared with others
+        self._all_s = 0.0  # engine time of all tenants
+        self._marks: dict[str, _Mark] = {}  # of the tenants that wait for a first token
 
     @property
     def are_taken(self) -> bool:
@@ -38,10 +52,34 @@ class Turns:
         if not self._num_here:
             self._served.clear()
 
-    def charge(self, seq: Sequence, num_tokens: int) -> None:
-        """Tokens are computed for it in this step."""
-        if self.are_taken:
-            self._served[seq.tenant] += num_tokens
+    def charge(self, output: StepOutput, seqs: Mapping[int, Sequence]) -> None:
+        """Decoding is paid by the tenants whose tokens were read, prefill by those whose chunks ran."""
+        if not self.are_taken:
+            return
+        rows = [seqs[token.seq_id] for token in output.tokens if token.seq_id in seqs]
+        for row in rows:
+            self._pay(row.tenant, output.busy_s / len(rows))
+        for (seq_id, _), timing in zip(output.prefilled, output.chunk_timings, strict=True):
+            if seq_id in seqs:
+                self._pay(seqs[seq_id].tenant, timing.seconds)
+
+    def _pay(self, tenant: str, seconds: float) -> None:
+        self._served[tenant] += seconds
+        self._all_s += seconds
+
+    def favoured(self, rows: Iterable[Sequence]) -> list[Sequence]:
+        """Rows without a first token whose tenant, since it has such rows, had no more than its share of engine time.
+
+        Called once a step.
+        """
+        starting = [row for row in rows if not row.output_token_ids] if self.are_taken else []
+        now = {row.tenant: _Mark(self._served[row.tenant], self._all_s) for row in starting}
+        self._marks = {tenant: self._marks.get(tenant, mark) for tenant, mark in now.items()}
+        behind = {tenant for tenant, mark in self._marks.items() if self._is_behind(now[tenant], mark)}
+        return [row for row in starting if row.tenant in behind]
+
+    def _is_behind(self, now: _Mark, since: _Mark) -> bool:
+        return len(self._num_here) * (now.own_s - since.own_s) <= now.all_s - since.all_s
 
     def next(self, waiting: Iterable[Sequence], rows: Iterable[Sequence], but: Collection[int]) -> Sequence | None:
         """The sequence to admit before the others; `but`: ids of those that wait for something else."""
