@@ -1,4 +1,4 @@
-"""Any load of two tenants on a real engine with too little memory: conversations that branch, go on, break off, faults."""
+"""Any load of two tenants on a real engine with too little memory: conversations that branch, go on, break off."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

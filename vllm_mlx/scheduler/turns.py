@@ -1,8 +1,8 @@
-"""Whose turn it is where several tenants want places, memory and time. With one tenant, arrival decides alone.
+"""Decides whose turn it is when several tenants want places, memory and time. One tenant alone is served in order.
 
 A tenant that has fewer rows comes first, then the one that had less engine time while others were here. A tenant that
-waits for the first token of a reply gets at least its share of engine time until then: meanwhile the others' decoding
-gets no more than the rest.
+waits for the first token of a reply gets at least its share of engine time until then; decoding of the others gets the
+rest.
 """
 
 from collections import Counter
