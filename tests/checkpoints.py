@@ -5,6 +5,8 @@ replies wander instead of repeating one token.
 """
 
 import atexit
+import fcntl
+import hashlib
 import importlib
 import json
 import shutil
@@ -245,7 +247,7 @@ def write_checkpoint(folder: Path, architecture: str, *, seed: int = 0, **overri
 
 
 class CheckpointStore:
-    """Makes each checkpoint once, under one folder."""
+    """Makes each checkpoint once, under one folder that several processes may share."""
 
     def __init__(self, root: Path):
         self._root = root
@@ -254,10 +256,18 @@ class CheckpointStore:
     def __call__(self, architecture: str, **options: Any) -> Path:
         key = "-".join([architecture, *(f"{name}={options[name]}" for name in sorted(options))])
         if key not in self._made:
-            name = architecture.removeprefix(VISION)
-            folder = self._root / f"{len(self._made)}-{name}"
-            self._made[key] = _writer(architecture)(folder, name, **options)
+            self._made[key] = self._make(key, architecture, options)
         return self._made[key]
+
+    def _make(self, key: str, architecture: str, options: dict[str, Any]) -> Path:
+        name = architecture.removeprefix(VISION)
+        folder = self._root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        self._root.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                _writer(architecture)(folder.with_suffix(".unfinished"), name, **options).rename(folder)
+        return folder
 
 
 def _writer(architecture: str) -> Callable[..., Path]:

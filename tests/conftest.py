@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from .drawing import LONG
+from .support.progress import Progress
 
 # A shell that starts the tests in the background, or `nohup`, makes them ignore signals, and every server they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,9 +26,15 @@ settings.register_profile(LONG, settings.get_profile("untimed"), max_examples=10
 settings.load_profile("untimed")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Progress(config))
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`checkpoint("qwen3")` is the folder of a tiny random checkpoint, made once per session."""
+    """`checkpoint("qwen3")` is the folder of a tiny random checkpoint, made once per run, whichever worker needs it."""
     from .checkpoints import CheckpointStore  # here, because the tests of pure packages must not import mlx
 
-    return CheckpointStore(tmp_path_factory.mktemp("checkpoints"))
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # A worker's folder lies in the run's own.
+    return CheckpointStore(shared / "checkpoints")
