@@ -28,7 +28,7 @@ from .core.events import (
 )
 from .core.request import Request, SamplingParams
 from .core.tasks import together
-from .engine.async_engine import AsyncEngine
+from .engine.client import EngineClient
 
 T = TypeVar("T")
 Prompt = str | Items[int]
@@ -78,7 +78,7 @@ class LLM:
         unknown = config.keys() - {field.name for field in fields(EngineConfig)}
         if unknown:
             raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}")
-        self._engine = AsyncEngine.start(EngineConfig(model=str(model), **config))
+        self._engine = EngineClient.start(EngineConfig(model=str(model), **config))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()

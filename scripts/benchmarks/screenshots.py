@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .figures import OURS, Aim, Figure
 
@@ -23,7 +23,7 @@ _SHARE = 5.0  # % of the first turn's processor time that preparing the next one
 class Screenshots:
     """Prepares a prompt and runs no model: what is measured is what pictures cost before the tower sees them."""
 
-    def __init__(self, engine: AsyncEngine, runner: asyncio.Runner, draw: Callable[[], str]):
+    def __init__(self, engine: EngineClient, runner: asyncio.Runner, draw: Callable[[], str]):
         """`draw`: a new picture, as a data URL."""
         self._engine = engine
         self._runner = runner
@@ -58,7 +58,7 @@ class Screenshots:
 @contextlib.contextmanager
 def prepared(model: Path, draw: Callable[[], str]) -> Iterator[list[Figure]]:
     with asyncio.Runner() as runner:
-        engine = AsyncEngine.start(EngineConfig(model=str(model)))
+        engine = EngineClient.start(EngineConfig(model=str(model)))
         try:
             yield figures(Screenshots(engine, runner, draw))
         finally:

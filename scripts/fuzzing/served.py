@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tests.server.running import serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .routes import Finding, fuzz_operation, operations
 
@@ -14,7 +14,7 @@ from .routes import Finding, fuzz_operation, operations
 @contextmanager
 def fuzz_server(model: str, num_examples: int) -> Iterator[Callable[[int, float], list[str]]]:
     config = EngineConfig(model=model, memory_budget_bytes=2 << 30, max_model_len=2048, max_request_s=20)
-    with serving(AsyncEngine.start(config), served_model_names=("tiny",)) as server:
+    with serving(EngineClient.start(config), served_model_names=("tiny",)) as server:
 
         def fuzz(number: int, until_s: float) -> list[str]:
             findings = []

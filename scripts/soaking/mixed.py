@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.server.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.server.run import leave_to_stay
 
@@ -30,7 +30,7 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
         max_pixels=1 << 16,
         max_prefill_chunk=512,
     )
-    engine = AsyncEngine.start(config)
+    engine = EngineClient.start(config)
     leave_to_stay()
     with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
         return _soak(server, options) | asyncio.run(_inside(engine))
@@ -65,7 +65,7 @@ def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def _inside(engine: AsyncEngine) -> dict[str, Any]:
+async def _inside(engine: EngineClient) -> dict[str, Any]:
     """Raises AssertionError where the cache is not sound or something was left behind."""
 
     def look(loaded: Engine) -> dict[str, Any]:

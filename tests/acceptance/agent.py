@@ -11,10 +11,10 @@ from vllm_mlx.core.events import Failed
 from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.monitoring.report import EngineReport
 from vllm_mlx.engine.prompt_pool import TENANT_THREADS
-from vllm_mlx.engine.report import EngineReport
 from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.encoded import common_prefix
 
@@ -56,7 +56,7 @@ class Agent:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: EngineClient,
         ledger: Ledger,
         *,
         instructions: str,
@@ -102,7 +102,7 @@ class Agent:
         return sum(turn.cached for turn in self.turns) / sum(turn.ideal for turn in self.turns)
 
 
-async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, FinishedReply]:
+async def ask(engine: EngineClient, request: Request) -> tuple[Row, FinishedReply]:
     async with await engine.submit(request) as generation:
         async for _, event in generation:
             assert not isinstance(event, Failed), event
@@ -110,7 +110,7 @@ async def ask(engine: AsyncEngine, request: Request) -> tuple[Row, FinishedReply
     return choice.seq, choice.reply
 
 
-async def settled(engine: AsyncEngine) -> tuple[EngineReport, list[Entry]]:
+async def settled(engine: EngineClient) -> tuple[EngineReport, list[Entry]]:
     """The cache once nothing runs any more and what no next turn needs has gone."""
     meeting = threading.Barrier(TENANT_THREADS)  # of all workers: every trim that was under way is done
     workers = [engine._pool.submit(meeting.wait) for _ in range(meeting.parties)]

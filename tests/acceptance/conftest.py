@@ -7,7 +7,7 @@ import pytest
 
 from tests.prompt.habits import HABITS
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .rote import rote_checkpoint
 
@@ -17,7 +17,7 @@ def engine_with(tmp_path: Path):
     """An engine that answers by rote, with one of the templates."""
     engines = []
 
-    def start(architecture: str, habit: str, *, thought_tokens: int = 12, **settings: object) -> AsyncEngine:
+    def start(architecture: str, habit: str, *, thought_tokens: int = 12, **settings: object) -> EngineClient:
         opens = habit != "opens the thought"
         folder = rote_checkpoint(tmp_path, architecture, thought_tokens=thought_tokens, opens_thought=opens)
         template = HABITS[habit]
@@ -25,7 +25,7 @@ def engine_with(tmp_path: Path):
             template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
         settings = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", **settings}
         config = EngineConfig(model=str(folder), memory_budget_bytes=4 << 30, chat_template=template, **settings)
-        engines.append(AsyncEngine.start(config))
+        engines.append(EngineClient.start(config))
         return engines[-1]
 
     yield start

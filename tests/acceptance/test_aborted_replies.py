@@ -12,7 +12,7 @@ from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.events import GenerationEvent, PromptProgress, ReasoningDelta, TextDelta, ToolCallStart
 from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .agent import ask, prose, settled
 
@@ -48,7 +48,7 @@ def request(messages: tuple[Message, ...] = START) -> Request:
     return Request(request_id="r", messages=messages, tools=TOOLS, sampling=sampling)
 
 
-async def leave(engine: AsyncEngine, kind: type[GenerationEvent], num_events: int) -> Left:
+async def leave(engine: EngineClient, kind: type[GenerationEvent], num_events: int) -> Left:
     async with await engine.submit(request()) as generation:
         num_seen = 0
         async for _, event in generation:
@@ -60,7 +60,7 @@ async def leave(engine: AsyncEngine, kind: type[GenerationEvent], num_events: in
     return Left(request(), choice.reply.message, choice.seq.num_prompt_tokens, entries)
 
 
-async def num_reached(engine: AsyncEngine, left: Left, *requests: Request) -> int:
+async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> int:
     """Stored tokens that one of these requests begins with."""
     prompts = [pack(engine._processor.prepare(each).prompt.token_ids) for each in requests]
     space = left.entries[0].space
@@ -71,7 +71,7 @@ async def num_reached(engine: AsyncEngine, left: Left, *requests: Request) -> in
 @pytest.mark.parametrize("habit", ["after the last question", "strips reasoning"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_thought_that_no_next_turn_contains_leaves_nothing(
-    engine_with: Callable[..., AsyncEngine], architecture: str, habit: str
+    engine_with: Callable[..., EngineClient], architecture: str, habit: str
 ) -> None:
     engine = engine_with(architecture, habit, thought_tokens=60)
 
@@ -87,7 +87,7 @@ def test_a_thought_that_no_next_turn_contains_leaves_nothing(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_thought_that_the_template_keeps_is_not_computed_again(
-    engine_with: Callable[..., AsyncEngine], architecture: str
+    engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
     engine = engine_with(architecture, "keeps reasoning", thought_tokens=60)
 
@@ -105,7 +105,7 @@ def test_a_thought_that_the_template_keeps_is_not_computed_again(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_text_stays_as_far_as_the_client_received_it(
-    engine_with: Callable[..., AsyncEngine], architecture: str
+    engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
     engine = engine_with(architecture, "keeps reasoning", thought_tokens=60, reasoning_parser="none")
 
@@ -124,7 +124,7 @@ def test_a_text_stays_as_far_as_the_client_received_it(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_call_stays_as_far_as_an_agent_sends_it_back(
-    engine_with: Callable[..., AsyncEngine], architecture: str
+    engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
     engine = engine_with(architecture, "after the last question", thought_tokens=30)
 
@@ -139,7 +139,7 @@ def test_a_call_stays_as_far_as_an_agent_sends_it_back(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_prompt_that_was_not_read_to_its_end_stays_as_far_as_it_was(
-    engine_with: Callable[..., AsyncEngine], architecture: str
+    engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
     engine = engine_with(architecture, "strips reasoning", max_prefill_chunk=64)
 

@@ -12,8 +12,8 @@ from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
-from vllm_mlx.engine.async_engine import AsyncEngine
-from vllm_mlx.engine.report import EngineReport
+from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.monitoring.report import EngineReport
 from vllm_mlx.scheduler.prefix import MIN_SHARED_TOKENS
 
 from .agent import Agent, Ledger, Turn, prose, settled
@@ -32,7 +32,7 @@ def as_many_clients_do(message):
     return message
 
 
-async def converse(engine: AsyncEngine, *, echo: Echo, num_turns: int, words: int, question_every: int) -> Agent:
+async def converse(engine: EngineClient, *, echo: Echo, num_turns: int, words: int, question_every: int) -> Agent:
     agent = Agent(engine, Ledger(), instructions=prose(words), echo=echo, sampling=GREEDY)
     for number in range(num_turns):
         turn: Turn
@@ -61,7 +61,7 @@ CASES = [(architecture, "after the last question") for architecture in ARCHITECT
 
 @row("S0-12")
 @pytest.mark.parametrize(("architecture", "habit"), CASES)
-def test_twenty_turns_with_tools(engine_with: Callable[..., AsyncEngine], architecture: str, habit: str) -> None:
+def test_twenty_turns_with_tools(engine_with: Callable[..., EngineClient], architecture: str, habit: str) -> None:
     engine = engine_with(architecture, habit)
     agent = asyncio.run(
         converse(engine, echo=as_many_clients_do, num_turns=NUM_TURNS, words=30, question_every=QUESTION_EVERY)
@@ -75,7 +75,7 @@ def test_twenty_turns_with_tools(engine_with: Callable[..., AsyncEngine], archit
 @pytest.mark.parametrize("habit", ["keeps reasoning", "strips reasoning", "after the last question"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_twenty_turns_of_every_client(
-    engine_with: Callable[..., AsyncEngine], architecture: str, habit: str, echo: str
+    engine_with: Callable[..., EngineClient], architecture: str, habit: str, echo: str
 ) -> None:
     engine = engine_with(architecture, habit)
     agent = asyncio.run(
@@ -86,7 +86,7 @@ def test_twenty_turns_of_every_client(
     assert_all_known_was_cached(agent)
 
 
-def test_several_replies_to_one_new_prompt_compute_it_once(engine_with: Callable[..., AsyncEngine]) -> None:
+def test_several_replies_to_one_new_prompt_compute_it_once(engine_with: Callable[..., EngineClient]) -> None:
     engine = engine_with("qwen3_5", "keeps reasoning")
     sampling = SamplingParams(temperature=0, max_tokens=4, n=4)
     request = Request(request_id="r", messages=(user(prose(100)),), sampling=sampling)
@@ -103,7 +103,9 @@ SIZES = [pytest.param(150, id="3k"), pytest.param(1500, id="30k", marks=[pytest.
 @row("S1-10", "S4-19")
 @pytest.mark.parametrize("words", SIZES)
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
-def test_ten_turns_hold_each_token_once(engine_with: Callable[..., AsyncEngine], architecture: str, words: int) -> None:
+def test_ten_turns_hold_each_token_once(
+    engine_with: Callable[..., EngineClient], architecture: str, words: int
+) -> None:
     engine = engine_with(architecture, "after the last question")
 
     async def run() -> tuple[Agent, EngineReport, list[Entry]]:
@@ -112,7 +114,7 @@ def test_ten_turns_hold_each_token_once(engine_with: Callable[..., AsyncEngine],
 
     agent, report, entries = asyncio.run(run())
     assert_all_known_was_cached(agent)
-    footprint = engine.facts.footprint
+    footprint = engine.monitoring.facts.footprint
     once = footprint.bytes_per_token * len(agent.turns[-1].token_ids)
     assert report.cache is not None
     states = sum(entry.state_bytes for entry in entries)
@@ -124,7 +126,7 @@ def test_ten_turns_hold_each_token_once(engine_with: Callable[..., AsyncEngine],
 @pytest.mark.parametrize("thought_tokens", LONG_THOUGHTS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_thoughts_that_the_template_strips_leave_nothing_behind(
-    engine_with: Callable[..., AsyncEngine], architecture: str, thought_tokens: int
+    engine_with: Callable[..., EngineClient], architecture: str, thought_tokens: int
 ) -> None:
     engine = engine_with(architecture, "strips reasoning", thought_tokens=thought_tokens)
 
@@ -145,7 +147,7 @@ def test_thoughts_that_the_template_strips_leave_nothing_behind(
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_thoughts_that_the_template_keeps_are_not_computed_again(
-    engine_with: Callable[..., AsyncEngine], architecture: str
+    engine_with: Callable[..., EngineClient], architecture: str
 ) -> None:
     engine = engine_with(architecture, "after the last question", thought_tokens=300)
     agent = asyncio.run(converse(engine, echo=as_many_clients_do, num_turns=10, words=8, question_every=10))
@@ -153,7 +155,7 @@ def test_thoughts_that_the_template_keeps_are_not_computed_again(
     assert all(turn.cached >= 0.99 * turn.ideal for turn in agent.turns)
 
 
-async def rows_of(engine: AsyncEngine, request: Request) -> list[Row]:
+async def rows_of(engine: EngineClient, request: Request) -> list[Row]:
     async with await engine.submit(request) as generation:
         async for _ in generation:
             pass

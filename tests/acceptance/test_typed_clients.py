@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from ..server.running import Running, serving
 
@@ -29,7 +29,7 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(AsyncEngine.start(EngineConfig(model="demo", max_model_len=4096))) as running:
+    with serving(EngineClient.start(EngineConfig(model="demo", max_model_len=4096))) as running:
         yield running
 
 

@@ -18,15 +18,15 @@ from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine import preparing
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from ..media.samples import corners, encode
 from .vision_harness import picture
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint) -> Iterator[AsyncEngine]:
-    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), memory_budget_bytes=1 << 30))
+def engine(checkpoint) -> Iterator[EngineClient]:
+    engine = EngineClient.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), memory_budget_bytes=1 << 30))
     yield engine
     asyncio.run(engine.shutdown(0))
 

@@ -12,7 +12,7 @@ from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, TimeLimit
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -25,9 +25,9 @@ CHAT = Request(
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint) -> Iterator[AsyncEngine]:
+def engine(checkpoint) -> Iterator[EngineClient]:
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=1 << 30, max_prepare_s=LIMIT_S)
-    engine = AsyncEngine.start(config)
+    engine = EngineClient.start(config)
     yield engine
     asyncio.run(engine.shutdown(0))
 

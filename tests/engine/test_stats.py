@@ -1,7 +1,7 @@
 """What is counted of replies, from the updates alone."""
 
 from vllm_mlx.core.step import SequenceUpdate, TokenOutput
-from vllm_mlx.engine.stats import ReplyStats, Totals
+from vllm_mlx.engine.monitoring.counters import ReplyStats, Totals
 
 
 def update(*token_ids: int) -> SequenceUpdate:

@@ -80,7 +80,9 @@ def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model,
     for prompt, reply in zip(prompts, expected, strict=True):
         again, num_cached = run(driver, prompt)
         assert again == reply
-        is_windowed = bool(driver.engine.facts.footprint.windows)  # where prompts part, windows are held anew
+        is_windowed = bool(
+            driver.engine.monitoring.facts.footprint.windows
+        )  # where prompts part, windows are held anew
         assert is_windowed or num_cached == len(prompt.token_ids) - 1
     assert driver.engine.report().media.num_encoded == encoded
 

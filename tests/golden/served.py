@@ -12,7 +12,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from ..demo.pictures import picture
 from ..server.running import serving
@@ -76,7 +76,7 @@ ENGINE_REFUSES: dict[str, list[Wrong]] = {
 @contextmanager
 def _demo(**settings: Any) -> Iterator[httpx.Client]:
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, **settings)
-    with serving(AsyncEngine.start(config)) as running, running.http() as client:
+    with serving(EngineClient.start(config)) as running, running.http() as client:
         yield client
 
 
@@ -155,7 +155,7 @@ def _in_stream(line: str) -> Refusal:
 def with_keys() -> dict[str, str]:
     """The status that holders of two keys see, each of one reply of the other and its own."""
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True)
-    with serving(AsyncEngine.start(config), api_keys=("ann", "ben")) as running:
+    with serving(EngineClient.start(config), api_keys=("ann", "ben")) as running:
         for key in ("ann", "ben"):
             with running.http(headers={"x-api-key": key}) as client:
                 client.post(PATHS["completions"], json={"prompt": "hello", "max_tokens": 3})

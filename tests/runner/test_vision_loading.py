@@ -139,7 +139,7 @@ def test_a_text_model_does_not_import_mlx_vlm(checkpoint):
 
 
 def test_a_larger_picture_is_scaled_down(checkpoint):
-    from vllm_mlx.engine.async_engine import _vision
+    from vllm_mlx.engine.client import _vision
     from vllm_mlx.tokens.tokenizer import Tokenizer
 
     from ..engine.vision_harness import picture

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.prompt.processor import RequestProcessor
@@ -86,7 +86,7 @@ SHOWN: Any = {
 @contextmanager
 def served(path: Path) -> Iterator[Running]:
     config = EngineConfig(model=str(path), max_model_len=1024, memory_budget_bytes=2 << 30)
-    with serving(AsyncEngine.start(config)) as running:
+    with serving(EngineClient.start(config)) as running:
         yield running
 
 

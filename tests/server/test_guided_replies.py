@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .running import Running, serving
 
@@ -35,7 +35,7 @@ CUSTOM: Any = {"name": "save", "input_schema": SCHEMA}
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3_5")), max_model_len=2048))
+    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3_5")), max_model_len=2048))
     with serving(engine) as running:
         yield running
 

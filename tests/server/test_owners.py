@@ -13,8 +13,8 @@ from vllm_mlx.api.openai.fold import ChatFold
 from vllm_mlx.api.responses.fold import ResponseFold
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine.async_engine import AsyncEngine
-from vllm_mlx.engine.line import Line
+from vllm_mlx.engine.admission import AdmissionQueue
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.server import streaming
 from vllm_mlx.server.log import RequestRecord
 from vllm_mlx.server.receipts import Receipts
@@ -40,7 +40,7 @@ REQUESTS: Any = {
     "background response": ("/v1/responses", {**RESPONSE, "background": True}),
 }
 SEAMS: Any = {
-    "the line": (Line, "watch", list(REQUESTS)),
+    "the line": (AdmissionQueue, "watch", list(REQUESTS)),
     "the record": (RequestRecord, "begin_reply", list(REQUESTS)),
     "an observed event": (RequestRecord, "observe", list(REQUESTS)),
     "headers": (Receipts, "headers", ["chat", "streamed chat", "streamed message", "streamed response"]),
@@ -69,7 +69,7 @@ def server(checkpoint: Any) -> Iterator[Running]:
         max_num_seqs=1,
         max_queue=MAX_OPEN - 1,
     )
-    with serving(AsyncEngine.start(config)) as running:
+    with serving(EngineClient.start(config)) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.rote import rote_checkpoint
 from tests.prompt.habits import HABITS
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .running import Running, eventually, serving
 
@@ -23,7 +23,7 @@ RESPOND: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 12, "temper
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
     with serving(engine) as running:
         yield running
 
@@ -116,7 +116,7 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
         "tools": [{"name": "edit", "input_schema": {"type": "object"}}],
     }
     with (
-        serving(AsyncEngine.start(config)) as server,
+        serving(EngineClient.start(config)) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude,
     ):
         if stream:

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_mlx.cli.failures import ExitCode
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.runner.runner import Runner
 
 from .running import eventually, serving, start_python
@@ -22,7 +22,7 @@ HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "m
 def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
     hangs, hang, decode = threading.Event(), threading.Event(), Runner.decode
 
     def hanging(self: Runner, plan: Any) -> Any:

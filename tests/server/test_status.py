@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .running import serving
 
@@ -51,7 +51,7 @@ CACHE_FIELDS = {
 @pytest.fixture
 def server(checkpoint):
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30)
-    engine = AsyncEngine.start(config)
+    engine = EngineClient.start(config)
     with serving(engine) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield client
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.server.visibility import visible_to
 
 from .running import Running, eventually, serving
@@ -24,7 +24,7 @@ ENDLESS: Any = {
 @pytest.fixture(scope="module")
 def server(checkpoint: Any) -> Iterator[Running]:
     config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=4096, memory_budget_bytes=2 << 30)
-    with serving(AsyncEngine.start(config), api_keys=("ann", "ben")) as running:
+    with serving(EngineClient.start(config), api_keys=("ann", "ben")) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from vllm_mlx.core.config import EngineConfig, MediaConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from ..demo.pictures import picture
 from ..media.hosts import HERE, Host, host, reply
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Running]:
     media = MediaConfig(max_video_bytes=100_000, max_videos=2, allow_private_media=True, media_root=str(root))
-    with serving(AsyncEngine.start(EngineConfig(model="demo", enable_thinking=False, media=media))) as running:
+    with serving(EngineClient.start(EngineConfig(model="demo", enable_thinking=False, media=media))) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rows import row
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from ..demo.pictures import picture
 from .running import Running, serving
@@ -27,7 +27,7 @@ SIDE = 112
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(AsyncEngine.start(EngineConfig(model="demo", enable_thinking=False))) as running:
+    with serving(EngineClient.start(EngineConfig(model="demo", enable_thinking=False))) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 
 from .running import Running, serving
 
@@ -19,7 +19,7 @@ from .running import Running, serving
 @contextlib.contextmanager
 def engine_served(path: Path, *, options: dict | None = None, **settings: object) -> Iterator[Running]:
     config = EngineConfig(model=str(path), memory_budget_bytes=2 << 30, **settings)
-    with serving(AsyncEngine.start(config), **(options or {})) as running:
+    with serving(EngineClient.start(config), **(options or {})) as running:
         yield running
 
 

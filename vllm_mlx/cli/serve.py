@@ -52,10 +52,10 @@ def _serve(settings: Settings) -> None:
     screen = console()
     screen.print(f"Loading {settings.model}", markup=False)
 
-    from ..engine.async_engine import AsyncEngine
+    from ..engine.client import EngineClient
 
     started_s = time.monotonic()
-    engine = AsyncEngine.start(engine_config)
+    engine = EngineClient.start(engine_config)
     banner = Banner(
         info=engine.info,
         loaded=engine.model_facts,

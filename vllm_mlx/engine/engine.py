@@ -15,7 +15,7 @@ from ..runner.device import DeviceWatch, device_memory
 from ..runner.loader import Checkpoint
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
-from .loading import (
+from .assembly import (
     EngineFacts,
     MeasuredModel,
     engine_facts,
@@ -24,7 +24,7 @@ from .loading import (
     make_prefix_cache,
     make_scheduler,
 )
-from .report import EngineReport, MediaReport
+from .monitoring.report import EngineReport, MediaReport
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..output.pipeline import OutputPipeline
 from ..output.reply import FinishedReply
-from .stats import Outcome, ReplyStats
+from .monitoring.counters import Outcome, ReplyStats
 
 _OUTCOMES: dict[FinishReason, Outcome] = {
     FinishReason.STOP: "stop",
@@ -25,11 +25,11 @@ _OUTCOMES: dict[FinishReason, Outcome] = {
 IndexedEvent = tuple[int, GenerationEvent]
 
 
-class Choice:
-    """One of the n replies."""
+class Reply:
+    """One of the n replies to a request."""
 
     def __init__(
-        self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Callable[["Choice"], None]
+        self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Callable[["Reply"], None]
     ):
         """`ended` is called once: when the reply is whole, before its last event is seen, or when it is given up."""
         self.index = index
@@ -95,7 +95,7 @@ class Generation:
         self,
         request_id: str,
         num_prompt_tokens: int,
-        choices: Mapping[int, Choice],
+        choices: Mapping[int, Reply],
         *,
         tenant: str = "",
         cache_salt: str = "",

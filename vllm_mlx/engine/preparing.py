@@ -11,8 +11,8 @@ from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .media_requests import MediaRequests
+from .monitoring.counters import ReplyStats
 from .prompt_pool import PromptPool
-from .stats import ReplyStats
 
 LONG_CHARS = 1_000_000  # from here on a prompt takes about a second to tokenise
 

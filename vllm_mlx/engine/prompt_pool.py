@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..core.deadline import Deadline
 from ..core.errors import Overloaded
-from .watchdog import place_in, stack_of
+from .monitoring.watchdog import place_in, stack_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from ..core.errors import EngineDead
 from ..core.sequence import Sequence
+from .assembly import EngineFacts
 from .engine import Deliver, Engine
-from .loading import EngineFacts
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

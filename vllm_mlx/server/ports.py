@@ -1,4 +1,4 @@
-"""What the server asks of an engine. `engine.AsyncEngine` is one."""
+"""What the server asks of an engine. `engine.EngineClient` is one."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..core.receipt import CacheReceipt, Expectation, Shortfall
-from ..core.step import SequenceUpdate
+from ...core.receipt import CacheReceipt, Expectation, Shortfall
+from ...core.step import SequenceUpdate
 from .windows import Histogram, Samples, TokenRate
 
 # The buckets of vLLM's histograms of the same names, so that its dashboards fit.

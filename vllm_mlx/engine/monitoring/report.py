@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..cache.stats import TreeStats
-from ..runner.device import DeviceUsage
+from ...cache.stats import TreeStats
+from ...runner.device import DeviceUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

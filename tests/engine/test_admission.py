@@ -10,15 +10,15 @@ from vllm_mlx.core.errors import TimeLimit, TooManyRequests
 from vllm_mlx.core.events import Failed, Finished
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine import line as line_module
-from vllm_mlx.engine.async_engine import AsyncEngine
-from vllm_mlx.engine.line import Line
+from vllm_mlx.engine.admission import AdmissionQueue
+from vllm_mlx.engine.client import EngineClient
 
 from .test_async_engine import collect, last, request, until_idle, until_running
 
 
-def started(checkpoint, **settings) -> AsyncEngine:
+def started(checkpoint, **settings) -> EngineClient:
     config = EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30, max_model_len=4096, **settings)
-    return AsyncEngine.start(config)
+    return EngineClient.start(config)
 
 
 def test_a_full_line_refuses_and_those_in_it_are_served(checkpoint):
@@ -86,7 +86,7 @@ def test_a_request_that_takes_too_long_is_ended(checkpoint):
     assert isinstance(last(short), Finished)
 
 
-async def places(line: Line, tenant: str, wanted: int, held: AsyncExitStack, num_choices: int = 1) -> int:
+async def places(line: AdmissionQueue, tenant: str, wanted: int, held: AsyncExitStack, num_choices: int = 1) -> int:
     """How many of the wanted requests of a tenant find a place, which they keep."""
     asked = Request(request_id="r", prompt="Hi", tenant=tenant)
     found = 0
@@ -99,7 +99,7 @@ async def places(line: Line, tenant: str, wanted: int, held: AsyncExitStack, num
     return found
 
 
-def found(line: Line, *asked: tuple) -> list[int]:
+def found(line: AdmissionQueue, *asked: tuple) -> list[int]:
     """The places that each of these in turn finds, and all keep."""
 
     async def run() -> list[int]:
@@ -110,9 +110,9 @@ def found(line: Line, *asked: tuple) -> list[int]:
 
 
 @pytest.fixture
-def line(monkeypatch) -> Line:
+def line(monkeypatch) -> AdmissionQueue:
     monkeypatch.setattr(line_module, "_HOLD_S", 0.0)
-    return Line(EngineConfig(model="m", max_num_seqs=2, max_queue=8), list)
+    return AdmissionQueue(EngineConfig(model="m", max_num_seqs=2, max_queue=8), list)
 
 
 def test_one_tenant_may_fill_the_line_and_no_more(line):
@@ -136,7 +136,7 @@ def test_a_request_of_more_replies_than_the_line_holds_is_served_alone(line):
 
 
 def test_refusals_of_a_tenant_that_asks_again_at_once_are_held_back():
-    line = Line(EngineConfig(model="m", max_num_seqs=1, max_queue=1), list)
+    line = AdmissionQueue(EngineConfig(model="m", max_num_seqs=1, max_queue=1), list)
 
     async def run() -> tuple[int, int]:
         async with AsyncExitStack() as held:

@@ -10,7 +10,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta
 from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.engine.async_engine import AsyncEngine
+from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 
 
@@ -19,7 +19,7 @@ def engine(checkpoint):
     config = EngineConfig(
         model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=4096, max_queue=1000
     )
-    engine = AsyncEngine.start(config)
+    engine = EngineClient.start(config)
     yield engine
     asyncio.run(engine.shutdown(0))
 
@@ -29,7 +29,7 @@ def request(prompt="Hello world", **sampling) -> Request:
     return Request(request_id="r", prompt=prompt, sampling=SamplingParams(**settings))
 
 
-async def collect(engine: AsyncEngine, asked: Request) -> list:
+async def collect(engine: EngineClient, asked: Request) -> list:
     async with await engine.submit(asked) as generation:
         return [event async for event in generation]
 
@@ -42,13 +42,13 @@ def last(events: list) -> Finished:
     return events[-1][1]
 
 
-async def until_idle(engine: AsyncEngine) -> None:
+async def until_idle(engine: EngineClient) -> None:
     """Rows that are left on the device are a hang, which ends the test."""
     while await engine.num_rows():
         await asyncio.sleep(0.01)
 
 
-async def until_running(engine: AsyncEngine) -> None:
+async def until_running(engine: EngineClient) -> None:
     while not await engine.num_rows():
         await asyncio.sleep(0.001)
 
@@ -167,7 +167,7 @@ def test_a_cancelled_task_aborts_its_rows(engine):
 
 
 def test_shutdown_drains_then_fails_what_is_left(checkpoint):
-    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
+    engine = EngineClient.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
 
     async def run() -> None:
         short = asyncio.create_task(collect(engine, request(max_tokens=20)))
@@ -186,7 +186,7 @@ def test_shutdown_drains_then_fails_what_is_left(checkpoint):
 
 
 def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkeypatch):
-    engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
+    engine = EngineClient.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
 
     def die(self, deliver):
         raise KeyboardInterrupt
@@ -226,7 +226,7 @@ def test_whoever_stops_waiting_for_the_status_harms_nobody(engine):
 
 def test_after_shutdown_late_readers_read_and_late_questions_are_refused(checkpoint):
     async def run():
-        engine = AsyncEngine.start(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
+        engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
         async with await engine.submit(request()) as generation:
             while not any(update.finish_reason for update in generation._news):
                 await asyncio.sleep(0.01)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from ..core.config import ModelInfo
-from ..core.memory import MemoryBudget
-from ..core.receipt import Shortfall
+from ...core.config import ModelInfo
+from ...core.memory import MemoryBudget
+from ...core.receipt import Shortfall
+from .counters import Outcome, ReplyStats, Totals
 from .report import EngineReport
-from .stats import Outcome, ReplyStats, Totals
 from .windows import RATE_WINDOW_S, SAMPLE_WINDOW_S
 
 _GB = 1e9

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
 
-from .engine import Engine
+from ..engine import Engine
 from .report import EngineReport
 
 PATIENCE_S = 0.25  # a step may take seconds while a long prompt is read

@@ -26,19 +26,19 @@ from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from ..runner.loader import Checkpoint, find_checkpoint
 from ..tokens.tokenizer import Tokenizer
+from .admission import AdmissionQueue
 from .engine import Engine
-from .facts import build_fields, model_fields
-from .generation import Choice, Generation
-from .line import Line
+from .generation import Reply, Generation
 from .media_requests import MediaRequests
-from .metrics import Figures, metric_families
+from .monitoring.counters import ReplyStats, Totals
+from .monitoring.facts import build_fields, model_fields
+from .monitoring.prometheus import Figures, metric_families
+from .monitoring.reports import Reports
+from .monitoring.status import status_fields
+from .monitoring.watchdog import Watchdog
 from .preparing import Preparations
 from .prompt_pool import PromptPool
-from .reports import Reports
-from .stats import ReplyStats, Totals
-from .status import status_fields
 from .thread import EngineThread
-from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _STOP_S = 10.0  # a step that is under way may finish
 
 
-class AsyncEngine:
+class EngineClient:
     """Everything but `start` is called on one event loop."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
@@ -91,12 +91,12 @@ class AsyncEngine:
             step_started_s=lambda: self._thread.step_started_s,
             thread_id=lambda: self._thread.ident,
         )
-        self._line = Line(config, self._open_generations)
+        self._line = AdmissionQueue(config, self._open_generations)
         self._seq_ids = itertools.count()
         self._closing = False
 
     @classmethod
-    def start(cls, config: EngineConfig) -> "AsyncEngine":
+    def start(cls, config: EngineConfig) -> "EngineClient":
         """Find the checkpoint, downloading it if need be, and load it. Raises ConfigError."""
         return cls(config, find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code))
 
@@ -271,7 +271,7 @@ class AsyncEngine:
             tenant=prepared.request.tenant,
         )
 
-    def _choice(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Choice:
+    def _choice(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Reply:
         request_id = prepared.request.request_id
         stats = ReplyStats(
             request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
@@ -282,14 +282,14 @@ class AsyncEngine:
             queued_s=time.monotonic(),
             expectation=self._expectation(prepared),
         )
-        return Choice(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
+        return Reply(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
 
     def _expectation(self, prepared: PreparedRequest) -> Expectation:
         if prepared.compared is None or not self._model_facts["prefix_cache"]:
             return Expectation()
         return prepared.compared.expectation
 
-    def _reply_ended(self, prepared: PreparedRequest, choice: Choice) -> None:
+    def _reply_ended(self, prepared: PreparedRequest, choice: Reply) -> None:
         """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait.
 
         An aborted reply counts as far as it went: clients send back what they received of it.

@@ -15,10 +15,10 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ..core.memory import MemoryBudget
-from ..core.receipt import Shortfall
+from ...core.memory import MemoryBudget
+from ...core.receipt import Shortfall
+from .counters import Outcome, Totals
 from .report import EngineReport
-from .stats import Outcome, Totals
 from .status import memory_fields
 from .windows import Histogram
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import __version__
-from ..core.config import EngineConfig
-from ..prompt.processor import RequestProcessor
-from .loading import EngineFacts
+from ... import __version__
+from ...core.config import EngineConfig
+from ...prompt.processor import RequestProcessor
+from ..assembly import EngineFacts
 
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "llguidance")
 

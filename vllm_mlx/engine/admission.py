@@ -11,14 +11,14 @@ from ..core.errors import TimeLimit, TooManyRequests
 from ..core.request import Request
 from ..core.shares import has_room
 from .generation import Generation
-from .stats import ReplyStats
+from .monitoring.counters import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # that a refused client is asked to wait
 _QUICK_REFUSALS = 10  # of one tenant in a second; later ones are held back, since clients that ask again cost time
 _HOLD_S = 1.0
 
 
-class Line:
+class AdmissionQueue:
     def __init__(self, config: EngineConfig, open_generations: Callable[[], list[Generation]]):
         self._max_queue = config.max_queue
         self._max_open = config.max_num_seqs + config.max_queue
