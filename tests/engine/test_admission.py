@@ -1,4 +1,4 @@
-"""The line before the engine is bounded, in length and in time, and who is refused leaves nothing behind."""
+"""The queue before the engine is bounded, in length and in time, and who is refused leaves nothing behind."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -9,11 +9,11 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import TimeLimit, TooManyRequests
 from vllm_mlx.core.events import Failed, Finished
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine import line as line_module
+from vllm_mlx.engine import admission
 from vllm_mlx.engine.admission import AdmissionQueue
 from vllm_mlx.engine.client import EngineClient
 
-from .test_async_engine import collect, last, request, until_idle, until_running
+from .test_client import collect, last, request, until_idle, until_running
 
 
 def started(checkpoint, **settings) -> EngineClient:
@@ -86,63 +86,63 @@ def test_a_request_that_takes_too_long_is_ended(checkpoint):
     assert isinstance(last(short), Finished)
 
 
-async def places(line: AdmissionQueue, tenant: str, wanted: int, held: AsyncExitStack, num_choices: int = 1) -> int:
+async def places(queue: AdmissionQueue, tenant: str, wanted: int, held: AsyncExitStack, num_choices: int = 1) -> int:
     """How many of the wanted requests of a tenant find a place, which they keep."""
     asked = Request(request_id="r", prompt="Hi", tenant=tenant)
     found = 0
     for _ in range(wanted):
         try:
-            await held.enter_async_context(line.preparing(asked, num_choices))
+            await held.enter_async_context(queue.preparing(asked, num_choices))
         except TooManyRequests:
             continue
         found += num_choices
     return found
 
 
-def found(line: AdmissionQueue, *asked: tuple) -> list[int]:
+def found(queue: AdmissionQueue, *asked: tuple) -> list[int]:
     """The places that each of these in turn finds, and all keep."""
 
     async def run() -> list[int]:
         async with AsyncExitStack() as held:
-            return [await places(line, tenant, wanted, held, *num) for tenant, wanted, *num in asked]
+            return [await places(queue, tenant, wanted, held, *num) for tenant, wanted, *num in asked]
 
     return asyncio.run(run())
 
 
 @pytest.fixture
-def line(monkeypatch) -> AdmissionQueue:
-    monkeypatch.setattr(line_module, "_HOLD_S", 0.0)
+def queue(monkeypatch) -> AdmissionQueue:
+    monkeypatch.setattr(admission, "_HOLD_S", 0.0)
     return AdmissionQueue(EngineConfig(model="m", max_num_seqs=2, max_queue=8), list)
 
 
-def test_one_tenant_may_fill_the_line_and_no_more(line):
-    assert found(line, ("ann", 20)) == [10]
+def test_one_tenant_may_fill_the_line_and_no_more(queue):
+    assert found(queue, ("ann", 20)) == [10]
 
 
-def test_a_tenant_finds_its_share_of_a_line_that_another_has_filled(line):
-    assert found(line, ("ann", 20), ("ben", 20), ("ann", 20), ("eve", 20)) == [10, 5, 0, 3]
+def test_a_tenant_finds_its_share_of_a_line_that_another_has_filled(queue):
+    assert found(queue, ("ann", 20), ("ben", 20), ("ann", 20), ("eve", 20)) == [10, 5, 0, 3]
 
 
-def test_a_tenant_with_nothing_in_line_always_finds_room(line):
-    assert found(line, *((f"tenant {number}", 1) for number in range(30))) == [1] * 30
+def test_a_tenant_with_nothing_in_line_always_finds_room(queue):
+    assert found(queue, *((f"tenant {number}", 1) for number in range(30))) == [1] * 30
 
 
-def test_all_replies_of_a_request_have_to_fit(line):
-    assert found(line, ("", 1, 4), ("", 1, 7), ("", 1, 6)) == [4, 0, 6]
+def test_all_replies_of_a_request_have_to_fit(queue):
+    assert found(queue, ("", 1, 4), ("", 1, 7), ("", 1, 6)) == [4, 0, 6]
 
 
-def test_a_request_of_more_replies_than_the_line_holds_is_served_alone(line):
-    assert found(line, ("", 1, 12), ("", 1)) == [12, 0]
+def test_a_request_of_more_replies_than_the_line_holds_is_served_alone(queue):
+    assert found(queue, ("", 1, 12), ("", 1)) == [12, 0]
 
 
 def test_refusals_of_a_tenant_that_asks_again_at_once_are_held_back():
-    line = AdmissionQueue(EngineConfig(model="m", max_num_seqs=1, max_queue=1), list)
+    queue = AdmissionQueue(EngineConfig(model="m", max_num_seqs=1, max_queue=1), list)
 
     async def run() -> tuple[int, int]:
         async with AsyncExitStack() as held:
-            await places(line, "ann", 2, held)
-            asked = [asyncio.create_task(places(line, "ann", 1, held)) for _ in range(30)]
-            other = asyncio.create_task(places(line, "ben", 3, held))
+            await places(queue, "ann", 2, held)
+            asked = [asyncio.create_task(places(queue, "ann", 1, held)) for _ in range(30)]
+            other = asyncio.create_task(places(queue, "ben", 3, held))
             for _ in range(50):
                 await asyncio.sleep(0)
             answered = sum(task.done() for task in asked), await other

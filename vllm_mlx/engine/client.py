@@ -28,7 +28,7 @@ from ..runner.loader import Checkpoint, find_checkpoint
 from ..tokens.tokenizer import Tokenizer
 from .admission import AdmissionQueue
 from .engine import Engine
-from .generation import Reply, Generation
+from .generation import Generation, Reply
 from .media_requests import MediaRequests
 from .monitoring.counters import ReplyStats, Totals
 from .monitoring.facts import build_fields, model_fields
