@@ -9,23 +9,14 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
+from .api.encoder import FoldedChoice
 from .api.openai.decode import decode_chat
 from .api.openai.schema import ChatCompletionBody
 from .api.text import well_formed, well_formed_json
 from .api.validation import describe
 from .core.config import EngineConfig
 from .core.errors import InvalidParameter
-from .core.events import (
-    Failed,
-    Finished,
-    FinishReason,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    ToolCallStart,
-    Usage,
-)
+from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.request import Request, SamplingParams
 from .core.tasks import together
 from .engine.client import EngineClient
@@ -134,14 +125,15 @@ class LLM:
         return self._call(together(self._run(request) for request in requests))
 
     async def _run(self, request: Request) -> RequestOutput:
-        outputs = [Completion(index) for index in range(request.sampling.n)]
+        choices = [FoldedChoice() for _ in range(request.sampling.n)]
         async with await self._engine.submit(request) as generation:
             async for index, event in generation:
                 match event:
                     case Failed(error):
                         raise error
                     case _:
-                        _fold(outputs[index], event)
+                        choices[index].feed(event)
+        outputs = [_completion(index, choice) for index, choice in enumerate(choices)]
         return RequestOutput(request.request_id, generation.num_prompt_tokens, outputs)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -169,20 +161,14 @@ def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:
         raise InvalidParameter(invalid.message, param=invalid.param, code=invalid.code) from error
 
 
-def _fold(completion: Completion, event: object) -> None:
-    match event:
-        case TextDelta(text, logprobs):
-            completion.text += text
-            if logprobs:
-                completion.logprobs = [*(completion.logprobs or []), *logprobs]
-        case ReasoningDelta(text):
-            completion.reasoning += text
-        case ToolCallStart(_, call_id, name):
-            completion.tool_calls = [*(completion.tool_calls or []), ToolCall(call_id, name, "")]
-        case ToolCallDelta(index, arguments):
-            assert completion.tool_calls is not None, "a call's arguments follow its start"
-            completion.tool_calls[index] = replace(
-                completion.tool_calls[index], arguments=completion.tool_calls[index].arguments + arguments
-            )
-        case Finished(reason, usage, _):
-            completion.finish_reason, completion.usage = reason, usage
+def _completion(index: int, choice: FoldedChoice) -> Completion:
+    calls = [ToolCall(call.call_id, call.name, arguments) for call, arguments in choice.calls]
+    return Completion(
+        index,
+        text=choice.text("text"),
+        reasoning=choice.text("reasoning"),
+        tool_calls=calls or None,
+        logprobs=choice.logprobs or None,
+        finish_reason=choice.finished.reason,
+        usage=choice.finished.usage,
+    )

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rows import row
-from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
-from vllm_mlx.api.openai.fold import ChatFold, CompletionFold
+from vllm_mlx.api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from vllm_mlx.core.events import (
     Finished,
     FinishReason,
@@ -33,7 +32,7 @@ USAGE = Usage(prompt_tokens=7, cached_tokens=2, completion_tokens=3, reasoning_t
 
 
 def folded(events: Events, **fields: Any) -> dict[str, Any]:
-    fold = ChatFold(spec(**fields), FakeTokens())
+    fold = chat_fold(spec(**fields), FakeTokens())
     for index, event in events:
         fold.feed(index, event)
     reply: dict[str, Any] = json.loads(fold.finish())
@@ -173,7 +172,7 @@ def test_a_streamed_completion_is_the_folded_completion(
     events: list[tuple[int, GenerationEvent]], with_logprobs: bool
 ) -> None:
     described = spec(num_prompts=3, logprobs=with_logprobs)
-    fold = CompletionFold(described, FakeTokens())
+    fold = completion_fold(described, FakeTokens())
     for index, event in events:
         fold.feed(index, event)
     wire = stream(CompletionStream(described, FakeTokens()), events)

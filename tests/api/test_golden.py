@@ -15,8 +15,7 @@ import pytest
 from vllm_mlx.api.anthropic.decode import decode_messages_request
 from vllm_mlx.api.anthropic.schema import MessagesBody
 from vllm_mlx.api.openai.decode import decode_chat, decode_completion
-from vllm_mlx.api.openai.encode import ChatStream
-from vllm_mlx.api.openai.fold import ChatFold
+from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.decode import decode_response
 from vllm_mlx.api.responses.schema import ResponsesBody
@@ -88,7 +87,7 @@ def chat_stream() -> str:
 
 
 def chat_reply() -> str:
-    fold = ChatFold(spec(), FakeTokens())
+    fold = chat_fold(spec(), FakeTokens())
     for event in THINKS_AND_CALLS:
         fold.feed(0, event)
     return json.dumps(json.loads(fold.finish()), indent=1, ensure_ascii=False) + "\n"

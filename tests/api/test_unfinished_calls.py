@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.rows import row
-from vllm_mlx.api.openai.encode import ChatStream
-from vllm_mlx.api.openai.fold import ChatFold
+from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
 from vllm_mlx.formats import make_parser
 
@@ -32,7 +31,7 @@ CALLS = [
 
 
 def chat(events: list[GenerationEvent]) -> list[str]:
-    fold = ChatFold(spec(), FakeTokens())
+    fold = chat_fold(spec(), FakeTokens())
     for event in events:
         fold.feed(0, event)
     [choice] = json.loads(fold.finish())["choices"]

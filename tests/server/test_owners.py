@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from vllm_mlx.api.anthropic.encode import MessageStream
+from vllm_mlx.api.encoder import ReplyFold
 from vllm_mlx.api.openai.encode import ChatStream
-from vllm_mlx.api.openai.fold import ChatFold
-from vllm_mlx.api.responses.fold import ResponseFold
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
@@ -49,9 +48,8 @@ SEAMS: Any = {
     "an encoder of messages": (MessageStream, "__init__", ["streamed message"]),
     "the head": (ChatStream, "open", ["streamed chat"]),
     "the end": (ChatStream, "close", ["streamed chat"]),
-    "a fold": (ChatFold, "feed", ["chat"]),
-    "the whole reply": (ChatFold, "finish", ["chat"]),
-    "a fold of a response": (ResponseFold, "feed", ["response", "background response"]),
+    "a fold": (ReplyFold, "feed", ["chat", "response", "background response"]),
+    "the whole reply": (ReplyFold, "finish", ["chat"]),
     "the response's store": (
         ResponseStore,
         "put",

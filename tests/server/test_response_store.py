@@ -1,7 +1,8 @@
 """What is kept of responses, and what goes."""
 
 from vllm_mlx.api.responses.decode import decode_response
-from vllm_mlx.api.responses.fold import ResponseFold
+from vllm_mlx.api.responses.encode import response_fold
+from vllm_mlx.api.responses.replies import ResponseReply
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.responses.stored import StoredResponse, as_input, item_list, stored
 from vllm_mlx.core.events import TextDelta
@@ -13,10 +14,12 @@ from .fakes import finished
 def response(number: int, previous: int | None = None) -> StoredResponse:
     body = ResponsesBody.model_validate({"input": f"question {number}"})
     decoded = decode_response(body, reply_id=f"resp_{number}", model="tiny", created_at=1)
-    fold = ResponseFold(decoded.reply)
+    replies: list[ResponseReply] = []
+    fold = response_fold(decoded.reply, replies.append)
     fold.feed(0, TextDelta(f"answer {number}"))
     fold.feed(0, finished())
-    return stored(decoded, fold.reply, None if previous is None else f"resp_{previous}")
+    fold.finish()
+    return stored(decoded, replies[0], None if previous is None else f"resp_{previous}")
 
 
 def filled(count: int, **limits: int) -> ResponseStore:

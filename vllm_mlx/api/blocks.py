@@ -1,7 +1,4 @@
-"""Events of one reply → blocks: reasoning, text and tool calls, one after the other. Knows no protocol.
-
-What is streamed and what is folded are both made from these, so both say the same.
-"""
+"""Events of one choice → blocks: reasoning, text and tool calls, one after the other. Knows no protocol."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,11 +14,45 @@ from ..core.events import (
 )
 
 Kind = Literal["text", "reasoning", "call"]
+ReasoningMode = Literal["separate", "inline", "hidden"]
+
+OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
+
+
+class ReasoningView:
+    """Rewrites the events of one choice to what its client sees of the reasoning.
+
+    `separate`: the events stay as they are; `inline`: the reasoning is text between tags; `hidden`: it is left out.
+    Usage counts it in every mode.
+    """
+
+    def __init__(self, mode: ReasoningMode) -> None:
+        self._mode = mode
+        self._is_open = False
+
+    def feed(self, event: GenerationEvent) -> tuple[GenerationEvent, ...]:
+        if self._mode == "separate":
+            return (event,)
+        match event:
+            case ReasoningDelta():
+                return self._reasoning(event.text)
+            case TextDelta() | ToolCallStart() | Finished() if self._is_open:
+                self._is_open = False
+                return (TextDelta(CLOSE), event)
+            case _:
+                return (event,)
+
+    def _reasoning(self, text: str) -> tuple[GenerationEvent, ...]:
+        if self._mode == "hidden":
+            return ()
+        tag = "" if self._is_open else OPEN
+        self._is_open = True
+        return (TextDelta(tag + text),)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStart:
-    """`call` is set for a tool call. Indices count from 0 without gaps."""
+    """`call` is set for a tool call. Blocks are numbered from 0 without gaps."""
 
     index: int
     kind: Kind
@@ -30,7 +61,7 @@ class BlockStart:
 
 @dataclass(frozen=True, slots=True)
 class BlockDelta:
-    """Never empty. Of a call: a fragment of its arguments' JSON."""
+    """Text that is never empty; in a call, a fragment of its arguments' JSON."""
 
     index: int
     kind: Kind
@@ -39,7 +70,7 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
-    """The whole block. Of a call that was not ended, `text` may be no JSON."""
+    """The complete block. If its call was not ended, `text` may be no JSON."""
 
     index: int
     kind: Kind
@@ -51,24 +82,29 @@ BlockEvent = BlockStart | BlockDelta | BlockEnd
 
 
 class BlockSplitter:
-    """Blocks never overlap: what belongs to another block ends the open one, a call without its end too.
+    """Cuts a reply into blocks that never overlap: an event of another block ends the open one, even a call.
 
-    A reply that said nothing has one empty text block. `Finished` ends the last block. With `hides_reasoning` there
-    are no reasoning blocks, and the text around reasoning is one block.
+    A reply without any content has one empty text block. `Finished` ends the last block. Text before and after
+    reasoning that the client does not see separately is one block.
     """
 
-    def __init__(self, *, hides_reasoning: bool = False) -> None:
-        self._hides_reasoning = hides_reasoning
+    def __init__(self, reasoning: ReasoningMode = "separate") -> None:
+        self._view = None if reasoning == "separate" else ReasoningView(reasoning)
         self._num_blocks = 0
         self._open: BlockStart | None = None
         self._texts: list[str] = []
 
     def feed(self, event: GenerationEvent) -> tuple[BlockEvent, ...]:
+        if self._view is None:
+            return self._feed(event)
+        return tuple(block for seen in self._view.feed(event) for block in self._feed(seen))
+
+    def _feed(self, event: GenerationEvent) -> tuple[BlockEvent, ...]:
         match event:
             case TextDelta(text):
                 return self._delta("text", text) if text else ()
             case ReasoningDelta(text):
-                return self._delta("reasoning", text) if text and not self._hides_reasoning else ()
+                return self._delta("reasoning", text) if text else ()
             case ToolCallStart():
                 return self._start("call", event)
             case ToolCallDelta(arguments=text) if text and self._is_open("call"):
@@ -83,7 +119,7 @@ class BlockSplitter:
                 return ()
 
     def close(self) -> tuple[BlockEvent, ...]:
-        """Ends the open block, if there is one."""
+        """End the open block, if there is one."""
         opened, self._open = self._open, None
         if opened is None:
             return ()

@@ -26,13 +26,12 @@ class BackgroundReplies:
         fold: ReplyFold,
         record: RequestRecord,
         *,
-        done: Callable[[], None],
         failed: Callable[[VLLMMLXError], None],
     ) -> None:
         """Return once the engine has accepted the request. Raises what the submission raises.
 
-        Afterwards exactly one of `done` and `failed` is called, unless the reply is cancelled. Cancelling `start`
-        cancels the reply.
+        Afterwards either the fold is finished or `failed` is called, unless the reply is cancelled. Cancelling
+        `start` cancels the reply.
         """
         accepted = asyncio.get_running_loop().create_future()
 
@@ -42,7 +41,7 @@ class BackgroundReplies:
                     if not accepted.done():  # else `start` was cancelled, which cancels this task next
                         accepted.set_result(None)
                     await feed_all(generation, fold, record)
-                done()
+                fold.finish()
             except Exception as error:
                 if not accepted.done():
                     accepted.set_exception(error)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from vllm_mlx.api.anthropic.encode import MessageStream
-from vllm_mlx.api.anthropic.fold import MessageFold
+from vllm_mlx.api.anthropic.encode import MessageStream, message_fold
 from vllm_mlx.api.sealed import Unsealer
 from vllm_mlx.core.errors import GenerationError, Overloaded
 from vllm_mlx.core.events import (
@@ -35,7 +34,7 @@ EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
 
 def folded(events: list[GenerationEvent], **fields: Any) -> Any:
-    fold = MessageFold(spec(**fields))
+    fold = message_fold(spec(**fields))
     for event in events:
         fold.feed(0, event)
     return json.loads(fold.finish())

@@ -11,8 +11,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from vllm_mlx.api.responses.encode import ResponseStream, response_error
-from vllm_mlx.api.responses.fold import ResponseFold
+from vllm_mlx.api.responses.encode import ResponseStream, response_error, response_fold
 from vllm_mlx.api.responses.tools import Tools
 from vllm_mlx.api.sealed import Unsealer
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
@@ -41,7 +40,7 @@ GOLDEN: Any = {**EVERYTHING, "seals_reasoning": False}  # what it packs to is up
 
 
 def folded(events: list[GenerationEvent], **fields: Any) -> Any:
-    fold = ResponseFold(spec(**fields))
+    fold = response_fold(spec(**fields), lambda _: None)
     for event in events:
         fold.feed(0, event)
     return json.loads(fold.finish())

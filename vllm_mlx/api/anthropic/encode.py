@@ -1,15 +1,18 @@
-"""Events → server-sent events, each with its name. One text delta costs one escape and one join."""
+"""Events → one message, streamed or complete. A streamed text costs one escape and one join."""
 
+from collections.abc import Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent, Started
-from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind
+from ..arguments import decode_arguments
+from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind, ReasoningMode
+from ..encoder import FoldedChoice, ReplyFold
 from ..error_replies import ANTHROPIC
 from ..sealed import seal
 from .content import encode_call_id
 from .decode import MessageSpec
-from .replies import SIGNATURE, MessageReply, UsageReply, stop_of
+from .replies import SIGNATURE, MessageReply, TextReply, ThinkingReply, ToolUseReply, UsageReply, stop_of
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -31,7 +34,7 @@ class MessageStream:
     def __init__(self, spec: MessageSpec, *, prompt_tokens: int) -> None:
         self._spec = spec
         self._prompt_tokens = prompt_tokens
-        self._blocks = BlockSplitter(hides_reasoning=spec.thinking == "hidden")
+        self._blocks = BlockSplitter(_reasoning_mode(spec))
         self._is_started = False
 
     def open(self) -> bytes:
@@ -112,3 +115,33 @@ class MessageStream:
 def signature(spec: MessageSpec, thinking: str) -> str:
     """Of a thinking block; where the client sees no thoughts, it carries them back to us."""
     return seal(thinking) if spec.thinking == "sealed" else SIGNATURE
+
+
+def message_fold(spec: MessageSpec) -> ReplyFold:
+    def write(choices: Sequence[FoldedChoice]) -> MessageReply:
+        [choice] = choices
+        reason, sequence = stop_of(choice.finished)
+        return MessageReply(
+            id=spec.reply_id,
+            model=spec.model,
+            content=[_content(spec, block) for block in choice.blocks],
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=UsageReply.of(choice.finished.usage),
+        )
+
+    return ReplyFold(write, reasoning=_reasoning_mode(spec))
+
+
+def _reasoning_mode(spec: MessageSpec) -> ReasoningMode:
+    return "hidden" if spec.thinking == "hidden" else "separate"
+
+
+def _content(spec: MessageSpec, block: BlockEnd) -> TextReply | ThinkingReply | ToolUseReply:
+    if block.call is not None:
+        call_id = encode_call_id(block.call.call_id)
+        return ToolUseReply(id=call_id, name=block.call.name, input=decode_arguments(block.text))
+    if block.kind == "reasoning":
+        shown = "" if spec.thinking == "sealed" else block.text
+        return ThinkingReply(thinking=shown, signature=signature(spec, block.text))
+    return TextReply(text=block.text)

@@ -9,9 +9,9 @@ from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.guide import Guide
 from ...core.messages import ToolChoice, ToolSpec
 from ...core.request import Request, SamplingParams
+from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..quirks import without_client_marks
-from ..reasoning import ReasoningMode
 from ..thinking import budget_in, decode_thinking
 from .conversation import decode_messages, decode_tools
 from .schema import ChatCompletionBody, CompletionBody, GenerationBody, NamedToolChoice

@@ -1,7 +1,7 @@
-"""Events → server-sent events. One text delta costs one escape and one join: nothing here builds objects per token."""
+"""Events → replies of chat and completions, streamed or complete. A streamed text costs one escape and one join."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from ...core.errors import VLLMMLXError
@@ -16,13 +16,22 @@ from ...core.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ..encoder import TokenNames
+from ..blocks import ReasoningView
+from ..encoder import FoldedChoice, ReplyFold, TokenNames
 from ..error_replies import OPENAI
-from ..reasoning import ReasoningView
 from ..usage import UsageTally
 from .decode import ReplySpec
 from .logprobs import CompletionLogprobWriter, chat_logprobs
-from .replies import UsageReply
+from .replies import (
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    FunctionReply,
+    MessageReply,
+    ToolCallReply,
+    UsageReply,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -159,3 +168,77 @@ class CompletionStream(_Stream):
     def _text(self, index: int, text: str, logprobs: str) -> bytes:
         fields = f'"index":{index},"text":{escape(text)},"logprobs":{logprobs},"finish_reason":null'
         return self._chunks.choice(f"{{{fields}}}")
+
+
+def chat_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
+    def write(choices: Sequence[FoldedChoice]) -> ChatCompletion:
+        return ChatCompletion(
+            id=spec.reply_id,
+            object="chat.completion",
+            created=spec.created,
+            model=spec.model,
+            choices=[_chat_choice(index, choice, spec, names) for index, choice in enumerate(choices)],
+            usage=_usage(choices, spec),
+        )
+
+    return ReplyFold(write, num_choices=spec.num_choices, reasoning=spec.reasoning)
+
+
+def completion_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
+    def write(choices: Sequence[FoldedChoice]) -> Completion:
+        return Completion(
+            id=spec.reply_id,
+            object="text_completion",
+            created=spec.created,
+            model=spec.model,
+            choices=[_completion_choice(index, choice, spec, names) for index, choice in enumerate(choices)],
+            usage=_usage(choices, spec),
+        )
+
+    return ReplyFold(write, num_choices=spec.num_choices)
+
+
+def _usage(choices: Sequence[FoldedChoice], spec: ReplySpec) -> UsageReply:
+    tally = UsageTally(spec.choices_per_prompt)
+    for index, choice in enumerate(choices):
+        tally.add(index, choice.finished.usage)
+    return UsageReply.of(tally.total())
+
+
+def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=_message(choice),
+        logprobs=chat_logprobs(choice.logprobs, names) if spec.logprobs else None,
+        finish_reason=finish_reason(choice.finished),
+        stop_reason=choice.finished.stop,
+    )
+
+
+def _message(choice: FoldedChoice) -> MessageReply:
+    text, reasoning = choice.text("text"), choice.text("reasoning") or None
+    message = MessageReply(
+        role="assistant",
+        content=None if choice.calls and not text else text,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+    )
+    if choice.calls:
+        message.tool_calls = [_call(call, arguments) for call, arguments in choice.calls]
+    return message
+
+
+def _call(call: ToolCallStart, arguments: str) -> ToolCallReply:
+    function = FunctionReply(name=call.name, arguments=arguments)
+    return ToolCallReply(id=call.call_id, type="function", function=function)
+
+
+def _completion_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> CompletionChoice:
+    """A completion has one text: what the engine recognised as reasoning belongs to it."""
+    return CompletionChoice(
+        index=index,
+        text=choice.text("text", "reasoning"),
+        logprobs=CompletionLogprobWriter(names).write(choice.logprobs) if spec.logprobs else None,
+        finish_reason=finish_reason(choice.finished),
+        stop_reason=choice.finished.stop,
+    )

@@ -1,10 +1,12 @@
-"""Events → server-sent events, numbered and named. One text delta costs one escape and one join."""
+"""Events → one response, streamed or complete. A streamed text costs one escape and one join."""
 
+from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
+from ..encoder import FoldedChoice, ReplyFold
 from ..error_replies import response_code
 from .decode import ResponseSpec
 from .replies import (
@@ -147,6 +149,23 @@ class ResponseStream:
     def _summary(self, what: str, text: str) -> bytes:
         part = SummaryText(type="summary_text", text=text).to_json()
         return self._event(f"response.reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
+
+
+def response_fold(spec: ResponseSpec, keep: Callable[[ResponseReply], None]) -> ReplyFold:
+    """`keep` gets the response when it is complete."""
+
+    def write(choices: Sequence[FoldedChoice]) -> ResponseReply:
+        [choice] = choices
+        status = final_status(choice.finished)
+        last = len(choice.blocks) - 1 if choice.ended_in_block else None
+        items = [
+            item(spec, block, status if number == last else "completed") for number, block in enumerate(choice.blocks)
+        ]
+        reply = response(spec, status, items, usage=choice.finished.usage)
+        keep(reply)
+        return reply
+
+    return ReplyFold(write)
 
 
 def response_error(error: VLLMMLXError) -> ResponseError:

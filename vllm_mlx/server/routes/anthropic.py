@@ -7,8 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...api.anthropic.decode import decode_count_request, decode_messages_request
-from ...api.anthropic.encode import MessageStream
-from ...api.anthropic.fold import MessageFold
+from ...api.anthropic.encode import MessageStream, message_fold
 from ...api.anthropic.replies import MessageReply, TokenCount
 from ...api.anthropic.schema import CountTokensBody, MessagesBody
 from ...api.error_replies import AnthropicError
@@ -46,7 +45,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
                 return MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
 
             return streamed(http, submission, encoder_of, keep_alive_s=config.keep_alive_s)
-        return await whole(http, submission, MessageFold(spec))
+        return await whole(http, submission, message_fold(spec))
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:

@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from ...api.error_replies import OpenAIError
 from ...api.openai.decode import Decoded, decode_chat, decode_completion
-from ...api.openai.encode import ChatStream, CompletionStream
-from ...api.openai.fold import ChatFold, CompletionFold
+from ...api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ...api.openai.replies import ChatCompletion, Completion
 from ...api.openai.schema import ChatCompletionBody, CompletionBody
 from ..bodies import JSONRoute, beside_loop
@@ -42,7 +41,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
         submission, spec = _submit(engine, decoded, http), decoded.reply
         if spec.stream:
             return streamed(http, submission, lambda _: ChatStream(spec, names), keep_alive_s=keep_alive_s)
-        return await whole(http, submission, ChatFold(spec, names))
+        return await whole(http, submission, chat_fold(spec, names))
 
     @router.post("/v1/completions", responses=documented(Completion, OpenAIError, EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
@@ -58,7 +57,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
         submission, spec = _submit(engine, decoded, http), decoded.reply
         if spec.stream:
             return streamed(http, submission, lambda _: CompletionStream(spec, names), keep_alive_s=keep_alive_s)
-        return await whole(http, submission, CompletionFold(spec, names))
+        return await whole(http, submission, completion_fold(spec, names))
 
     return router
 

@@ -1,8 +1,9 @@
 """`/v1/responses`: make, read, delete, cancel, and list what was asked."""
 
+import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -13,24 +14,24 @@ from starlette.responses import Response
 from ...api.error_replies import OpenAIError
 from ...api.reply import Reply
 from ...api.responses.decode import DecodedResponse, decode_response
-from ...api.responses.encode import ResponseStream, failed
-from ...api.responses.fold import ResponseFold
+from ...api.responses.encode import ResponseStream, failed, response_fold
 from ...api.responses.replies import Deleted, InputItemList, ResponseReply, response
 from ...api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
-from ...core.errors import InvalidParameter, Unsupported, shown
+from ...core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
+from ...core.events import GenerationEvent
 from ..background import BackgroundReplies
 from ..bodies import JSONRoute, beside_loop
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
 from ..ports import Engine, Generation
-from ..recording import RecordingFold, RecordingStream
 from ..replying import Submission, documented, streamed, submit, whole
 from ..response_store import ResponseStore, TenantStores
 from ..streaming import while_connected
 from ..tenants import tenant_of
 
+logger = logging.getLogger(__name__)
 StoredItem = Mapping[str, Any]
 Stored = Mapping[str, StoredItem]  # by the items' ids
 
@@ -82,11 +83,11 @@ class _Responses:
             return await self._in_background(http, submission, decoded, keep)
         if spec.stream:
 
-            def encoder_of(_: Generation) -> RecordingStream:
-                return RecordingStream(ResponseStream(spec), keep)
+            def encoder_of(_: Generation) -> _KeptStream:
+                return _KeptStream(ResponseStream(spec), keep)
 
             return streamed(http, submission, encoder_of, keep_alive_s=self._keep_alive_s)
-        return await whole(http, submission, RecordingFold(ResponseFold(spec), keep))
+        return await whole(http, submission, response_fold(spec, keep))
 
     async def read(self, response_id: str, http: Request, stream: bool = False) -> Response:
         """A stored response, as it stands."""
@@ -133,14 +134,13 @@ class _Responses:
     ) -> Response:
         """It is stored before it is submitted: one that cannot be stored is refused before anything runs."""
         spec = decoded.reply
-        fold, answer = ResponseFold(spec), _json(response(spec, "queued"))
-        keep(fold.reply)
+        fold, answer = response_fold(spec, keep), _json(response(spec, "queued"))
+        keep(response(spec, "in_progress"))
         starting = self._background.start(
             spec.reply_id,
             submission,
             fold,
             record_of(http.scope),
-            done=lambda: keep(fold.reply),
             failed=lambda error: keep(failed(spec, error)),
         )
         try:
@@ -165,6 +165,29 @@ class _Keeper:
 
     def forget(self) -> None:
         self._store.remove(self._decoded.reply.reply_id)
+
+
+class _KeptStream:
+    """A `StreamEncoder` that keeps the response once it has ended. A client that disconnects leaves nothing."""
+
+    def __init__(self, stream: ResponseStream, keep: Callable[[ResponseReply], None]) -> None:
+        self._stream = stream
+        self._keep = keep
+        self.open = stream.open
+        self.feed: Callable[[int, GenerationEvent], bytes] = stream.feed
+        self.keep_alive = stream.keep_alive
+
+    def fail(self, error: VLLMMLXError) -> bytes:
+        wire = self._stream.fail(error)
+        try:
+            self._keep(self._stream.reply)
+        except Exception:  # the client must read how its stream ended, whether or not that can be stored
+            logger.exception("A response that failed could not be stored")
+        return wire
+
+    def close(self) -> bytes:
+        self._keep(self._stream.reply)
+        return self._stream.close()
 
 
 def _decoded(body: ResponsesBody, referenced: Stored, earlier: Sequence[StoredItem], **spec: Any) -> DecodedResponse:
