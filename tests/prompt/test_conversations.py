@@ -57,7 +57,7 @@ def test_results_extend_the_prompt_and_the_reply_that_asked_for_them(processor_w
         session.give_results("done", f"also {number}")
         prepared = session.prepare()
         assert prepared.prompt.token_ids[: len(turn.token_ids)] == turn.token_ids
-        assert prepared.chat.base.num_tokens == len(turn.token_ids), "what is known is not tokenised again"
+        assert prepared.chat.known_prefix.num_tokens == len(turn.token_ids), "what is known is not tokenised again"
     written = [message for message in session.prepare().chat.request.messages if message.role == "assistant"]
     assert written == [turn.reply.message for turn in session.turns]
 

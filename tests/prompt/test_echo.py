@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec
-from vllm_mlx.prompt.echo import Declared, declared_arguments, is_echo, is_same
+from vllm_mlx.prompt.echo import DeclaredValue, declared_arguments, is_echo, is_same
 
 
 def message(*parts: Part) -> Message:
@@ -95,12 +95,12 @@ def test_the_same_reply_has_the_same_reasoning_and_no_more_arguments() -> None:
     assert not is_same(message(call({"a": 1, "b": 2})), message(call({"a": 1})))
 
 
-def declared(schema: Any) -> Declared:
+def declared(schema: Any) -> DeclaredValue:
     return declared_arguments([ToolSpec("f", None, schema)])["f"]
 
 
 def defaults(schema: Any, *path: str) -> list[Any]:
-    at: Declared | None = declared(schema)
+    at: DeclaredValue | None = declared(schema)
     for name in path:
         assert at is not None
         at = at.items if name == "[]" else at.argument(name)

@@ -40,7 +40,7 @@ def processor_with(qwen_folder: Path) -> Callable[[str], RequestProcessor]:
 
 
 def ids_of(processor: RequestProcessor, request: Request) -> list[int]:
-    text = ChatTemplate(processor.tokenizer).render(replace(request, add_generation_prompt=True))
+    text = ChatTemplate(processor.tokenizer).render_prompt(replace(request, add_generation_prompt=True)).text
     return processor.tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -185,7 +185,7 @@ def test_sessions_part_at_folders_and_dates(processor_with) -> None:
 
 def test_places_in_one_line_are_one_point(processor_with) -> None:
     request = ask(system(ENVIRONMENT.format(user="ann", day="2026-03-01") * 5), user("See /tmp/x/y and /home/b/c."))
-    text = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    text = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render_prompt(request).text
     [place] = volatile_places(request, text)
     assert text[place:].startswith("/Users/ann/work")
 
@@ -195,12 +195,12 @@ def test_places_in_one_line_are_one_point(processor_with) -> None:
 )
 def test_what_is_no_place_is_none(processor_with, text: str) -> None:
     request = ask(system(text), user(text))
-    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render_prompt(request).text
     assert volatile_places(request, rendered) == []
 
 
 def test_what_replies_and_results_say_is_no_place(processor_with) -> None:
     said = Message("assistant", (TextPart("I am in /Users/ann/work."),))
     request = ask(system("Be kind."), user("Where?"), said, user("And /Users/bob/work?"))
-    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render(request)
+    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render_prompt(request).text
     assert volatile_places(request, rendered) == []

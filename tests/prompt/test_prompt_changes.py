@@ -183,6 +183,6 @@ def test_the_text_of_a_prompt_counts_in_bytes(processor_with, char: str) -> None
     processor = processor_with("keeps reasoning")
     session = Session(processor, messages=(user(char * 20_000),))
     session.answer("Done.<|im_end|>")
-    held = processor._changes._held
-    [prompt] = held.prompts
-    assert held.num_bytes >= sys.getsizeof(prompt.text) + sys.getsizeof(prompt.token_ids)
+    recent = processor._changes._recent
+    [prompt] = recent.prompts
+    assert recent.num_bytes >= sys.getsizeof(prompt.text) + sys.getsizeof(prompt.token_ids)

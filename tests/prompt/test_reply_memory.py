@@ -1,4 +1,4 @@
-"""Remembered replies: found in conversations, chained, bounded, shared by threads."""
+"""RememberedReply replies: found in conversations, chained, bounded, shared by threads."""
 
 import gc
 import random
@@ -14,7 +14,7 @@ import pytest
 
 from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.output.reply import FinishedReply
-from vllm_mlx.prompt.reply_memory import Remembered, ReplyMemory, TextDigest, first_key, next_key
+from vllm_mlx.prompt.reply_memory import Boundary, RememberedReply, ReplyMemory, TextDigest, first_key, next_key
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .turns import Session, letter_by_letter, make_processor, user
@@ -32,10 +32,15 @@ def key_of(*messages: Message, salt: str = "") -> bytes:
 
 
 def entry_after(
-    messages: tuple[Message, ...], reply: Message, *, text: str = "", base: Remembered | None = None, num_ids: int = 10
-) -> Remembered:
+    messages: tuple[Message, ...],
+    reply: Message,
+    *,
+    text: str = "",
+    base: RememberedReply | None = None,
+    num_ids: int = 10,
+) -> RememberedReply:
     base_tokens = 0 if base is None else base.num_prompt_tokens + len(base.reply.token_ids)
-    return Remembered(
+    return RememberedReply(
         key=key_of(*messages),
         text_length=len(text),
         text_digest=TextDigest(text).value(),
@@ -49,10 +54,10 @@ def entry_after(
     )
 
 
-def chain(length: int, name: str, memory: ReplyMemory) -> tuple[list[Message], list[Remembered]]:
+def chain(length: int, name: str, memory: ReplyMemory) -> tuple[list[Message], list[RememberedReply]]:
     """A conversation, each of whose replies was remembered on top of the one before it."""
     messages: list[Message] = []
-    entries: list[Remembered] = []
+    entries: list[RememberedReply] = []
     for number in range(length):
         messages.append(user(f"{name} {number}"))
         reply = said(f"reply {number}", ReasoningPart("hm"))
@@ -109,11 +114,11 @@ def test_a_base_may_be_used_in_part() -> None:
     assert [second.token_id(index) for index in range(7)] == [0, 1, 2, 3, 4, 50, 51]
 
 
-def test_marks_are_boundaries_at_or_before_a_place() -> None:
+def test_boundaries_are_at_or_before_a_place() -> None:
     _, [first] = chain(1, "a", ReplyMemory())
-    first = replace(first, marks=((20, 4),))
+    first = replace(first, boundaries=(Boundary(20, 4),))
     second = entry_after((), said("b"), text="x" * 150, base=first)
-    assert [second.mark(chars) for chars in (10, 20, 49, 50, 51, 149, 150, 999)] == [
+    assert [second.boundary_before(chars) for chars in (10, 20, 49, 50, 51, 149, 150, 999)] == [
         (0, 0), (20, 4), (20, 4), (50, 10), (51, 13), (51, 13), (150, 23), (150, 23)
     ]  # fmt: skip
 
@@ -132,7 +137,7 @@ def test_call_ids_tell_equal_replies_apart() -> None:
 def test_bounds_hold_and_bases_outlive_what_stands_on_them(options: dict[str, int]) -> None:
     memory = ReplyMemory(**options)
     rng = random.Random(1)
-    conversations: list[tuple[list[Message], list[Remembered]]] = []
+    conversations: list[tuple[list[Message], list[RememberedReply]]] = []
     for number in range(60):
         conversations.append(chain(rng.randint(1, 9), str(number), memory))
         held = list(memory._recency)
@@ -161,24 +166,13 @@ def test_a_reply_whose_base_was_dropped_meanwhile_keeps_its_own_ids() -> None:
     [entry] = memory.recall("", [user("c"), said("c")]).replies
     assert entry.base is None
     assert entry.token_ids(26) == later.token_ids(26)
-    assert entry.mark(60) == (first.text_length + 1, 13)
+    assert entry.boundary_before(60) == (first.text_length + 1, 13)
 
 
 def test_a_reply_larger_than_the_memory_is_not_kept() -> None:
     memory = ReplyMemory(max_bytes=10_000)
     memory.add(entry_after((), said("x" * 10_000)), ())
     assert len(memory) == memory.num_bytes == 0
-
-
-def test_cleared_it_knows_nothing() -> None:
-    memory = ReplyMemory()
-    messages, entries = chain(3, "a", memory)
-    memory.clear()
-    assert len(memory) == memory.num_bytes == 0
-    assert memory.recall("", messages).replies == ()
-    later = entry_after(tuple(messages), said("b"), base=entries[-1])
-    memory.add(later, range(later.num_prompt_tokens))
-    assert memory.recall("", [*messages, said("b")]).replies[0].base is None
 
 
 def test_texts_of_one_message_count_as_one() -> None:

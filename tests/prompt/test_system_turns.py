@@ -39,7 +39,7 @@ REMINDED = "<system-reminder>\nnote\n</system-reminder>"
 def render(qwen_folder: Path) -> Any:
     def render(template: str, *messages: Message) -> str:
         tokenizer = Tokenizer.load(qwen_folder, chat_template=template)
-        return ChatTemplate(tokenizer).render(Request(request_id="r", messages=messages))
+        return ChatTemplate(tokenizer).render_prompt(Request(request_id="r", messages=messages)).text
 
     return render
 

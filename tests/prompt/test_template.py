@@ -19,7 +19,7 @@ from vllm_mlx.core.messages import (
     ToolSpec,
 )
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.template import ChatTemplate, Markers, template_messages
+from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers, template_messages
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 USER = Message("user", (TextPart("hi"),))
@@ -28,7 +28,7 @@ WEATHER = ToolSpec("get_weather", "Weather.", {"type": "object", "properties": {
 
 def render(tokenizer: Tokenizer, *messages: Message, enable_thinking: bool | None = None, **options: Any) -> str:
     request = Request(request_id="r", messages=messages, **options)
-    return ChatTemplate(tokenizer, enable_thinking=enable_thinking).render(request)
+    return ChatTemplate(tokenizer, enable_thinking=enable_thinking).render_prompt(request).text
 
 
 @pytest.fixture
@@ -259,23 +259,23 @@ def test_a_template_that_knows_thinking_by_another_name(with_template, server, t
     assert render(tokenizer, USER, enable_thinking=server, thinking=thinking) == expected
 
 
-MARKERS = Markers("<I>", "<V>")
+MARKERS = MediaMarkers("<I>", "<V>")
 
 
 def test_markers_become_the_medias_texts_in_order() -> None:
     rendered = MARKERS.fill_in("a <I> b <V>.", [("<I>", "111"), ("<V>", "2")])
     assert rendered is not None
     assert rendered.text == "a 111 b 2."
-    assert [rendered.text[start:][:1] for start in rendered.image_starts] == ["1", "2"]
+    assert [rendered.text[start:][:1] for start in rendered.media_starts] == ["1", "2"]
 
 
 def test_a_marker_that_the_conversation_says_stays_text() -> None:
-    messages = MARKERS.hide([{"content": "what is <I>?", "n": 1}, {"content": [{"text": "<V>"}]}])
+    messages = MARKERS.escape([{"content": "what is <I>?", "n": 1}, {"content": [{"text": "<V>"}]}])
     said = f"{messages[0]['content']} <I> {messages[1]['content'][0]['text']}"
     rendered = MARKERS.fill_in(said, [("<I>", "###")])
     assert rendered is not None
     assert rendered.text == "what is <I>? ### <V>"
-    assert rendered.image_starts == (13,)
+    assert rendered.media_starts == (13,)
     assert messages[0]["n"] == 1
 
 
@@ -283,4 +283,4 @@ def test_a_template_that_leaves_an_image_out_is_noticed() -> None:
     assert MARKERS.fill_in("a <I> b", [("<I>", "1"), ("<I>", "2")]) is None
     assert MARKERS.fill_in("a b", [("<I>", "1")]) is None
     assert MARKERS.fill_in("a <V> b <I>", [("<I>", "1"), ("<V>", "2")]) is None
-    assert Markers("<I>").fill_in("a <V>", [("<V>", "1")]) is None
+    assert MediaMarkers("<I>").fill_in("a <V>", [("<V>", "1")]) is None

@@ -20,7 +20,7 @@ REQUEST = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),)
 
 
 def render(checkpoint, template: str) -> str:
-    return ChatTemplate(Tokenizer.load(checkpoint("qwen3"), chat_template=template)).render(REQUEST)
+    return ChatTemplate(Tokenizer.load(checkpoint("qwen3"), chat_template=template)).render_prompt(REQUEST).text
 
 
 def test_an_endless_loop_ends_and_the_thread_lives_on(checkpoint, monkeypatch):

@@ -12,11 +12,11 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.prompt.prompt import PromptProcessor
-from vllm_mlx.prompt.template import ChatTemplate
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.token_floor import TokenFloor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -137,13 +137,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
         raise AssertionError("it was tokenised")
 
     tokenizer = wrapped(byte_level())
-    prompts = PromptProcessor(tokenizer, ChatTemplate(tokenizer), max_model_len=1000)
+    config = EngineConfig(model="m")
+    processor = RequestProcessor(tokenizer, config, Path("/nowhere"), max_model_len=1000, vocab_size=400)
     text = "word " * 1_000_000
     fits = "word " * 300
     request = Request(request_id="r", messages=(Message("user", (TextPart(text),)),))
-    prompts.process(Request(request_id="r", prompt=fits))
+    processor.prepare(Request(request_id="r", prompt=fits))
     monkeypatch.setattr(Tokenizer, "encode", tokenised)
     monkeypatch.setattr(Tokenizer, "encoding", tokenised)
     with pytest.raises(ContextLengthExceeded, match="at least") as raised:
-        prompts.process(request if is_chat else Request(request_id="r", prompt=text))
+        processor.prepare(request if is_chat else Request(request_id="r", prompt=text))
     assert raised.value.num_prompt_tokens > 32_768 and raised.value.is_least

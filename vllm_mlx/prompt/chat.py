@@ -1,100 +1,120 @@
-"""Conversation → ids, such that a prompt extends the prompt and reply that it continues. Any thread may call it."""
+"""Conversation → prompt: a prompt begins with the ids of the prompt and reply that it continues."""
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core.deadline import Deadline
+from ..core.errors import InvalidParameter, TemplateError
 from ..core.messages import Message
 from ..core.request import Request
+from ..core.sequence import MediaItem, PromptInputs
+from ..formats import reasoning_markers
+from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
-from .encoded import Base, Encoded, common_prefix, encode
-from .reply_memory import Recalled, Remembered, ReplyMemory, TextDigest
+from .context_window import ContextWindow
+from .encoded import EncodedText, KnownPrefix, common_prefix, encode
+from .points import plan_points
+from .reply_memory import Boundary, RecalledConversation, RememberedReply, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate
-
-CheckLength = Callable[[str, Base | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    request: Request  # its replies as they were given, not as the client sent them back
-    key: bytes  # in the memory, of all the messages before the reply
-    text: str
-    token_ids: tuple[int, ...]
-    base: Base | None = None
-    marks: tuple[tuple[int, int], ...] = ()  # (characters, tokens): boundaries in the prompt, ascending
-    image_starts: tuple[int, ...] = ()  # characters
+    """The prompt of one chat request, and what is needed to remember the reply to it."""
+
+    request: Request  # in its messages, remembered replies have replaced what the client sent for them
+    key: bytes  # identifies the messages in the reply memory
+    text: str  # as the template rendered it
+    inputs: PromptInputs
+    known_prefix: KnownPrefix | None = None  # the ids that come from an earlier prompt and its reply
+    boundaries: tuple[Boundary, ...] = ()  # snapshot points and starts of images, ascending
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.inputs.token_ids
 
 
 class ChatPrompts:
-    """A reply stands in later prompts with its own ids, wherever the template still says what they say."""
+    """Makes the prompts of a conversation's turns so that each extends the one before. Threads may share it.
+
+    The model's own ids of an earlier reply are used wherever the template still writes what they say.
+    """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        splicer: Splicer,
         memory: ReplyMemory,
-        check_length: CheckLength | None = None,
+        window: ContextWindow,
+        *,
+        reasoning: str | None = None,
+        tools: str | None = None,
     ):
-        """`check_length` refuses a text that is too long before it is tokenised."""
+        """`reasoning` and `tools` are the names of the formats that replies are written in."""
         self._tokenizer = tokenizer
         self._template = template
-        self._splicer = splicer
         self._memory = memory
-        self._check_length = check_length
+        self._window = window
+        self._splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools)
+        self._reasoning_tags = None if reasoning is None else reasoning_markers(reasoning)
 
-    def build(self, request: Request, deadline: Deadline | None = None) -> tuple[ChatPrompt, Encoded]:
-        """Raises TemplateError where the template refuses the conversation, and what the deadline raises."""
-        check = (deadline or Deadline(math.inf, "")).check
+    def build(
+        self, request: Request, rendered_media: Sequence[RenderedMedia] = (), deadline: Deadline | None = None
+    ) -> ChatPrompt:
+        """Render, tokenize and check a conversation; `rendered_media` are its images and videos, in order.
+
+        Raises RequestError where the model can take no such prompt, and what the deadline raises.
+        """
+        if not request.messages:
+            raise InvalidParameter("`messages` must not be empty.", param="messages")
+        deadline = Deadline(math.inf, "") if deadline is None else deadline
         recalled = self._recall(request)
         request = replace(request, messages=recalled.messages)
-        check()
-        rendered = self._template.rendering(request)
-        check()
-        text = rendered.text
-        entry = recalled.longest(text)
-        base = None if entry is None else self._base(entry, text, request)
-        if self._check_length is not None:
-            self._check_length(text, base)
-        check()
-        encoded = encode(self._tokenizer, text, base)
-        check()
-        prompt = ChatPrompt(
+        deadline.check()
+        rendered = self._template.render_prompt(request)
+        deadline.check()
+        encoded = self._encode(rendered.text, recalled, request, deadline)
+        media, edges = _place(encoded, rendered.media_starts, rendered_media)
+        points = plan_points(self._template, request, encoded, deadline)
+        inputs = PromptInputs(
+            token_ids=encoded.token_ids,
+            media=media,
+            snapshot_points=tuple(point.num_tokens for point in points),
+            starts_in_reasoning=self._ends_in_reasoning(encoded.token_ids),
+        )
+        return ChatPrompt(
             request=request,
             key=recalled.key,
-            text=text,
-            token_ids=encoded.token_ids,
-            base=encoded.base,
-            image_starts=rendered.image_starts,
+            text=rendered.text,
+            inputs=inputs,
+            known_prefix=encoded.known_prefix,
+            boundaries=tuple(sorted({*points, *edges})),
         )
-        return prompt, encoded
 
-    def remember(self, prompt: ChatPrompt, reply: FinishedReply, *, starts_in_reasoning: bool) -> None:
-        """A reply that was cut inside a call is not what any client sends back."""
+    def remember(self, prompt: ChatPrompt, reply: FinishedReply) -> None:
+        """Store a reply for later prompts. One that was cut inside a tool call is left out: no client sends it back."""
         if reply.is_complete and reply.token_ids:
-            self._memory.add(_entry(prompt, reply, starts_in_reasoning), prompt.token_ids)
+            self._memory.add(_remembered(prompt, reply), prompt.token_ids)
 
-    def common_tokens(
-        self, prompt: ChatPrompt, reply: FinishedReply, later: Request, end: str, in_reasoning: bool
-    ) -> int:
-        """How many ids of prompt + reply the prompt of a `later` request begins with, up to the text `end`.
+    def common_tokens(self, prompt: ChatPrompt, reply: FinishedReply, later: Request, end: str) -> int:
+        """How many ids of the prompt and its reply a `later` request's prompt begins with, up to the text `end`.
 
         Raises TemplateError where the template refuses that request.
         """
-        entry = _entry(prompt, reply, in_reasoning)
-        text = self._template.render(later)
+        entry = _remembered(prompt, reply)
+        text = self._template.probe(later)
         text = text[: text.find(end)] if end in text else text
         if not text.startswith(prompt.text):
-            return entry.mark(common_prefix(prompt.text, text))[1]
-        encoded = encode(self._tokenizer, text, self._base(entry, text, later))
+            return entry.boundary_before(common_prefix(prompt.text, text)).num_tokens
+        encoded = encode(self._tokenizer, text, self._known_prefix(entry, text, later))
         return common_prefix((*prompt.token_ids, *reply.token_ids), encoded.token_ids)
 
-    def _recall(self, request: Request) -> Recalled:
-        """A message that the reply is to go on with stays as the client sent it."""
+    def _recall(self, request: Request) -> RecalledConversation:
+        """Find remembered replies. A message that the new reply is to continue stays as the client sent it."""
         assert request.messages is not None
         tools = (*request.tools, *request.unlisted_tools)
         if not request.continue_final_message:
@@ -102,47 +122,97 @@ class ChatPrompts:
         recalled = self._memory.recall(request.cache_salt, request.messages[:-1], tools)
         return replace(recalled, messages=(*recalled.messages, request.messages[-1]))
 
-    def _base(self, entry: Remembered, text: str, request: Request) -> Base | None:
-        """Of a text that begins with the entry's prompt."""
+    def _encode(self, text: str, recalled: RecalledConversation, request: Request, deadline: Deadline) -> EncodedText:
+        """Tokenize the prompt's text behind the ids that are known, unless it is too long for the model."""
+        entry = recalled.longest(text)
+        known = None if entry is None else self._known_prefix(entry, text, request)
+        if known is None:
+            self._window.check_text(text)
+        else:
+            self._window.check_text(text, known_chars=known.num_chars, known_tokens=known.num_tokens)
+        deadline.check()
+        encoded = encode(self._tokenizer, text, known)
+        deadline.check()
+        self._window.check_ids(encoded.token_ids, param="messages")
+        return encoded
+
+    def _known_prefix(self, entry: RememberedReply, text: str, request: Request) -> KnownPrefix | None:
+        """The ids that `entry` gives for the start of `text`, which begins with the entry's prompt."""
         rest = text[entry.text_length :]
         splice = self._splicer.splice(rest, entry.reply, request, entry.tail[-8:], entry.starts_in_reasoning)
         if splice.num_tokens:
-            return Base(entry, entry.text_length + splice.num_chars, entry.num_prompt_tokens + splice.num_tokens)
-        return self._last_added(entry, text)
+            return KnownPrefix(entry, entry.text_length + splice.num_chars, entry.num_prompt_tokens + splice.num_tokens)
+        return self._up_to_added_token(entry, text)
 
-    def _last_added(self, entry: Remembered, text: str) -> Base | None:
-        """Up to the prompt's last added token: what follows one is tokenised the same, whatever stands before it."""
+    def _up_to_added_token(self, entry: RememberedReply, text: str) -> KnownPrefix | None:
+        """The prompt's ids up to its last added token: a text behind one is tokenized the same after any text."""
         for index in range(len(entry.tail) - 1, -1, -1):
             added = self._tokenizer.added_token(entry.tail[index])
             if added is not None:
                 position = text.rfind(added[0], entry.base_chars, entry.text_length)
                 if position < 0:
                     return None
-                return Base(entry, position + len(added[0]), entry.base_tokens + index + 1)
+                return KnownPrefix(entry, position + len(added[0]), entry.base_tokens + index + 1)
         return None
+
+    def _ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last reasoning tag of the last turn opens reasoning. Any other added token begins a turn."""
+        if self._reasoning_tags is None:
+            return False
+        tail: list[int] = []
+        for token_id in reversed(token_ids):
+            added = self._tokenizer.added_token(token_id)
+            if added is not None:
+                if added[0] in self._reasoning_tags:
+                    return added[0] == self._reasoning_tags[0]
+                break
+            tail.append(token_id)
+        if self._tokenizer.marker_tokens.issuperset(self._reasoning_tags):
+            return False
+        text = self._tokenizer.decode(tail[::-1])
+        opened, closed = (text.rfind(tag) for tag in self._reasoning_tags)
+        return opened > closed
 
 
 def full_message(request: Request, reply: Message) -> Message:
-    """What a conversation holds of a reply: with the start that the client gave, where it gave one."""
+    """The message that a conversation holds for a reply: it includes the start that the client gave, if it gave one."""
     if not request.continue_final_message or not request.messages:
         return reply
     return replace(request.messages[-1], parts=(*request.messages[-1].parts, *reply.parts))
 
 
-def _entry(prompt: ChatPrompt, reply: FinishedReply, starts_in_reasoning: bool) -> Remembered:
-    base = prompt.base
-    num_base = 0 if base is None else base.num_tokens
-    return Remembered(
+def _place(
+    encoded: EncodedText, media_starts: Sequence[int], rendered_media: Sequence[RenderedMedia]
+) -> tuple[tuple[MediaItem, ...], list[Boundary]]:
+    """Each image or video at the offset of its tokens, and the boundaries before them."""
+    media: list[MediaItem] = []
+    edges: list[Boundary] = []
+    for start, item in zip(media_starts, rendered_media, strict=True):
+        num_chars = start + item.num_lead_chars
+        edge = encoded.boundary_before(num_chars)
+        ids = encoded.token_ids[edge.num_tokens : edge.num_tokens + len(item.token_ids)]
+        if edge.num_chars != num_chars or ids != item.token_ids:
+            raise TemplateError("The model's tokenizer cannot place the images of this conversation.", param="messages")
+        media += item.placed(edge.num_tokens)
+        edges.append(edge)
+    if media and media[-1].end == len(encoded.token_ids):
+        raise InvalidParameter("The prompt must not end with an image: let text follow it.", param="messages")
+    return tuple(media), edges
+
+
+def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
+    known = prompt.known_prefix
+    num_known = 0 if known is None else known.num_tokens
+    message = full_message(prompt.request, reply.message)
+    return RememberedReply(
         key=prompt.key,
         text_length=len(prompt.text),
         text_digest=TextDigest(prompt.text).value(),
-        base=None if base is None else base.entry,
-        base_chars=0 if base is None else base.num_chars,
-        base_tokens=num_base,
-        tail=array("I", prompt.token_ids[num_base:]),
-        marks=prompt.marks,
-        reply=replace(
-            reply, message=full_message(prompt.request, reply.message), token_ids=array("I", reply.token_ids)
-        ),
-        starts_in_reasoning=starts_in_reasoning,
+        base=None if known is None else known.entry,
+        base_chars=0 if known is None else known.num_chars,
+        base_tokens=num_known,
+        tail=array("I", prompt.token_ids[num_known:]),
+        boundaries=prompt.boundaries,
+        reply=replace(reply, message=message, token_ids=array("I", reply.token_ids)),
+        starts_in_reasoning=prompt.inputs.starts_in_reasoning,
     )

@@ -1,4 +1,4 @@
-"""Whether a message that a client sends back is a reply that was given, as clients re-write replies. Pure."""
+"""Decides whether a message from a client repeats a reply that it was given, as clients rewrite replies. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -9,43 +9,44 @@ from ..core.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCal
 from ..formats.bodies.tool_schema import resolve
 from ..output.reply import is_flat
 
-_MAX_BRANCHES = 64  # subschemas that are looked at for one value; a default beyond them counts as undeclared
+_MAX_BRANCHES = 64  # subschemas that are examined for one value; a default in any further one is ignored
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")
 
 
-class Declared:
-    """The subschemas that may describe one value. Whatever is not of a schema's form declares nothing."""
+class DeclaredValue:
+    """The subschemas that may describe one value, at any depth of a JSON schema. Invalid subschemas are ignored."""
 
     def __init__(self, schemas: tuple[Any, ...], root: Mapping[str, Any]):
         self._schemas = schemas
         self._root = root
-        self._children: dict[str, Declared | None] = {}
-        self._items: Declared | None = None
+        self._children: dict[str, DeclaredValue | None] = {}
+        self._items: DeclaredValue | None = None
 
-    def argument(self, name: str) -> "Declared | None":
-        """None where no subschema names the property."""
+    def argument(self, name: str) -> "DeclaredValue | None":
+        """The property `name` of the value; None if no subschema names it."""
         if name not in self._children:
             properties = (branch.get("properties") for branch in self._branches)
-            found = tuple(each[name] for each in properties if isinstance(each, Mapping) and name in each)
+            found = tuple(table[name] for table in properties if isinstance(table, Mapping) and name in table)
             if not found:
                 return None
-            self._children[name] = Declared(found, self._root)
+            self._children[name] = DeclaredValue(found, self._root)
         return self._children[name]
 
     @property
-    def items(self) -> "Declared":
+    def items(self) -> "DeclaredValue":
+        """The items of the value, if it is an array."""
         if self._items is None:
-            self._items = Declared(tuple(branch.get("items") for branch in self._branches), self._root)
+            self._items = DeclaredValue(tuple(branch.get("items") for branch in self._branches), self._root)
         return self._items
 
     def defaults(self) -> Iterator[Any]:
-        """Those that nest no deeper than the arguments of a reply."""
+        """The declared defaults that nest no deeper than the arguments of a reply may."""
         found = (branch["default"] for branch in self._branches if "default" in branch)
         return (default for default in found if is_flat(default))
 
     @cached_property
     def _branches(self) -> tuple[Mapping[str, Any], ...]:
-        """The subschemas, what they refer to and their alternatives: each once, and no more than `_MAX_BRANCHES`."""
+        """The subschemas, their references and alternatives, each once; `_MAX_BRANCHES` at most."""
         found: dict[int, Mapping[str, Any]] = {}
         waiting = list(islice(self._schemas, _MAX_BRANCHES))
         while waiting and len(found) < _MAX_BRANCHES:
@@ -61,19 +62,21 @@ class Declared:
         return tuple(found.values())
 
 
-def declared_arguments(tools: Iterable[ToolSpec]) -> dict[str, Declared]:
-    """What each tool declares of the object of its arguments."""
-    return {tool.name: Declared((tool.parameters,), tool.parameters) for tool in tools if tool.parameters is not None}
+def declared_arguments(tools: Iterable[ToolSpec]) -> dict[str, DeclaredValue]:
+    """The declared arguments of each tool, by its name."""
+    return {
+        tool.name: DeclaredValue((tool.parameters,), tool.parameters) for tool in tools if tool.parameters is not None
+    }
 
 
-_NO_TOOLS: Mapping[str, Declared] = {}
+_NO_TOOLS: Mapping[str, DeclaredValue] = {}
 
 
-def is_echo(message: Message, reply: Message, tools: Mapping[str, Declared] = _NO_TOOLS) -> bool:
+def is_echo(message: Message, reply: Message, tools: Mapping[str, DeclaredValue] = _NO_TOOLS) -> bool:
     """Whether the message says what the reply said. White space around texts and the order of arguments may differ.
 
-    The reasoning may be missing. A call that is sent back under its own id may have further arguments, where each has
-    the default that its tool in `tools` declares: clients fill these in. Anything else that was added is an edit.
+    The reasoning may be missing. A call with the same id may have additional arguments if each has the default that
+    its tool in `tools` declares, since clients fill these in. Any other addition is an edit.
     """
     if message.role != "assistant" or any(isinstance(part, MediaPart | ToolResultPart) for part in message.parts):
         return False
@@ -86,7 +89,7 @@ def is_echo(message: Message, reply: Message, tools: Mapping[str, Declared] = _N
 
 
 def is_same(message: Message, reply: Message) -> bool:
-    """The same reply, its reasoning included, but for white space around texts and the order of arguments."""
+    """Whether both say the same, reasoning included. White space around texts and the order of arguments may differ."""
     one, other = calls_of(message), calls_of(reply)
     return (
         text_of(message) == text_of(reply)
@@ -108,13 +111,13 @@ def calls_of(message: Message) -> list[ToolCallPart]:
     return [part for part in message.parts if isinstance(part, ToolCallPart)]
 
 
-def _are_same_calls(sent: list[ToolCallPart], written: list[ToolCallPart], tools: Mapping[str, Declared]) -> bool:
+def _are_same_calls(sent: list[ToolCallPart], written: list[ToolCallPart], tools: Mapping[str, DeclaredValue]) -> bool:
     return len(sent) == len(written) and all(
         _is_same_call(a, b, tools.get(a.name)) for a, b in zip(sent, written, strict=True)
     )
 
 
-def _is_same_call(sent: ToolCallPart, written: ToolCallPart, declared: Declared | None) -> bool:
+def _is_same_call(sent: ToolCallPart, written: ToolCallPart, declared: DeclaredValue | None) -> bool:
     if sent.name != written.name:
         return False
     if _is_same_value(sent.arguments, written.arguments):
@@ -123,10 +126,10 @@ def _is_same_call(sent: ToolCallPart, written: ToolCallPart, declared: Declared 
     return is_own and declared is not None and _is_same_value(sent.arguments, written.arguments, declared)
 
 
-def _is_same_value(sent: Any, written: Any, declared: Declared | None = None) -> bool:
-    """Whether both are the same JSON. A client whose language has one kind of number writes 1.0 as 1.
+def _is_same_value(sent: Any, written: Any, declared: DeclaredValue | None = None) -> bool:
+    """Whether both are the same JSON value; 1.0 equals 1, since some languages have only one kind of number.
 
-    With `declared`, objects in `sent` may have further properties that have the declared default.
+    With `declared`, objects in `sent` may have additional properties that have the declared default.
     """
     match sent, written:
         case dict(), dict():
@@ -146,7 +149,7 @@ def _is_same_value(sent: Any, written: Any, declared: Declared | None = None) ->
             return type(sent) is type(written) and bool(sent == written)
 
 
-def _is_same_object(sent: dict[str, Any], written: dict[str, Any], declared: Declared | None) -> bool:
+def _is_same_object(sent: dict[str, Any], written: dict[str, Any], declared: DeclaredValue | None) -> bool:
     if len(sent) < len(written) or (declared is None and len(sent) > len(written)):
         return False
     for key, value in sent.items():

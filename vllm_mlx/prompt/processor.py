@@ -1,4 +1,4 @@
-"""Words ↔ ids for one loaded checkpoint: a request's prompt and settings on the way in, its text on the way out."""
+"""Requests on their way in and replies on their way out, for one loaded checkpoint. Knows no engine."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.config import CacheReasoning, EngineConfig
 from ..core.constraint import Constraint
 from ..core.deadline import Deadline
-from ..core.errors import InvalidImage, Unsupported
+from ..core.errors import InvalidImage, InvalidParameter, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
@@ -24,32 +24,35 @@ from ..media.vision import VisionProcessor
 from ..output.pipeline import OutputPipeline, declared_schemas
 from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
-from .chat import ChatPrompt
-from .next_turn import NextTurn
-from .prompt import PromptProcessor
-from .prompt_changes import Compared, PromptChanges
+from .chat import ChatPrompt, ChatPrompts
+from .context_window import ContextWindow
+from .next_turn import kept_tokens
+from .prompt_changes import ComparedPrompt, PromptChanges
 from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
-from .template import ChatTemplate, Markers
+from .template import ChatTemplate, MediaMarkers
 
-Remake = Callable[[MediaPart, str, MediaInputs], None]  # the part, and its request's salt
+Remake = Callable[[MediaPart, str, MediaInputs], None]  # takes the part and its request's cache salt
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that can run."""
+    """A request that can run: all that a sequence in the engine is made from."""
 
     request: Request
     prompt: PromptInputs
     sampling: ResolvedSampling
-    schemas: Schemas  # of the tools that its replies may call
-    chat: ChatPrompt | None = None  # None: a text completion
-    compared: Compared | None = None  # with the last prompt of its conversation
+    schemas: Schemas  # the parameters of the tools that its replies may call
+    chat: ChatPrompt | None = None  # None for a text completion
+    compared: ComparedPrompt | None = None  # the prompt beside the last one of its conversation
     constraint: Constraint | None = None
 
 
 class RequestProcessor:
-    """Safe to call from several threads. Raises ConfigError for unknown formats."""
+    """Prepares requests, and makes the output pipelines of their replies. Threads may share it.
+
+    A chat request becomes ids in `ChatPrompts` (chat.py): the template renders it, the tokenizer encodes it.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class RequestProcessor:
         vocab_size: int,
         vision: VisionProcessor | None = None,
     ):
-        """`vision`: None for a model that takes no images."""
+        """`vision` is None for a model that takes no images. Raises ConfigError for unknown reply formats."""
         self.tokenizer = tokenizer
         self._vision = vision
         self.reasoning, self.tools = resolve_formats(
@@ -70,30 +73,20 @@ class RequestProcessor:
             chat_template=tokenizer.chat_template,
             vocabulary=tokenizer,
         )
-        self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
-        self.replies = ReplyMemory()
-        self._prompts = self._prompt_processor(config.enable_thinking)
-        self._changes = PromptChanges(tokenizer.decode)
-        self._guidance = ConstraintBuilder(
-            tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools
-        )
-        self._next_turn = NextTurn(self._prompts.chats)
         self._cache_reasoning = config.cache_reasoning
-
-    def _prompt_processor(self, enable_thinking: bool | None) -> PromptProcessor:
-        vision = self._vision
-        markers = None if vision is None else Markers(vision.marker, vision.video_marker)
-        return PromptProcessor(
-            self.tokenizer,
-            ChatTemplate(self.tokenizer, enable_thinking=enable_thinking, markers=markers),
-            max_model_len=self._max_model_len,
-            vocab_size=self._vocab_size,
-            reasoning=self.reasoning,
-            tools=self.tools,
-            memory=self.replies,
+        self._window = ContextWindow(tokenizer, max_model_len)
+        markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
+        template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
+        self.replies = ReplyMemory()
+        self._chats = ChatPrompts(
+            tokenizer, template, self.replies, self._window, reasoning=self.reasoning, tools=self.tools
+        )
+        self._changes = PromptChanges(tokenizer.decode)
+        self._constraints = ConstraintBuilder(
+            tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools
         )
 
     @property
@@ -117,20 +110,21 @@ class RequestProcessor:
         return parts
 
     def prepare(
-        self, request: Request, renditions: Sequence[RenderedMedia] = (), *, deadline: Deadline | None = None
+        self, request: Request, rendered_media: Sequence[RenderedMedia] = (), *, deadline: Deadline | None = None
     ) -> PreparedRequest:
-        """`request`, `renditions`: as `show` gives them, where it shows something. `deadline`: None for none.
+        """Turn a request into what the engine runs. One with images or videos is given as `show` returns it.
 
-        Raises RequestError, and Cancelled once the deadline was cancelled.
+        Raises RequestError, and Cancelled once the deadline was cancelled. Without `deadline` it may take any time.
         """
         deadline = Deadline(math.inf, "") if deadline is None else deadline
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
-        prompt, chat = self._prompts.process(request, renditions, deadline)
+        chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline)
+        prompt = self._completion(request) if chat is None else chat.inputs
         sampling = resolve_sampling(
             request.sampling,
             num_prompt_tokens=len(prompt.token_ids),
-            max_model_len=self._max_model_len,
+            max_model_len=self._window.max_model_len,
             vocab_size=self._vocab_size,
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self._defaults,
@@ -139,8 +133,28 @@ class RequestProcessor:
         deadline.check()
         compared = None if chat is None else self._changes.compare(chat)
         deadline.check()
-        constraint = self._guidance.constraint(request, prompt, budget)
+        constraint = self._constraints.constraint(request, prompt, budget)
         return PreparedRequest(request, prompt, sampling, schemas, chat, compared, constraint)
+
+    def _completion(self, request: Request) -> PromptInputs:
+        """The prompt of a text completion, given as a text or as ids."""
+        prompt = request.prompt
+        assert prompt is not None
+        if isinstance(prompt, str):
+            self._window.check_text(prompt)
+            prompt = tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+        else:
+            self._check_vocabulary(prompt)
+        self._window.check_ids(prompt, param="prompt")
+        return PromptInputs(token_ids=prompt)
+
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidParameter(
+                    f"`prompt` holds the token id {token_id}; this model's ids are 0 to {self._vocab_size - 1}.",
+                    param="prompt",
+                )
 
     def render(self, part: MediaPart, shown: Shown) -> RenderedMedia:
         """With its tensors. Raises InvalidImage."""
@@ -158,8 +172,8 @@ class RequestProcessor:
         Raises RequestError; PixelsNeeded where pixels, or the processor, cannot be done without.
         """
         parts = dict.fromkeys(self.media_of(request))
-        renditions = {part: self.show_part(request, part, shown, remake, known_only=known_only) for part in parts}
-        return self.with_media(request, renditions)
+        rendered_media = {part: self.show_part(request, part, shown, remake, known_only=known_only) for part in parts}
+        return self.with_media(request, rendered_media)
 
     def show_part(
         self, request: Request, part: MediaPart, shown: Shown, remake: Remake, *, known_only: bool = False
@@ -175,14 +189,14 @@ class RequestProcessor:
             raise located(error, number, part) from error
 
     def with_media(
-        self, request: Request, renditions: Mapping[MediaPart, RenderedMedia]
+        self, request: Request, rendered_media: Mapping[MediaPart, RenderedMedia]
     ) -> tuple[Request, tuple[RenderedMedia, ...]]:
         """What `show` gives, of what `show_part` gave for each."""
-        known = {part: type(part)(each.digest, text=each.text) for part, each in renditions.items()}
-        return replace_media(request, known), tuple(renditions[part] for part in self.media_of(request))
+        known = {part: type(part)(each.digest, text=each.text) for part, each in rendered_media.items()}
+        return replace_media(request, known), tuple(rendered_media[part] for part in self.media_of(request))
 
     def output(self, prepared: PreparedRequest) -> OutputPipeline:
-        """For one of the request's replies."""
+        """A new pipeline, for one of the request's replies."""
         return OutputPipeline(
             self.tokenizer,
             prepared.request,
@@ -195,27 +209,23 @@ class RequestProcessor:
         )
 
     def remember(self, prepared: PreparedRequest, reply: FinishedReply) -> None:
-        """A reply that ended by itself, before the client sees its end: its next prompt will ask for it."""
-        if prepared.chat is not None:
-            self._prompts.chats.remember(prepared.chat, reply, starts_in_reasoning=prepared.prompt.starts_in_reasoning)
-        if prepared.chat is not None and prepared.compared is not None:
+        """Store a reply before its client sees its end, since the client's next request may follow at once."""
+        if prepared.chat is None:
+            return
+        self._chats.remember(prepared.chat, reply)
+        if prepared.compared is not None:
             self._changes.remember(prepared.compared, prepared.chat, reply)
 
     def kept_tokens(self, prepared: PreparedRequest, reply: FinishedReply, policy: CacheReasoning | None = None) -> int:
-        """How many tokens of prompt + reply a next turn can begin with; fewer than the prompt has where that changes.
+        """How many tokens of prompt + reply a next turn can begin with. It may be fewer than the prompt has.
 
-        `policy`: None is the request's, or else the server's.
+        `policy` None means the request's policy, or else the server's.
         """
         chat = prepared.chat
-        if chat is None:  # what goes on a text is that text
+        if chat is None:  # what continues a text completion begins with the complete text
             return len(prepared.prompt.token_ids) + len(reply.token_ids)
-        kept = self._next_turn.kept_tokens(
-            chat,
-            reply,
-            policy or chat.request.cache_reasoning or self._cache_reasoning,
-            starts_in_reasoning=prepared.prompt.starts_in_reasoning,
-        )
-        return kept + len(prepared.prompt.token_ids) - len(chat.token_ids)
+        policy = policy or chat.request.cache_reasoning or self._cache_reasoning
+        return kept_tokens(self._chats, chat, reply, policy)
 
 
 def _max_side(part: MediaPart) -> int | None:

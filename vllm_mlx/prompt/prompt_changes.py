@@ -1,4 +1,4 @@
-"""What altered a prompt that should have extended the last one of its conversation. Keeps prompts, runs nothing."""
+"""Finds what altered a prompt that should have extended the last one of its conversation. Keeps recent prompts."""
 
 import json
 import threading
@@ -21,19 +21,19 @@ from .reply_memory import next_key
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20
-_FIXED_BYTES = 1024  # of one prompt: its objects and its places in the dictionaries
-_DIGEST_BYTES = 64  # as an object, and its place in a tuple
-_WINDOW = 64  # tokens
-_LEAST_SHARED = 0.5  # of an earlier prompt's messages, for a reply of text alone to be that prompt's
+_FIXED_BYTES = 1024  # the objects of one prompt and its entries in the dictionaries
+_DIGEST_BYTES = 64  # one digest and the reference to it
+_WINDOW = 64  # tokens that are compared as text behind the first that differs
+_LEAST_SHARED = 0.5  # share of its messages by which an earlier prompt is known, if its reply was text alone
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Prompt:
-    keys: tuple[bytes, ...] = ()  # of its reply
+    keys: tuple[bytes, ...] = ()  # find the prompt by its reply
     text: str
     token_ids: "array[int]"
-    num_expected: int  # tokens that the next prompt begins with, if nothing is altered
-    messages: tuple[bytes, ...]  # their digests
+    num_expected: int  # tokens that an unaltered next prompt begins with
+    messages: tuple[bytes, ...]  # one digest each
     tools: bytes
     settings: bytes
 
@@ -44,8 +44,8 @@ class _Prompt:
 
 
 @dataclass(slots=True)
-class _Held:
-    """Bounded in prompts and bytes; the oldest go first."""
+class _RecentPrompts:
+    """A bounded number of prompts and bytes; evicts the oldest."""
 
     prompts: OrderedDict[_Prompt, None] = field(default_factory=OrderedDict)
     by_key: dict[bytes, list[_Prompt]] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A prompt, and what was altered since the one that it goes on from."""
+class ComparedPrompt:
+    """A prompt and its predecessor in the conversation, and what was altered in between."""
 
     prompt: _Prompt
-    last: _Prompt | None
-    change: PromptChange | None
+    last: _Prompt | None  # None: no predecessor is known
+    change: PromptChange | None  # None: the prompt extends its predecessor
 
     @property
     def expectation(self) -> Expectation:
@@ -85,19 +85,19 @@ class Compared:
 
 
 class PromptChanges:
-    """A prompt goes on from another when it contains the reply to it. Safe to share between threads."""
+    """Compares prompts with their predecessors: a prompt's predecessor is one whose reply it contains. Thread-safe."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
         self._lock = threading.Lock()
-        self._held = _Held()
+        self._recent = _RecentPrompts()
 
-    def compare(self, chat: ChatPrompt) -> Compared:
-        """No change: it extends the last prompt of its conversation, or no such prompt is known."""
+    def compare(self, chat: ChatPrompt) -> ComparedPrompt:
+        """Compare a prompt with the last one of its conversation."""
         prompt = _Prompt(
             text=chat.text,
             token_ids=array("I", chat.token_ids),
-            num_expected=max((num_tokens for _, num_tokens in chat.marks), default=0),
+            num_expected=max((boundary.num_tokens for boundary in chat.boundaries), default=0),
             messages=tuple(next_key(b"", message) for message in _messages(chat)),
             tools=_digest([tool.to_openai() for tool in chat.request.tools]),
             settings=_settings(chat.request),
@@ -105,37 +105,37 @@ class PromptChanges:
         with self._lock:
             last = self._last(chat.request, prompt)
         if last is None:
-            return Compared(prompt, None, None)
+            return ComparedPrompt(prompt, None, None)
         num_common = common_prefix(last.token_ids, prompt.token_ids)
         change = None if num_common >= last.num_expected else self._change(last, prompt, chat, num_common)
-        return Compared(prompt, last, change)
+        return ComparedPrompt(prompt, last, change)
 
-    def remember(self, compared: Compared, chat: ChatPrompt, reply: FinishedReply) -> None:
-        """The prompt that it goes on from is the next to be given up."""
+    def remember(self, compared: ComparedPrompt, chat: ChatPrompt, reply: FinishedReply) -> None:
+        """Keep a prompt to compare later ones with. Its predecessor becomes the next to evict."""
         keys = tuple(_reply_keys(chat.request.cache_salt, reply.message))
         if not keys:
             return
         with self._lock:
-            if compared.last is not None and compared.last in self._held.prompts:
-                self._held.prompts.move_to_end(compared.last, last=False)
-            self._held.add(replace(compared.prompt, keys=keys))
+            if compared.last is not None and compared.last in self._recent.prompts:
+                self._recent.prompts.move_to_end(compared.last, last=False)
+            self._recent.add(replace(compared.prompt, keys=keys))
 
     def _last(self, request: Request, prompt: _Prompt) -> _Prompt | None:
-        """That of the latest reply in the conversation that is known."""
+        """The prompt whose reply is the latest known reply in the conversation."""
         assert request.messages is not None
         for message in reversed(request.messages):
             if message.role != "assistant":
                 continue
             keys = _reply_keys(request.cache_salt, message)
-            found = {each: _shared(each, prompt) for key in keys for each in self._held.by_key.get(key, ())}
+            shares = {earlier: _shared(earlier, prompt) for key in keys for earlier in self._recent.by_key.get(key, ())}
             least = 0.0 if calls_of(message) else _LEAST_SHARED
-            best = max(found, key=lambda each: found[each], default=None)
-            if best is not None and found[best] >= least:
+            best = max(shares, key=lambda earlier: shares[earlier], default=None)
+            if best is not None and shares[best] >= least:
                 return best
         return None
 
     def _change(self, last: _Prompt, prompt: _Prompt, chat: ChatPrompt, num_common: int) -> PromptChange:
-        # The ids of a reply may be spaced otherwise than the rendered text, so only what follows can be compared.
+        # The ids of a reply may be spaced differently than the rendered text, so only what follows can be compared.
         was, now = (
             self._decode(ids[num_common : num_common + _WINDOW].tolist()) for ids in (last.token_ids, prompt.token_ids)
         )
@@ -157,7 +157,10 @@ class PromptChanges:
 
 
 def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:
-    """Tools may stand before or behind the first message, and a message that is gone shows as another in its place."""
+    """Why the prompts differ in message `number`. Templates write tools before or behind the first message.
+
+    A message that was removed looks like a changed one, since another is in its place.
+    """
     end = len(last.messages) if number is None else number + 1
     is_same = prompt.messages[:end] == last.messages[:end]
     if last.tools != prompt.tools and (is_same or not number):
@@ -168,7 +171,7 @@ def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:
 
 
 def _message_at(messages: Sequence[Message], text: str, position: int) -> int | None:
-    """The last message of which a part stands at or before this character, found by its words."""
+    """The index of the message that contains `position`, found by searching its texts in the rendered prompt."""
     cursor, found = 0, None
     for number, message in enumerate(messages):
         for words in _words(message):
@@ -197,7 +200,7 @@ def _words(message: Message) -> Iterator[str]:
 
 
 def _reply_keys(salt: str, message: Message) -> Iterator[bytes]:
-    """Ids of calls are unique; a reply without any is known by its words."""
+    """The keys of a reply: one for each tool call id, which is unique, or else one for its text."""
     calls = calls_of(message)
     text = text_of(message)
     if calls:
@@ -207,7 +210,7 @@ def _reply_keys(salt: str, message: Message) -> Iterator[bytes]:
 
 
 def _shared(earlier: _Prompt, later: _Prompt) -> float:
-    """How many of the earlier messages are among the later ones."""
+    """The share of the earlier prompt's messages that the later prompt has too, from 0 to 1."""
     return (Counter(earlier.messages) & Counter(later.messages)).total() / max(1, len(earlier.messages))
 
 

@@ -1,4 +1,4 @@
-"""Replies given, found again in the conversations that contain them. Knows messages and ids, no template."""
+"""Remembers replies, and finds them in conversations that contain them. Knows messages and ids, but no template."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
 from sys import getsizeof
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.messages import (
     ImagePart,
@@ -23,27 +23,35 @@ from ..core.messages import (
     VideoPart,
 )
 from ..output.reply import FinishedReply
-from .echo import Declared, calls_of, declared_arguments, is_echo
+from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
 
 MAX_REPLIES = 8192
 MAX_BYTES = 64 << 20
-_FIXED_BYTES = 2048  # of one entry: its objects, keys and digests
-_MARK_BYTES = 128
+_FIXED_BYTES = 2048  # the objects, keys and digests of one remembered reply
+_BOUNDARY_BYTES = 128
 _PART_BYTES = 64
+_DIGEST_BYTES = 16
+
+
+class Boundary(NamedTuple):
+    """A place in a rendered text that lies between two of its tokens."""
+
+    num_chars: int  # before it
+    num_tokens: int  # before it
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Remembered:
-    """A reply and the prompt it answered: `base`'s first `base_tokens` ids, then `tail`."""
+class RememberedReply:
+    """A reply and the prompt that it answered. The prompt's ids are the first `base_tokens` of `base`, then `tail`."""
 
-    key: bytes  # of the messages before the reply
+    key: bytes  # identifies the messages before the reply
     text_length: int  # of the rendered prompt, in characters
     text_digest: bytes
-    base: "Remembered | None" = None
-    base_chars: int = 0  # of the prompt's text, for which the ids of `base` stand
-    base_tokens: int = 0  # of the base's prompt and reply
+    base: "RememberedReply | None" = None  # an earlier reply of the conversation
+    base_chars: int = 0  # characters of this prompt that the ids from `base` stand for
+    base_tokens: int = 0  # ids taken from the base's prompt and reply
     tail: "array[int]" = field(default_factory=lambda: array("I"))
-    marks: tuple[tuple[int, int], ...] = ()  # (characters, tokens) of the prompt, ascending: boundaries behind `base`
+    boundaries: tuple[Boundary, ...] = ()  # known places behind `base` in the prompt, ascending
     reply: FinishedReply
     starts_in_reasoning: bool = False
 
@@ -53,13 +61,14 @@ class Remembered:
 
     @property
     def num_bytes(self) -> int:
-        own = _FIXED_BYTES + _MARK_BYTES * len(self.marks) + getsizeof(self.tail)
+        """The memory that this reply holds, without its base."""
+        own = _FIXED_BYTES + _BOUNDARY_BYTES * len(self.boundaries) + getsizeof(self.tail)
         return own + getsizeof(self.reply.token_ids) + sum(map(_part_bytes, self.reply.message.parts))
 
     def token_ids(self, end: int) -> list[int]:
-        """The first `end` ids of prompt + reply."""
+        """The first `end` ids of the prompt and its reply."""
         runs: list[Sequence[int]] = []
-        entry: Remembered | None = self
+        entry: RememberedReply | None = self
         while entry is not None and end > 0:
             runs.append(entry.reply.token_ids[: max(0, end - entry.num_prompt_tokens)])
             runs.append(entry.tail[: max(0, end - entry.base_tokens)])
@@ -68,36 +77,38 @@ class Remembered:
         return [token_id for run in reversed(runs) for token_id in run]
 
     def token_id(self, index: int) -> int:
+        """The id at `index` in the prompt and its reply."""
         entry = self
         while entry.base is not None and index < entry.base_tokens:
             entry = entry.base
         offset = index - entry.num_prompt_tokens
         return entry.reply.token_ids[offset] if offset >= 0 else entry.tail[index - entry.base_tokens]
 
-    def mark(self, num_chars: int) -> tuple[int, int]:
-        """The last known boundary (characters, tokens) of the prompt that lies within its first `num_chars`."""
-        entry: Remembered | None = self
+    def boundary_before(self, num_chars: int) -> Boundary:
+        """The last known boundary within the first `num_chars` characters of the prompt."""
+        entry: RememberedReply | None = self
         while entry is not None:
-            for mark in ((entry.text_length, entry.num_prompt_tokens), *reversed(entry.marks)):
-                if mark[0] <= num_chars:
-                    return mark
+            prompt_end = Boundary(entry.text_length, entry.num_prompt_tokens)
+            for boundary in (prompt_end, *reversed(entry.boundaries)):
+                if boundary.num_chars <= num_chars:
+                    return boundary
             num_chars = min(num_chars, entry.base_chars)
             if entry.base is not None and num_chars == entry.base_chars:
-                return entry.base_chars, entry.base_tokens
+                return Boundary(entry.base_chars, entry.base_tokens)
             entry = entry.base
-        return 0, 0
+        return Boundary(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """A conversation in which every reply that is known stands as it was given."""
+class RecalledConversation:
+    """A conversation in which every remembered reply has replaced what the client sent for it."""
 
     messages: tuple[Message, ...]
-    key: bytes
-    replies: tuple[Remembered, ...]  # in order
+    key: bytes  # identifies all of the messages
+    replies: tuple[RememberedReply, ...]  # in the order of the messages
 
-    def longest(self, text: str) -> Remembered | None:
-        """The reply whose whole prompt begins the rendered `text`; of several, the one with the longest."""
+    def longest(self, text: str) -> RememberedReply | None:
+        """The reply with the longest prompt among those whose complete prompt is a start of the rendered `text`."""
         best = None
         digest, position = TextDigest(), 0
         for entry in sorted(self.replies, key=lambda entry: entry.text_length):
@@ -111,17 +122,18 @@ class Recalled:
 
 
 class ReplyMemory:
-    """Bounded in replies and bytes; the least recently used go first. Safe to share between threads.
+    """Holds a bounded number of replies and bytes; evicts the least recently used. Threads may share it.
 
-    An entry's base is always used later than itself, so it outlives it, and the bytes counted are those held.
+    Using an entry uses its base right after it. A base therefore stays at least as long as the entries that refer to
+    it, and the bytes that are counted are the bytes that are held.
     """
 
     def __init__(self, *, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES):
         self._max_replies = max_replies
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._recency: OrderedDict[Remembered, None] = OrderedDict()
-        self._by_key: dict[bytes, list[Remembered]] = {}
+        self._recency: OrderedDict[RememberedReply, None] = OrderedDict()
+        self._by_key: dict[bytes, list[RememberedReply]] = {}
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -131,15 +143,15 @@ class ReplyMemory:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def recall(self, salt: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Recalled:
-        """Oldest first: that a reply is known depends on all that stands before it.
+    def recall(self, salt: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> RecalledConversation:
+        """Find the replies in a conversation. Whether a message is one depends on all messages before it.
 
-        `tools`: those of the request, whose defaults clients fill in.
+        `tools` are those of the request: clients fill in the argument defaults that these declare.
         """
         key = first_key(salt)
         declared = declared_arguments(tools)
         result: list[Message] = []
-        replies: list[Remembered] = []
+        replies: list[RememberedReply] = []
         with self._lock:
             for message in messages:
                 entry = self._find(key, message, declared) if message.role == "assistant" else None
@@ -150,10 +162,10 @@ class ReplyMemory:
                 key = next_key(key, message)
             for entry in reversed(replies):
                 self._touch(entry)
-        return Recalled(tuple(result), key, tuple(replies))
+        return RecalledConversation(tuple(result), key, tuple(replies))
 
-    def add(self, entry: Remembered, prompt_token_ids: Sequence[int]) -> None:
-        """`prompt_token_ids`: the whole prompt, for when the entry's base is no longer held."""
+    def add(self, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
+        """`prompt_token_ids` are all ids of the prompt: they are stored where the entry's base was evicted."""
         with self._lock:
             if entry.base is not None and entry.base not in self._recency:
                 entry = _without_base(entry, prompt_token_ids)
@@ -164,26 +176,20 @@ class ReplyMemory:
             while self._recency and (len(self._recency) > self._max_replies or self._num_bytes > self._max_bytes):
                 self._drop(next(iter(self._recency)))
 
-    def clear(self) -> None:
-        with self._lock:
-            self._recency.clear()
-            self._by_key.clear()
-            self._num_bytes = 0
-
-    def _find(self, key: bytes, message: Message, declared: Mapping[str, Declared]) -> Remembered | None:
-        """The latest; one whose calls have the same ids before one whose calls only say the same."""
+    def _find(self, key: bytes, message: Message, declared: Mapping[str, DeclaredValue]) -> RememberedReply | None:
+        """The latest reply that the message repeats; one with the same tool call ids is preferred."""
         known = reversed(self._by_key.get(key, ()))
         found = [entry for entry in known if is_echo(message, entry.reply.message, declared)]
         call_ids = [call.call_id for call in calls_of(message)]
         return max(found, key=lambda entry: call_ids == [call.call_id for call in entry.reply.calls], default=None)
 
-    def _touch(self, entry: Remembered) -> None:
-        link: Remembered | None = entry
+    def _touch(self, entry: RememberedReply) -> None:
+        link: RememberedReply | None = entry
         while link is not None:
             self._recency.move_to_end(link)
             link = link.base
 
-    def _drop(self, entry: Remembered) -> None:
+    def _drop(self, entry: RememberedReply) -> None:
         del self._recency[entry]
         self._num_bytes -= entry.num_bytes
         siblings = self._by_key[entry.key]
@@ -192,13 +198,13 @@ class ReplyMemory:
             del self._by_key[entry.key]
 
 
-def _without_base(entry: Remembered, prompt_token_ids: Sequence[int]) -> Remembered:
-    return Remembered(
+def _without_base(entry: RememberedReply, prompt_token_ids: Sequence[int]) -> RememberedReply:
+    return RememberedReply(
         key=entry.key,
         text_length=entry.text_length,
         text_digest=entry.text_digest,
         tail=array("I", prompt_token_ids),
-        marks=((entry.base_chars, entry.base_tokens), *entry.marks),
+        boundaries=(Boundary(entry.base_chars, entry.base_tokens), *entry.boundaries),
         reply=entry.reply,
         starts_in_reasoning=entry.starts_in_reasoning,
     )
@@ -215,23 +221,20 @@ def _part_bytes(part: Part) -> int:
 
 
 def _json_bytes(value: Any) -> int:
-    """The memory that a JSON value takes. What several values share is counted for each of them."""
+    """The memory that a JSON value takes. Objects that several values share are counted for each of them."""
     total, waiting = 0, [value]
     while waiting:
-        each = waiting.pop()
-        total += getsizeof(each)
-        if isinstance(each, dict):
-            waiting += [*each, *each.values()]
-        elif isinstance(each, list):
-            waiting += each
+        item = waiting.pop()
+        total += getsizeof(item)
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list):
+            waiting += item
     return total
 
 
-_DIGEST_BYTES = 16
-
-
 class TextDigest:
-    """Of all the text fed so far."""
+    """The digest of a text that is fed in parts."""
 
     def __init__(self, text: str = ""):
         self._hash = blake2b(_bytes(text), digest_size=_DIGEST_BYTES)
@@ -244,11 +247,12 @@ class TextDigest:
 
 
 def first_key(salt: str) -> bytes:
+    """The key of an empty conversation."""
     return _digest(_bytes(salt))
 
 
 def next_key(key: bytes, message: Message) -> bytes:
-    """The key of a conversation that goes on with `message`. Texts of one message count as one text."""
+    """The key of the conversation `key` with `message` added. Neighbouring texts of a message count as one text."""
     separator = "" if message.role == "assistant" else "\n"
     parts: list[Any] = []
     for is_text, group in groupby(message.parts, lambda part: isinstance(part, TextPart)):

@@ -1,4 +1,4 @@
-"""What a request left out is filled in: request, then server flag, then the checkpoint, then 1.0 / 1.0 / 0."""
+"""Fills in sampling settings that a request left out: from the server's flags, the checkpoint, then 1.0 / 1.0 / 0."""
 
 import secrets
 from collections.abc import Iterable
@@ -20,19 +20,22 @@ _SEED_BITS = 63
 class ResolvedSampling:
     tokens: TokenSampling
     max_tokens: int
-    clamped_max_tokens: int | None  # set when the context window cut what the client asked for
+    clamped_max_tokens: int | None  # set if the context window is too small for what the client asked for
     min_tokens: int
     stop_token_ids: frozenset[int]
 
 
 def checkpoint_defaults(path: Path) -> SamplingDefaults:
-    """From generation_config.json, whatever its `do_sample`; one that says false and names no temperature is greedy."""
+    """Read generation_config.json. It is greedy if `do_sample` is false and no temperature is given.
+
+    Other values count even if `do_sample` is false. Raises ModelLoadError for a broken file.
+    """
     config = read_json(path / "generation_config.json")
     greedy = config.get("do_sample") is False and config.get("temperature") is None
     return SamplingDefaults(
         temperature=0.0 if greedy else _number(config.get("temperature"), 0, 2),
         top_p=_number(config.get("top_p"), 1e-9, 1),
-        top_k=_whole(config.get("top_k")),
+        top_k=_count(config.get("top_k")),
         min_p=_number(config.get("min_p"), 0, 1),
         repetition_penalty=_number(config.get("repetition_penalty"), 1e-9, float("inf")),
     )
@@ -48,7 +51,10 @@ def resolve_sampling(
     defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
     checkpoint: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
 ) -> ResolvedSampling:
-    """Raises InvalidParameter for a `logit_bias` outside the vocabulary. The prompt must fit the context window."""
+    """Resolve every setting. The prompt must fit the context window.
+
+    Raises InvalidParameter for a `logit_bias` outside the vocabulary.
+    """
     for token_id in params.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise InvalidParameter(
@@ -78,14 +84,15 @@ def resolve_sampling(
 
 
 def _filled_in(*sources: SamplingParams | SamplingDefaults) -> dict[str, Any]:
+    """Each setting from the first source that gives it."""
     names = [field.name for field in fields(SamplingDefaults) if field.name != "max_tokens"]
     return {name: next(value for source in sources if (value := getattr(source, name)) is not None) for name in names}
 
 
 def _number(value: Any, low: float, high: float) -> float | None:
-    """A checkpoint's value, unless it is none that a client could ask for."""
+    """A checkpoint's value; None if a client could not ask for it."""
     return float(value) if isinstance(value, int | float) and low <= value <= high else None
 
 
-def _whole(value: Any) -> int | None:
+def _count(value: Any) -> int | None:
     return max(0, value) if isinstance(value, int) else None

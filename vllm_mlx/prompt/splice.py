@@ -1,4 +1,4 @@
-"""How much of a rendered turn a reply's own ids can stand for. Knows the text behind one prompt, no conversation."""
+"""Finds how much of a rendered turn the ids of a remembered reply can stand for. Knows no conversation."""
 
 import re
 from collections.abc import Sequence
@@ -17,21 +17,24 @@ from .echo import is_same
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    num_tokens: int  # of the reply
-    num_chars: int  # of the text that follows the prompt
+    """The first ids of a reply, and the characters behind the prompt that they stand for."""
+
+    num_tokens: int
+    num_chars: int
 
 
 NOTHING = Splice(0, 0)
 
 
 class Splicer:
-    """`reasoning`, `tools`: names of the formats that replies are read in."""
+    """Compares replies with rendered turns. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, *, reasoning: str | None = None, tools: str | None = None):
+        """`reasoning` and `tools` are the names of the formats that replies are written in."""
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._tools = tools
-        self._thought = () if reasoning is None else reasoning_markers(reasoning)
+        self._reasoning_tags = () if reasoning is None else reasoning_markers(reasoning)
         texts = sorted(tokenizer.marker_tokens, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         ends = (tokenizer.added_token(token_id) for token_id in tokenizer.eos_token_ids)
@@ -40,10 +43,10 @@ class Splicer:
     def splice(
         self, rest: str, reply: FinishedReply, request: Request, prompt: Sequence[int], in_reasoning: bool
     ) -> Splice:
-        """`rest`: what a rendering says behind `prompt`, to which the reply was given; `in_reasoning`: where that ends.
+        """How much of `rest` the reply's ids can stand for; `rest` is a rendered text behind the `prompt` of the reply.
 
-        The ids may stand for the turn when it says what they say, or when both read as the same reply: then only its
-        spacing differs, and the model's own is kept.
+        The ids may stand for the turn if they say exactly its text, or if both are read as the same reply: then only
+        spacing differs, and the model's own is kept. `in_reasoning`: the prompt ends inside reasoning.
         """
         text, end = self._text_and_end(reply, prompt)
         if rest.startswith(text + end):
@@ -68,7 +71,7 @@ class Splicer:
         return NOTHING
 
     def _text_and_end(self, reply: FinishedReply, prompt: Sequence[int]) -> tuple[str, str]:
-        """What the reply's ids say, and the text of the added token that ended it, if one did."""
+        """The reply's text, and the text of the end token if the reply ended with one."""
         ids = reply.token_ids
         added = self._tokenizer.added_token(ids[-1]) if ids else None
         if added is None or added[0] not in self._ends:
@@ -80,7 +83,7 @@ class Splicer:
         return self._tokenizer.decode([*context, *token_ids])[len(self._tokenizer.decode(context)) :]
 
     def _turn(self, rest: str, end: str) -> tuple[str, str]:
-        """The turn's text and the text of the token that ends it; empty where none does."""
+        """The turn's text and the text of the token that ends it; the latter is empty if no token ends it."""
         found = [(position, text) for text in {end, *self._ends} if text and (position := rest.find(text)) >= 0]
         if not found:
             return rest, ""
@@ -88,7 +91,7 @@ class Splicer:
         return rest[:position], text
 
     def _start(self, turn: str, reply: FinishedReply, prompt: Sequence[int]) -> Splice:
-        """A stop string cut the reply: the tokens that lie wholly before the cut."""
+        """The ids that lie completely within the turn, whose text is the reply's up to where a stop string cut it."""
         best, low, high = NOTHING, 1, len(reply.token_ids)
         while low <= high:
             middle = (low + high) // 2
@@ -100,7 +103,7 @@ class Splicer:
         return best
 
     def _before_last_tag(self, turn: str) -> str:
-        """A reply that may hold one call ends with the call's last character, before the tag that closes it."""
+        """The turn without its last tag: a reply limited to one call ends before the tag that closes the call."""
         return turn[: max((added.start() for added in self._added.finditer(turn)), default=0)].rstrip()
 
     def _read(self, text: str, end: str, request: Request, schemas: Schemas, in_reasoning: bool) -> "_Reading":
@@ -125,23 +128,23 @@ class Splicer:
             reply.feed(parser.feed(end, special=True))
         in_reasoning = parser.in_reasoning
         reply.feed(parser.finish())
-        return _Reading(reply.message(), tuple(added_texts), tuple(map(text.count, self._thought)), in_reasoning)
+        return _Reading(reply.message(), tuple(added_texts), tuple(map(text.count, self._reasoning_tags)), in_reasoning)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A turn's text, as a reply."""
+    """A turn's text, parsed as a reply."""
 
     message: Message
-    added: tuple[str, ...]  # added tokens, in order
-    num_thoughts: tuple[int, ...]  # tags that open, and that close one
+    added: tuple[str, ...]  # the texts of its added tokens, in order
+    num_reasoning_tags: tuple[int, ...]  # tags that open reasoning, and tags that close it
     ends_in_reasoning: bool
 
     def says_the_same(self, other: "_Reading") -> bool:
-        """A thought of nothing at all is no spacing: with its tags or without, a model reads something else."""
+        """Whether only spacing differs. The tags of empty reasoning are more than spacing: a model reads them."""
         return (
             self.ends_in_reasoning == other.ends_in_reasoning
             and self.added == other.added
-            and self.num_thoughts == other.num_thoughts
+            and self.num_reasoning_tags == other.num_reasoning_tags
             and is_same(self.message, other.message)
         )

@@ -1,4 +1,4 @@
-"""System messages for templates that take none, or take them at the start only. Knows messages; asks by rendering."""
+"""System messages for templates that take none, or take them only at the start. Tests a template by rendering."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,58 +7,60 @@ from functools import cached_property
 
 from ..core.messages import Message, Part, Role, TextPart, ToolResultPart
 
-Render = Callable[[Sequence[Message]], str | None]  # None: the template refuses the conversation
+Render = Callable[[Sequence[Message]], str | None]  # returns None if the template refuses the conversation
 
-REMINDER = "<system-reminder>\n{}\n</system-reminder>"  # as Claude Code itself writes them for older models
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"  # the form that Claude Code uses for older models
 
 _MARKS = tuple(f"probe{number}." for number in range(9))
 
 
 class SystemTurns:
-    """What a template cannot show as a system message where it stands becomes text of the message beside it.
+    """Turns system messages that the template cannot write in their place into text of the message beside them.
 
-    No message moves to the front and no turn is added: what came before stays the start of the prompt.
+    No message moves to the front and no turn is added, so the prompt of the messages before stays a start of the
+    prompt.
     """
 
     def __init__(self, render: Render):
         self._render = render
 
     def place(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The conversation in a form that the template writes completely and in order."""
         num_leading = next((n for n, m in enumerate(messages) if m.role != "system"), len(messages))
         leading, rest = list(messages[:num_leading]), list(messages[num_leading:])
         if leading and rest and not self._takes_leading:
-            return tuple(self._folded(leading, rest, "{}"))
+            return tuple(self._merged(leading, rest, "{}"))
         if num_leading > 1 and not self._takes_two:
             leading = [Message("system", tuple(part for message in leading for part in message.parts))]
         if any(message.role == "system" for message in rest) and not self._takes_between:
-            rest = self._folded([], rest, REMINDER)
+            rest = self._merged([], rest, REMINDER)
         return (*leading, *rest)
 
-    def _folded(self, leading: Sequence[Message], rest: Sequence[Message], form: str) -> list[Message]:
-        fold = _Fold()
+    def _merged(self, leading: Sequence[Message], rest: Sequence[Message], form: str) -> list[Message]:
+        merging = _Merging()
         for message in leading:
-            fold.add_system(_text(message, form))
+            merging.feed_system(_text(message, form))
         for message in rest:
             if message.role == "system":
-                fold.add_system(_text(message, REMINDER))
+                merging.feed_system(_text(message, REMINDER))
             else:
-                fold.add(message)
-        return fold.finish()
+                merging.feed(message)
+        return merging.finish()
 
     @cached_property
     def _takes_leading(self) -> bool:
-        return self._shows(("system", "user"))
+        return self._writes(("system", "user"))
 
     @cached_property
     def _takes_two(self) -> bool:
-        return self._shows(("system", "system", "user"))
+        return self._writes(("system", "system", "user"))
 
     @cached_property
     def _takes_between(self) -> bool:
-        return self._shows(("system", "user", "system", "assistant", "user", "system", "assistant", "user"))
+        return self._writes(("system", "user", "system", "assistant", "user", "system", "assistant", "user"))
 
-    def _shows(self, roles: Sequence[Role]) -> bool:
-        """All messages, once each, in order: templates drop and move messages as often as they refuse them."""
+    def _writes(self, roles: Sequence[Role]) -> bool:
+        """Whether the template writes every message once and in order: templates also drop and move messages."""
         marks = _MARKS[: len(roles)]
         messages = [Message(role, (TextPart(mark),)) for role, mark in zip(roles, marks, strict=True)]
         text = self._render(messages)
@@ -67,7 +69,7 @@ class SystemTurns:
         places = [text.find(mark) for mark in marks]
         if places != sorted(places):
             return False
-        # A reply that begins with a system message's text would be read as the model's own.
+        # A model would read a system message's text at the start of a reply as its own.
         between = itertools.pairwise(zip(places, roles, marks, strict=True))
         return not any(
             role == "system" and next_role == "assistant" and not text[place + len(mark) : next_place].strip()
@@ -75,14 +77,14 @@ class SystemTurns:
         )
 
 
-class _Fold:
-    """System texts go to the end of the user's message or tool result before them, else to the start of the next."""
+class _Merging:
+    """Adds system texts to the end of the user message or tool result before them, or to the start of the next."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._waiting: list[TextPart] = []
 
-    def add_system(self, part: TextPart) -> None:
+    def feed_system(self, part: TextPart) -> None:
         if not part.text:
             return
         last = self._messages[-1] if self._messages and not self._waiting else None
@@ -92,7 +94,7 @@ class _Fold:
             case _:
                 self._waiting.append(part)
 
-    def add(self, message: Message) -> None:
+    def feed(self, message: Message) -> None:
         if self._waiting and message.role == "user":
             message = replace(message, parts=(*self._waiting, *message.parts))
             self._waiting = []

@@ -1,4 +1,4 @@
-"""Conversation → text, through the checkpoint's own chat template. Knows no ids."""
+"""Conversation → text, by the checkpoint's own chat template. Knows no token ids."""
 
 import hashlib
 import itertools
@@ -31,7 +31,8 @@ _RESERVED = frozenset({
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
     "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 })  # fmt: skip
-_ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")  # private characters: markers that are text of the conversation
+# Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.
+_ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")
 _ERROR_VARIABLE = re.compile(r"\bis_error\b")
 _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
 _ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
@@ -41,11 +42,11 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 @dataclass(frozen=True, slots=True)
 class Rendered:
     text: str
-    image_starts: tuple[int, ...] = ()  # characters, in order
+    media_starts: tuple[int, ...] = ()  # characters before each image or video, in order
 
 
-class Markers:
-    """What a template writes for an image, and for a video where the model takes any."""
+class MediaMarkers:
+    """The texts that a template writes for an image, and for a video if the model takes videos."""
 
     def __init__(self, image: str, video: str | None = None):
         self.image = image
@@ -54,93 +55,106 @@ class Markers:
         self._escapes = list(zip(given, _ESCAPED, strict=False))
         self._split = re.compile(f"({'|'.join(map(re.escape, given))})")
 
-    def hide(self, value: Any) -> Any:
-        """The same strings, lists and dicts without a marker in any text, so that all the template writes are media."""
+    def escape(self, value: Any) -> Any:
+        """The same strings, lists and dicts without any marker, so that every marker in the rendered text is media."""
         match value:
             case str():
-                return self._hidden(value)
+                return self._escaped(value)
             case dict():
-                return {name: self.hide(item) for name, item in value.items()}
+                return {name: self.escape(item) for name, item in value.items()}
             case list():
-                return [self.hide(item) for item in value]
+                return [self.escape(item) for item in value]
             case _:
                 return value
 
     def fill_in(self, text: str, media: Sequence[tuple[str, str]]) -> Rendered | None:
-        """`media`: (marker, own text) of each, put in its marker's place. None where other markers stand there."""
+        """Put texts in the places of the markers. `media` is a (marker, text) pair for each image and video.
+
+        None if `text` does not have exactly these markers in this order.
+        """
         first, *rest = self._split.split(text)
         if rest[::2] != [marker for marker, _ in media]:
             return None
-        own = [text for _, text in media]
-        return _joined(self._shown(first), zip(own, map(self._shown, rest[1::2]), strict=True))
+        parts, starts = [self._unescaped(first)], []
+        length = len(parts[0])
+        for (_, media_text), part in zip(media, map(self._unescaped, rest[1::2]), strict=True):
+            starts.append(length)
+            parts += [media_text, part]
+            length += len(media_text) + len(part)
+        return Rendered("".join(parts), tuple(starts))
 
-    def _hidden(self, text: str) -> str:
+    def _escaped(self, text: str) -> str:
         for marker, escaped in self._escapes:
             text = text.replace(marker, escaped)
         return text
 
-    def _shown(self, text: str) -> str:
+    def _unescaped(self, text: str) -> str:
         for marker, escaped in self._escapes:
             text = text.replace(escaped, marker)
         return text
 
 
-def _joined(first: str, pairs: Iterable[tuple[str, str]]) -> Rendered:
-    parts, starts, length = [first], [], len(first)
-    for image, part in pairs:
-        starts.append(length)
-        parts += [image, part]
-        length += len(image) + len(part)
-    return Rendered("".join(parts), tuple(starts))
-
-
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How a template takes the tool calls of a message."""
+    """How a template takes messages with tool calls."""
 
-    arguments_are_text: bool = False  # JSON text, where it does not write objects as JSON itself
-    empty_content: str | None = ""  # of a message of calls alone; None: the key is left out
+    arguments_are_text: bool = False  # JSON text, for a template that does not write objects as JSON itself
+    empty_content: str | None = ""  # the content of a message that has calls alone; None is a null content
     ids_are_short: bool = False  # nine letters or digits
-    knows_errors: bool = False  # reads `is_error` of a tool result
+    knows_errors: bool = False  # it reads `is_error` of a tool result
 
 
 class ChatTemplate:
-    """`enable_thinking`: the server's default; None means on, or what a template does that only knows `thinking`.
+    """Renders conversations. Threads may share it.
 
-    `markers`: what the template writes for images and videos; None where the model takes none.
+    A template is rendered up to ten times for one chat request before its first token: once by `render_prompt`, and
+    up to nine times by `probe` to plan the snapshot points (points.py). After the reply, `probe` runs once or twice
+    more (next_turn.py). What a template does with system messages and tool calls is found by a few more renderings,
+    once for each checkpoint.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, markers: Markers | None = None):
+    def __init__(
+        self, tokenizer: Tokenizer, *, enable_thinking: bool | None = None, markers: MediaMarkers | None = None
+    ):
+        """`enable_thinking` is the server's default. None: reasoning is on, but a template that knows only the variable
+        `thinking` keeps its own default. `markers` is None if the model takes no images.
+        """
         self._tokenizer = tokenizer
         self._markers = markers
         self._enable_thinking = enable_thinking
         self._style: CallStyle | None = None
-        self._system_turns = SystemTurns(self._rendered)
+        self._system_turns = SystemTurns(self._probe_messages)
 
-    def render(self, request: Request) -> str:
-        """Raises TemplateError where there is no template or it refuses the conversation."""
-        return self.rendering(request).text
+    def render_prompt(self, request: Request) -> Rendered:
+        """The text of the request's prompt, with the own text of each image and video in its place.
 
-    def rendering(self, request: Request) -> Rendered:
-        """The text, each image and video standing in it by its own text, and where.
-
-        Raises TemplateError as `render` does.
+        Raises TemplateError if there is no template or it refuses the conversation.
         """
+        return self._render(request)
+
+    def probe(self, request: Request) -> str:
+        """The text of a conversation that is never sent to a model: it shows where the template puts things.
+
+        Raises as `render_prompt` does.
+        """
+        return self._render(request).text
+
+    def _render(self, request: Request) -> Rendered:
         parts, markers = media_parts(request), self._markers
         if not parts:
-            return Rendered(self._render(request))
+            return Rendered(self._apply(request))
         if markers is None:
             raise Unsupported("This model takes no images. Send text, or serve a vision model.", param="messages")
         media = [(str(markers.image if isinstance(part, ImagePart) else markers.video), part.text) for part in parts]
-        rendered = markers.fill_in(self._render(request, hidden=markers), media)
+        rendered = markers.fill_in(self._apply(request, escaping=markers), media)
         if rendered is None:
             raise TemplateError(
                 "The model's chat template cannot show the images of this conversation.", param="messages"
             )
         return rendered
 
-    def _render(self, request: Request, *, hidden: Markers | None = None) -> str:
-        """`hidden`: texts that are not to come from the conversation itself."""
+    def _apply(self, request: Request, *, escaping: MediaMarkers | None = None) -> str:
+        """Run the template. `escaping` are the markers that the conversation's own texts must not contain."""
         assert request.messages is not None
         if self._tokenizer.chat_template is None:
             raise TemplateError(
@@ -148,13 +162,13 @@ class ChatTemplate:
                 param="messages",
             )
         tools = [tool.to_openai() for tool in request.tools] if request.tool_choice.mode != "none" else []
-        messages = self._system_turns.place(request.messages)
-        shown = template_messages(messages, self._style_for(messages))
-        if hidden is not None:
-            shown, tools = hidden.hide(shown), hidden.hide(tools)
+        placed = self._system_turns.place(request.messages)
+        messages = template_messages(placed, self._style_for(placed))
+        if escaping is not None:
+            messages, tools = escaping.escape(messages), escaping.escape(tools)
         try:
             return self._tokenizer.apply_chat_template(
-                shown,
+                messages,
                 tools=tools or None,
                 add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
                 continue_final_message=request.continue_final_message,
@@ -177,8 +191,8 @@ class ChatTemplate:
             variables["thinking"] = chosen
         return {**variables, **request.template_kwargs}
 
-    def _rendered(self, messages: Sequence[Message]) -> str | None:
-        """A conversation of text alone, to see what becomes of it; None: the template refuses it."""
+    def _probe_messages(self, messages: Sequence[Message]) -> str | None:
+        """The rendered text of messages that have only text; None if the template refuses them."""
         try:
             return self._tokenizer.apply_chat_template(template_messages(messages), add_generation_prompt=True)
         except TEMPLATE_FAILURES:
@@ -188,12 +202,15 @@ class ChatTemplate:
         if not any(isinstance(part, ToolCallPart) for message in messages for part in message.parts):
             return CallStyle()
         if self._style is None:
-            style = next(filter(self._shows_call, _styles()), CallStyle())
+            style = next(filter(self._writes_calls, _styles()), CallStyle())
             self._style = replace(style, knows_errors=bool(_ERROR_VARIABLE.search(self._tokenizer.chat_template or "")))
         return self._style
 
-    def _shows_call(self, style: CallStyle) -> bool:
-        """Found by rendering, for templates drop or garble what they did not expect as often as they refuse it."""
+    def _writes_calls(self, style: CallStyle) -> bool:
+        """Whether the template writes a probe's tool call in full.
+
+        Templates drop or garble what they do not expect as often as they refuse it.
+        """
         call = ToolCallPart("call_of_probe", "probe_tool", {"probe_key": "probe_value"})
         messages = [
             Message("user", (TextPart("probe"),)),
@@ -204,18 +221,18 @@ class ChatTemplate:
         try:
             without, text = (
                 self._tokenizer.apply_chat_template(
-                    template_messages(shown, style), tools=tools, add_generation_prompt=True
+                    template_messages(probe, style), tools=tools, add_generation_prompt=True
                 )
-                for shown in (messages[:1], messages)
+                for probe in (messages[:1], messages)
             )
         except TEMPLATE_FAILURES:
             return False
-        is_shown = text.count(call.name) > without.count(call.name) and "probe_value" in text
-        return is_shown and "{'probe_key'" not in text and '\\"probe_key' not in text
+        is_written = text.count(call.name) > without.count(call.name) and "probe_value" in text
+        return is_written and "{'probe_key'" not in text and '\\"probe_key' not in text
 
 
 def _styles() -> Iterable[CallStyle]:
-    """The usual one first."""
+    """All styles, the usual one first."""
     return (
         CallStyle(arguments_are_text, empty_content, ids_are_short)
         for ids_are_short, empty_content, arguments_are_text in itertools.product(
@@ -225,10 +242,10 @@ def _styles() -> Iterable[CallStyle]:
 
 
 def template_messages(messages: Sequence[Message], style: CallStyle | None = None) -> list[dict[str, Any]]:
-    """The dicts that chat templates read. A tool result is a message of its own, wherever the client put it."""
+    """The dicts that chat templates read. Every tool result becomes a message of its own."""
     style = style or CallStyle()
     result: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of the tools that were called, by the call
+    names: dict[str, str] = {}  # call id → name of the tool
     for message in messages:
         names |= {part.call_id: part.name for part in message.parts if isinstance(part, ToolCallPart)}
         run: list[Part] = []
@@ -246,7 +263,7 @@ def template_messages(messages: Sequence[Message], style: CallStyle | None = Non
 
 
 def _template_message(message: Message, parts: Sequence[Part], style: CallStyle) -> dict[str, Any]:
-    # Text of the model itself was one stream; parts of a client are separate texts.
+    # The parts of a reply were one text when the model wrote them; the parts that a client sends are separate texts.
     content = _content(parts, separator="" if message.role == "assistant" else "\n")
     result: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
@@ -268,8 +285,8 @@ def _tool_call(part: ToolCallPart, style: CallStyle) -> dict[str, Any]:
 
 
 def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> dict[str, Any]:
-    shown = part.content if style.knows_errors or not part.is_error else _as_error(part.content)
-    content = _content(shown, separator="\n")
+    parts = part.content if style.knows_errors or not part.is_error else _as_error(part.content)
+    content = _content(parts, separator="\n")
     result: dict[str, Any] = {"role": "tool", "tool_call_id": _call_id(part.call_id, style), "content": content}
     if part.is_error and style.knows_errors:
         result["is_error"] = True
@@ -278,7 +295,7 @@ def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> 
 
 
 def _as_error(content: Sequence[ShownPart]) -> Sequence[ShownPart]:
-    """Says so where the result does not say it itself, as nearly every tool's does."""
+    """Add "Error:" before a failed result, unless its first line says that it failed, as nearly every tool's does."""
     first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
     says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])
     return content if says_so else (TextPart("Error:"), *content)
@@ -291,7 +308,7 @@ def _call_id(call_id: str, style: CallStyle) -> str:
 
 
 def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
-    """Text alone is a string, which every template takes; with images or videos, it is a list."""
+    """A string for text alone, which every template takes; a list where there are images or videos."""
     shown = [part for part in parts if isinstance(part, ShownPart)]
     if any(isinstance(part, MediaPart) for part in shown):
         return [_shown_part(part) for part in shown]

@@ -7,22 +7,21 @@ import pytest
 
 from tests.rows import row
 from tests.support.tokenizers import TEMPLATES
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, InvalidParameter, Unsupported
 from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.prompt.prompt import PromptProcessor
-from vllm_mlx.prompt.template import ChatTemplate
+from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 
 def process(
-    tokenizer: Tokenizer, *, max_model_len: int = 4096, reasoning: str | None = "qwen3", **options: Any
+    tokenizer: Tokenizer, *, max_model_len: int = 4096, reasoning: str = "qwen3", **options: Any
 ) -> PromptInputs:
-    processor = PromptProcessor(
-        tokenizer, ChatTemplate(tokenizer), max_model_len=max_model_len, vocab_size=400, reasoning=reasoning
-    )
-    return processor.process(Request(request_id="r", **options))[0]
+    config = EngineConfig(model="m", reasoning_parser=reasoning)
+    processor = RequestProcessor(tokenizer, config, Path("/nowhere"), max_model_len=max_model_len, vocab_size=400)
+    return processor.prepare(Request(request_id="r", **options)).prompt
 
 
 def user(text: str) -> tuple[Message, ...]:
@@ -101,7 +100,7 @@ def test_a_template_that_opens_no_thought(qwen: Tokenizer) -> None:
 
 
 def test_without_a_reasoning_format_nothing_is_a_thought(qwen_3_5: Tokenizer) -> None:
-    assert not process(qwen_3_5, messages=user("hi"), reasoning=None).starts_in_reasoning
+    assert not process(qwen_3_5, messages=user("hi"), reasoning="none").starts_in_reasoning
 
 
 def test_markers_that_are_no_tokens_are_found_in_the_text(llama_folder: Path) -> None:
