@@ -12,7 +12,7 @@ from tests.server.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.server.run import leave_to_stay
+from vllm_mlx.server.garbage import leave_to_stay
 
 from .figures import milliseconds
 from .probe import seen_by, start_probe

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import mlx.core as mx
 import pytest
 
 from tests.rows import row
@@ -237,3 +238,14 @@ def test_after_shutdown_late_readers_read_and_late_questions_are_refused(checkpo
         return events
 
     assert last(asyncio.run(run())).reason is FinishReason.LENGTH
+
+
+def test_an_idle_engine_keeps_no_freed_buffers(engine):
+    async def freed_bytes() -> int:
+        await collect(engine, request("a long prompt " * 200))
+        await until_idle(engine)
+        while mx.get_cache_memory():  # a hang ends the test
+            await asyncio.sleep(0.01)
+        return mx.get_cache_memory()
+
+    assert asyncio.run(freed_bytes()) == 0

@@ -1,9 +1,13 @@
 """What a body may hold, how it is read, and what of it runs beside the event loop."""
 
+import asyncio
+import gc
 import json
 import math
 import re
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -14,19 +18,20 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
+from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, TextContent
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.text import well_formed_json
 from vllm_mlx.api.validation import describe
 from vllm_mlx.api.wire import Items
 from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.limits import RequestLimits
 from vllm_mlx.core.messages import TextPart
 from vllm_mlx.server import json_bytes
-from vllm_mlx.server.bodies import _read
+from vllm_mlx.server.bodies import _read, _Worker
 from vllm_mlx.server.json_bytes import LARGE_BYTES, MAX_PARTS, MAX_TEXT_BYTES, MAX_VALUES, read_json
 
-from .fakes import FakeEngine
+from .fakes import FakeEngine, finished
 from .running import Running, serving
 
 PADDING = " " * LARGE_BYTES
@@ -225,3 +230,33 @@ def test_long_and_short_bodies_make_the_same_request(server: Running, http: http
     first, second = server.engine.requests[-2:]
     assert first.messages == second.messages
     assert first.messages[0].parts == (TextPart("Cut \ufffd off"),)
+
+
+def test_what_was_read_is_decoded_before_more_is_read() -> None:
+    async def order() -> list[str]:
+        worker, ran, begun = _Worker(), [], threading.Event()
+        first = worker.run(begun.wait, is_reading=True)
+        reads = [worker.run(partial(ran.append, f"read {at}"), is_reading=True) for at in (1, 2)]
+        decode = worker.run(partial(ran.append, "decode"), is_reading=False)
+        tasks = [asyncio.create_task(each) for each in (first, *reads, decode)]
+        await asyncio.sleep(0)
+        begun.set()
+        await asyncio.gather(*tasks)
+        return ran
+
+    assert asyncio.run(order()) == ["decode", "read 1", "read 2"]
+
+
+def test_the_wire_types_of_a_request_are_gone_while_its_reply_runs() -> None:
+    content = [{"type": "text", "text": PADDING}, {"type": "text", "text": "Hi."}]
+    alive: list[int] = []
+
+    def play(request: Any, index: int) -> Any:
+        alive.append(sum(isinstance(each, TextContent) for each in gc.get_objects()))
+        return (Started(7, 0), TextDelta("a"), finished())
+
+    with serving(FakeEngine(play)) as running, running.http() as client:
+        for stream in (False, True):
+            body = {"messages": [{"role": "user", "content": content}], "stream": stream}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert alive == [0, 0]

@@ -1,5 +1,7 @@
 """What is kept of responses, and what goes."""
 
+import tracemalloc
+
 from vllm_mlx.api.responses.decode import decode_response
 from vllm_mlx.api.responses.encode import response_fold
 from vllm_mlx.api.responses.replies import ResponseReply
@@ -71,3 +73,13 @@ def test_pages_of_items() -> None:
     assert [item["id"] for item in page.data] == ["2", "3"]
     empty = item_list([], limit=2, after=None, newest_first=False)
     assert (empty.data, empty.first_id, empty.has_more) == ([], None, False)
+
+
+def test_small_elements_count_what_they_take() -> None:
+    parts = [{"text": "x"}] * 10_000
+    body = ResponsesBody.model_validate({"input": [{"type": "reasoning", "summary": parts}]})
+    tracemalloc.start()
+    kept = decode_response(body, reply_id="resp_1", model="tiny", created_at=1).kept
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 * taken < kept.num_bytes < 2 * taken

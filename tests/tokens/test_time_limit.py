@@ -1,6 +1,7 @@
 """Templates are programs of strangers: they end in time, write within bounds, and reach nothing."""
 
 import contextlib
+import gc
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from vllm_mlx.tokens import tokenizer as tokenizer_module
 from vllm_mlx.tokens.tokenizer import OutOfTime, Tokenizer, time_limit
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+MACRO = "{% macro say(message) %}{{ message.content }}{% endmacro %}{{ say(messages[0]) }}"
 REQUEST = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
 
 
@@ -107,3 +109,16 @@ def test_code_around_its_limit_ends_in_one_of_two_ways():
     thread.start()
     thread.join(60)
     assert "alive" in outcomes
+
+
+def test_a_render_leaves_no_conversation_to_the_garbage_collector(checkpoint):
+    """A template with macros leaves a cycle behind, which holds its variables until the next full collection."""
+    tokenizer = Tokenizer.load(checkpoint("qwen3"), chat_template=MACRO)
+    text = "a text " * 1000
+    before = sys.getrefcount(text)
+    gc.disable()
+    try:
+        assert tokenizer.apply_chat_template([{"role": "user", "content": text}]) == text
+        assert sys.getrefcount(text) == before
+    finally:
+        gc.enable()

@@ -135,6 +135,10 @@ class Engine:
             max_bytes=media.max_bytes,
         )
 
+    def rest(self) -> None:
+        """Give back what only a next step would use. Called when no step is due."""
+        self._runner.rest()
+
     def step(self, deliver: Deliver) -> None:
         """One step. Tokens are delivered before the prefill that shares the step with them runs.
 

@@ -124,6 +124,8 @@ class EngineThread:
                     self.step_started_s = time.monotonic()
                     engine.step(self._deliver)
                     self.step_started_s = None
+                    if not engine.has_work:
+                        engine.rest()
         except BaseException as error:
             logger.exception("The engine thread ended")
             self.error = EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")

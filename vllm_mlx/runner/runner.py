@@ -122,6 +122,10 @@ class Runner:
             overrun=self._watch.overrun(),
         )
 
+    def rest(self) -> None:
+        """Give back the freed buffers that MLX keeps for the next step."""
+        mx.clear_cache()
+
     def reset(self) -> None:
         """Drop all rows, after a step that failed outside of any row's work."""
         self._prefilled.clear()

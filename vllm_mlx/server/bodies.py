@@ -1,16 +1,19 @@
 """Request bodies → wire types. What a long one costs is paid beside the event loop, by one thread for all of them."""
 
 import asyncio
+import itertools
 import re
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from queue import PriorityQueue
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from ..api.sealed import may_hold_sealed
@@ -21,12 +24,42 @@ from .json_bytes import LARGE_BYTES, read_json
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-# One, so that the event loop never waits for the interpreter's lock behind several.
-_THREAD = ThreadPoolExecutor(1, thread_name_prefix="bodies")
-
 # A web page may send other types, or none, to any address without asking: see `fetch` with `mode: "no-cors"`.
 _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECASE)
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
+
+
+class _Worker:
+    """One thread, so that the event loop never waits for the interpreter's lock behind several.
+
+    What was read is decoded before more is read: wire types take many times the memory of their text.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: PriorityQueue[tuple[bool, int, Callable[[], Any], Future[Any]]] = PriorityQueue()
+        self._numbers = itertools.count()
+        threading.Thread(target=self._run, name="bodies", daemon=True).start()
+
+    async def run(self, work: Callable[[], T], *, is_reading: bool) -> T:
+        result: Future[T] = Future()
+        self._jobs.put((is_reading, next(self._numbers), work, result))
+        return await asyncio.wrap_future(result)
+
+    def _run(self) -> None:
+        while True:
+            _run_one(*self._jobs.get()[2:])
+
+
+def _run_one(work: Callable[[], Any], result: "Future[Any]") -> None:
+    if not result.set_running_or_notify_cancel():
+        return
+    try:
+        result.set_result(work())
+    except BaseException as error:  # the caller's, as in any executor
+        result.set_exception(error)
+
+
+_WORKER = _Worker()
 
 
 class RefusedBody(HTTPException):
@@ -62,16 +95,29 @@ class _JSONRequest(Request):
         assert self._wire is not None, "only the routes that declare a body read one"
         body = await self.body()
         try:
-            return await beside_loop(self, partial(_read, body, self._wire, self.app.state.limits))
+            read = partial(_read, body, self._wire, self.app.state.limits)
+            return await beside_loop(self, read, is_reading=True)
         except (RequestError, RequestValidationError) as error:
             raise RefusedBody(error) from None
 
 
-async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False) -> T:
+async def decoded(http: Request, wire: BaseModel, decode: Callable[[], T], *, is_long: bool = False) -> T:
+    """Run `decode`, then empty `wire`, which FastAPI holds until the reply has ended."""
+    return await beside_loop(http, partial(_decode, wire, decode), is_long=is_long)
+
+
+def _decode(wire: BaseModel, decode: Callable[[], T]) -> T:
+    try:
+        return decode()
+    finally:
+        vars(wire).clear()
+
+
+async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False, is_reading: bool = False) -> T:
     """Run `work` on the thread for bodies if the body is long, may unpack to a long one, or `is_long` is true."""
     body = await http.body()
     if is_long or len(body) >= LARGE_BYTES or may_hold_sealed(body):
-        return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
+        return await _WORKER.run(work, is_reading=is_reading)
     return work()
 
 

@@ -16,7 +16,7 @@ from ..api.text import MAX_DEPTH, is_deeper
 from ..core.errors import InvalidParameter
 
 LARGE_BYTES = 64 * 1024
-MAX_PARTS = 300_000
+MAX_PARTS = 150_000
 MAX_VALUES = 2_000_000  # enough for a million token ids
 MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
 

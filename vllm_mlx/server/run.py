@@ -2,10 +2,10 @@
 
 import asyncio
 import errno
-import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from ..core.errors import ConfigError, EngineDead
 from .connection import ConnectionLimits, allow_open_files
+from .garbage import GarbageCollector
 from .ports import Engine
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEEP_CONNECTION_S = 75  # agents pause between requests; a connection closed under a request is an error to them
 LAST_WORDS_S = 1  # for clients and supervisors to hear why, once the engine has died
 LAST_EVENTS_S = 5  # for streams to send their last event once the engine has stopped
+# After so long a thread that computes lets others run. The event loop waits so long after each call into the system.
+SWITCH_S = 0.001
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -70,17 +73,14 @@ def run(
     is of no use any more, and whatever supervises it can start another.
     """
     allow_open_files()
-    leave_to_stay()
-    server = EngineServer(app, engine, drain_s=drain_s, started=started, connections=connections)
+    sys.setswitchinterval(SWITCH_S)
+    garbage = GarbageCollector()
+    garbage.begin()
+    server = EngineServer(app, engine, drain_s=drain_s, started=started, connections=connections, tick=garbage.tick)
     server.run(sockets=[sock])
+    garbage.end()
     if engine.is_dead:
         raise EngineDead(engine.error() or "The engine has stopped.")
-
-
-def leave_to_stay() -> None:
-    """Keeps what is loaded out of garbage collections: a full one looks through it all while every thread waits."""
-    gc.collect()
-    gc.freeze()
 
 
 class EngineServer(uvicorn.Server):
@@ -94,7 +94,9 @@ class EngineServer(uvicorn.Server):
         drain_s: float,
         started: Callable[[], None] | None = None,
         connections: ConnectionLimits | None = None,
+        tick: Callable[[], None] | None = None,
     ) -> None:
+        """`tick` is called ten times a second."""
         config = uvicorn.Config(
             app,
             http=(connections or ConnectionLimits()).protocol(),
@@ -110,6 +112,7 @@ class EngineServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = drain_s
         self._on_start = started
+        self._tick = tick
         self._died_s: float | None = None
         self._stopped_by: signal.Signals | None = None
 
@@ -138,6 +141,8 @@ class EngineServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to go on."""
         should_exit = await super().on_tick(counter)
+        if self._tick is not None:
+            self._tick()
         if self._engine.is_dead and self._died_s is None:
             self._died_s = time.monotonic()
         else:

@@ -84,7 +84,10 @@ class Tokenizer:
         return template
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        """The conversation as text. Raises one of `TEMPLATE_FAILURES`, and TemplateError where it does not end."""
+        """The conversation as text. Empties `messages`.
+
+        Raises one of `TEMPLATE_FAILURES`, and TemplateError where it does not end.
+        """
         try:
             with time_limit(TEMPLATE_S):
                 text: str = self._hf.apply_chat_template(
@@ -93,6 +96,8 @@ class Tokenizer:
         except OutOfTime:
             message = f"The model's chat template took more than {TEMPLATE_S:g} seconds for this conversation."
             raise TemplateError(message, param="messages") from None
+        finally:
+            messages.clear()  # a template's macros and its variables refer to each other: they wait for the collector
         if len(text) > MAX_RENDERED_CHARS:
             message = f"The model's chat template made more than {MAX_RENDERED_CHARS} characters of this conversation."
             raise TemplateError(message, param="messages")

@@ -1,5 +1,6 @@
 """The input of a response as it is kept: wire items, each with an id. Made once, since a long one takes time."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,13 +28,11 @@ def _with_id(item: InputItem, item_id: str) -> dict[str, Any]:
 
 
 def _num_bytes(value: Any) -> int:
-    """About the length of the value as JSON. It is not written, since images make it long."""
+    """The memory that the value takes: small elements take many times their length as JSON."""
     match value:
         case dict():
-            return sum(_num_bytes(key) + _num_bytes(each) + 2 for key, each in value.items()) + 2
+            return sys.getsizeof(value) + sum(map(_num_bytes, value.values()))
         case list():
-            return sum(_num_bytes(each) + 1 for each in value) + 2
-        case str():
-            return len(value) + 2
+            return sys.getsizeof(value) + sum(map(_num_bytes, value))
         case _:
-            return 8
+            return sys.getsizeof(value)

@@ -11,7 +11,7 @@ from ...api.anthropic.encode import MessageStream, message_fold
 from ...api.anthropic.replies import MessageReply, TokenCount
 from ...api.anthropic.schema import CountTokensBody, MessagesBody
 from ...api.error_replies import AnthropicError
-from ..bodies import JSONRoute, beside_loop
+from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
@@ -36,9 +36,9 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
             model=models.resolve(body.model),
             messages_thinking=config.messages_thinking,
         )
-        decoded = await beside_loop(http, decode)
-        spec = decoded.reply
-        submission = submit(engine, [decoded.request], http, reply_id=reply_id, model=spec.model)
+        found = await decoded(http, body, decode)
+        spec = found.reply
+        submission = submit(engine, [found.request], http, reply_id=reply_id, model=spec.model)
         if spec.stream:
 
             def encoder_of(generation: Generation) -> MessageStream:
@@ -52,7 +52,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
         """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
         models.resolve(body.model)
         request_id = record_of(http.scope).request_id
-        request = await beside_loop(http, partial(decode_count_request, body, request_id=request_id))
+        request = await decoded(http, body, partial(decode_count_request, body, request_id=request_id))
         num_tokens = await while_connected(http.receive, engine.count_tokens(await admitted(request, http)))
         count = TokenCount(input_tokens=num_tokens)
         return Response(count.to_json(), media_type="application/json")

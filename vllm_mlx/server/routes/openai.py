@@ -12,7 +12,7 @@ from ...api.openai.decode import Decoded, decode_chat, decode_completion
 from ...api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from ...api.openai.replies import ChatCompletion, Completion
 from ...api.openai.schema import ChatCompletionBody, CompletionBody
-from ..bodies import JSONRoute, beside_loop
+from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..models import ServedModels
 from ..ports import Engine
@@ -37,8 +37,8 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
             created=int(time.time()),
             separate_reasoning=config.separate_reasoning,
         )
-        decoded = await beside_loop(http, decode)
-        submission, spec = _submit(engine, decoded, http), decoded.reply
+        found = await decoded(http, body, decode)
+        submission, spec = _submit(engine, found, http), found.reply
         if spec.stream:
             return streamed(http, submission, lambda _: ChatStream(spec, names), keep_alive_s=keep_alive_s)
         return await whole(http, submission, chat_fold(spec, names))
@@ -53,8 +53,8 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
             model=models.resolve(body.model),
             created=int(time.time()),
         )
-        decoded = await beside_loop(http, decode)
-        submission, spec = _submit(engine, decoded, http), decoded.reply
+        found = await decoded(http, body, decode)
+        submission, spec = _submit(engine, found, http), found.reply
         if spec.stream:
             return streamed(http, submission, lambda _: CompletionStream(spec, names), keep_alive_s=keep_alive_s)
         return await whole(http, submission, completion_fold(spec, names))
@@ -62,6 +62,6 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
     return router
 
 
-def _submit(engine: Engine, decoded: Decoded, http: Request) -> Submission:
-    spec = decoded.reply
-    return submit(engine, decoded.requests, http, reply_id=spec.reply_id, model=spec.model)
+def _submit(engine: Engine, found: Decoded, http: Request) -> Submission:
+    spec = found.reply
+    return submit(engine, found.requests, http, reply_id=spec.reply_id, model=spec.model)

@@ -21,7 +21,7 @@ from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_l
 from ...core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
 from ...core.events import GenerationEvent
 from ..background import BackgroundReplies
-from ..bodies import JSONRoute, beside_loop
+from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..log import record_of
 from ..models import ServedModels
@@ -75,12 +75,13 @@ class _Responses:
             model=model,
             created_at=int(time.time()),
         )
-        decoded = await beside_loop(http, decode, is_long=body.previous_response_id is not None)
-        spec = decoded.reply
-        submission = submit(self._engine, [decoded.request], http, reply_id=spec.reply_id, model=model)
-        keep = _Keeper(store, decoded, body.previous_response_id)
+        previous_id = body.previous_response_id
+        found = await decoded(http, body, decode, is_long=previous_id is not None)
+        spec = found.reply
+        submission = submit(self._engine, [found.request], http, reply_id=spec.reply_id, model=model)
+        keep = _Keeper(store, found, previous_id)
         if spec.background:
-            return await self._in_background(http, submission, decoded, keep)
+            return await self._in_background(http, submission, found, keep)
         if spec.stream:
 
             def encoder_of(_: Generation) -> _KeptStream:
