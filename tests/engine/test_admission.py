@@ -10,7 +10,7 @@ from vllm_mlx.core.errors import TimeLimit, TooManyRequests
 from vllm_mlx.core.events import Failed, Finished
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine import admission
-from vllm_mlx.engine.admission import AdmissionQueue
+from vllm_mlx.engine.admission import AdmissionQueue, Refusals
 from vllm_mlx.engine.client import EngineClient
 
 from .test_client import collect, last, request, until_idle, until_running
@@ -111,8 +111,23 @@ def found(queue: AdmissionQueue, *asked: tuple) -> list[int]:
 
 @pytest.fixture
 def queue(monkeypatch) -> AdmissionQueue:
-    monkeypatch.setattr(admission, "_HOLD_S", 0.0)
+    monkeypatch.setattr(admission, "_LONGEST_HOLD_S", 0.0)
     return AdmissionQueue(EngineConfig(model="m", max_num_seqs=2, max_queue=8), list)
+
+
+def test_refusals_of_a_crowd_are_spread_over_time_and_those_of_another_tenant_are_not_held():
+    refusals = Refusals()
+    due_s = [refusals.hold_s("ann", 0.0) for _ in range(200)]
+    assert due_s[:10] == [0.0] * 10 and due_s == sorted(due_s)
+    busiest = max(sum(start <= each < start + 0.25 for each in due_s) for start in due_s)
+    assert busiest <= 10 + 6, "they come back as spread out as they left"
+    assert due_s[-1] < 10 and refusals.hold_s("ben", 0.0) == 0
+    assert refusals.hold_s("ann", 60.0) == 0, "a tenant that waited is answered at once"
+
+
+def test_no_refusal_is_held_for_long_however_many_there_were():
+    refusals = Refusals()
+    assert max(refusals.hold_s("ann", number / 1000) for number in range(20_000)) < 30.001
 
 
 def test_one_tenant_may_fill_the_line_and_no_more(queue):

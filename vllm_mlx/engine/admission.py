@@ -14,8 +14,23 @@ from .generation import Generation
 from .monitoring.counters import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # that a refused client is asked to wait
-_QUICK_REFUSALS = 10  # of one tenant in a second; later ones are held back, since clients that ask again cost time
-_HOLD_S = 1.0
+_REFUSALS_PER_S = 20  # of one tenant; others are held back, because clients that ask again at once cost time
+_QUICK_REFUSALS = 10  # of one tenant that are never held back
+_LONGEST_HOLD_S = 30.0
+
+
+class Refusals:
+    """Spaces out the refusals of each tenant, so that its clients do not all come again at the same moment."""
+
+    def __init__(self) -> None:
+        self._next_s: dict[str, float] = {}  # when the next refusal of a tenant is due
+
+    def hold_s(self, tenant: str, now: float) -> float:
+        """How long to hold back a refusal. Slows down clients that ignore the time a refusal gives them."""
+        earliest_s = now - (_QUICK_REFUSALS - 1) / _REFUSALS_PER_S
+        due_s = min(max(earliest_s, self._next_s.get(tenant, earliest_s)), now + _LONGEST_HOLD_S)
+        self._next_s[tenant] = due_s + 1 / _REFUSALS_PER_S
+        return max(0.0, due_s - now)
 
 
 class AdmissionQueue:
@@ -27,7 +42,7 @@ class AdmissionQueue:
         self._open_generations = open_generations
         self._preparing: Counter[str] = Counter()  # replies to requests that become prompts, by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
-        self._refusals: dict[str, tuple[float, int]] = {}  # by tenant: when a second began, and how many since
+        self._refusals = Refusals()
         self.num_refused = 0
 
     @asynccontextmanager
@@ -42,7 +57,7 @@ class AdmissionQueue:
         is_first = not held[tenant] and (num_choices == 1 or not replies)
         if not is_first and not has_room(held, tenant, num_choices, self._max_open):
             error = self._refusal([reply for _, reply in replies])
-            await self._hold_back(tenant)
+            await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error
         self._preparing[tenant] += num_choices
         try:
@@ -56,16 +71,6 @@ class AdmissionQueue:
         for generation in self._open_generations():
             for reply in generation.replies:
                 yield generation.tenant, reply
-
-    async def _hold_back(self, tenant: str) -> None:
-        """Slow down a tenant whose clients ask again at once, whatever time a refusal gives them."""
-        now = time.monotonic()
-        start_s, num = self._refusals.get(tenant, (now, 0))
-        if now - start_s >= 1:
-            start_s, num = now, 0
-        self._refusals[tenant] = (start_s, num + 1)
-        if num >= _QUICK_REFUSALS:
-            await asyncio.sleep(_HOLD_S)
 
     def _refusal(self, replies: Collection[ReplyStats]) -> TooManyRequests:
         now = time.monotonic()
