@@ -6,7 +6,10 @@ from typing import Any
 
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
 from vllm_mlx.formats import make_parser
+from vllm_mlx.formats.families import calls_by_name, reasoning_by_name
 
+REASONING_FORMATS = reasoning_by_name()
+TOOL_FORMATS = {name: calls.reads for name, calls in calls_by_name().items()}
 THINK = ("<think>", "</think>")
 TOOL_CALL = ("<tool_call>", "</tool_call>")
 MARKERS = (*THINK, *TOOL_CALL)

@@ -13,11 +13,9 @@ from tests.drawing import examples
 from tests.rows import row
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser
-from vllm_mlx.formats.generic import TOOL_FORMATS
-from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 
 from .families import FAMILIES
-from .support import Piece, as_special, run, tool
+from .support import REASONING_FORMATS, TOOL_FORMATS, Piece, as_special, run, tool
 
 # Letters that are in no tag, no key and no tool name: each must come out again.
 PAYLOAD = "QΩЖ東🙂"

@@ -5,9 +5,7 @@ import pytest
 from tests.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.formats import detect_formats, make_parser, reasoning_markers, resolve_formats
-from vllm_mlx.formats.generic import TOOL_FORMATS
-from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
-from vllm_mlx.formats.signatures import REASONING_SIGNATURES, REASONING_TOKENS, TOOL_SIGNATURES, TOOL_TOKENS
+from vllm_mlx.formats.families import FAMILIES as ROWS
 
 QWEN3 = (
     "{%- if tools %}<tools></tools>\nreturn <tool_call>\n"
@@ -121,11 +119,16 @@ def test_the_vocabulary_tells_what_the_template_does_not() -> None:
     assert detect_formats("", {"<|tool_call_start|>", "<|tool_call_end|>"}) == (None, None)
 
 
-def test_every_detected_name_is_known() -> None:
-    assert {signature.name for signature in REASONING_SIGNATURES} <= set(REASONING_FORMATS)
-    assert {signature.name for signature in TOOL_SIGNATURES} <= set(TOOL_FORMATS)
-    assert {name for name, _ in REASONING_TOKENS} <= set(REASONING_FORMATS)
-    assert {name for name, _ in TOOL_TOKENS} <= set(TOOL_FORMATS)
+def test_no_row_is_recognised_by_what_it_does_not_have() -> None:
+    for one in ROWS:
+        assert one.reasoning is not None or not (one.reasoning_signs or one.reasoning_tokens), one.name
+        assert one.calls is not None or not (one.call_signs or one.call_tokens), one.name
+
+
+def test_a_name_belongs_to_one_row() -> None:
+    reasoning = [name for one in ROWS if one.reasoning is not None for name in one.reasoning_choices]
+    calls = [name for one in ROWS if one.calls is not None for name in one.call_choices]
+    assert len(reasoning) == len(set(reasoning)) and len(calls) == len(set(calls))
 
 
 VLLM_REASONING = """

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mlx.formats.detect import OF_THE_CHECKPOINT
-from vllm_mlx.formats.generic import TOOL_FORMATS
-from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
-from vllm_mlx.formats.signatures import REASONING_SIGNATURES, TOOL_SIGNATURES
+from vllm_mlx.formats.detect import CHECKPOINT_NAMES
+from vllm_mlx.formats.families import FAMILIES as ROWS
+
+from .support import REASONING_FORMATS, TOOL_FORMATS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 FAMILIES = re.findall(r"^\| ([^|]+) \| (\S+) \| (\S+) \| .*\|$", PAGE, re.MULTILINE)[2:]
@@ -42,11 +42,10 @@ def test_families_name_known_formats() -> None:
 def test_every_detected_format_belongs_to_a_family() -> None:
     reasoning = {id(REASONING_FORMATS[name]) for _, cell, _ in FAMILIES for name in names(cell)}
     tools = {id(TOOL_FORMATS[name]) for _, _, cell in FAMILIES for name in names(cell)}
-    assert {id(REASONING_FORMATS[signature.name]) for signature in REASONING_SIGNATURES} <= reasoning | {
-        id(REASONING_FORMATS["hy_v4"])
-    }
-    assert {id(TOOL_FORMATS[signature.name]) for signature in TOOL_SIGNATURES} <= tools
+    detected = {id(row.reasoning) for row in ROWS if row.reasoning_signs}
+    assert detected <= reasoning | {id(REASONING_FORMATS["hy_v4"])}
+    assert {id(row.calls.reads) for row in ROWS if row.calls is not None and row.call_signs} <= tools
 
 
 def test_names_that_mean_the_checkpoints_own_rules_are_said() -> None:
-    assert all(f"`{name}`" in PAGE for name in OF_THE_CHECKPOINT)
+    assert all(f"`{name}`" in PAGE for name in CHECKPOINT_NAMES)

@@ -9,9 +9,8 @@ import pytest
 from tests.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser
-from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 
-from .support import as_special, cuts, run, tool
+from .support import REASONING_FORMATS, as_special, cuts, run, tool
 
 Text, Thought = TextDelta, ReasoningDelta
 TOOLS = [tool("f", a={"type": "string"}), tool("g")]

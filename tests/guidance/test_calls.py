@@ -8,10 +8,15 @@ import pytest
 
 from tests.rows import row
 from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats.generic import TOOL_FORMATS
+from vllm_mlx.formats import detect_formats, families, make_parser, reasoning_tags
+from vllm_mlx.formats.call_layouts import json_list
+from vllm_mlx.formats.family import Family, Signature
+from vllm_mlx.formats.reasoning_formats import tags
 from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, calls_in_text, required_calls
 
+from ..formats.support import TOOL_FORMATS
 from .walks import Speaker, speaker
 
 WEATHER: dict[str, Any] = {
@@ -166,3 +171,28 @@ def test_patterns_are_met_where_they_say(pattern: str) -> None:
         ids = one.tokenizer.encode(written, add_special_tokens=False)
         is_written = matcher.deep_copy().try_consume_tokens(ids) == len(ids)
         assert is_written == (re.search(pattern, value) is not None), value
+
+
+def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Family(
+        "acme",
+        tags("<acme:muse>", "</acme:muse>"),
+        json_list("<acme:calls>", "</acme:calls>"),
+        reasoning_signs=(Signature(("<acme:muse>",)),),
+        call_signs=(Signature(("<acme:calls>",)),),
+    )
+    monkeypatch.setattr(families, "FAMILIES", (row, *families.FAMILIES))
+    assert detect_formats("{{ x }}<acme:muse>{{ y }}<acme:calls>[", ()) == ("acme", "acme")
+    assert reasoning_tags("acme").starts == ("<acme:muse>",)
+    parser = make_parser("acme", "acme", tool_specs=[tool.to_openai() for tool in TOOLS])
+    written = '<acme:muse>hm</acme:muse><acme:calls>[{"name": "noop", "arguments": {}}]</acme:calls>'
+    events = [*parser.feed(written), *parser.finish()]
+    assert events[0] == ReasoningDelta("hm")
+    assert isinstance(events[1], ToolCallStart) and events[1].name == "noop"
+    for one in (speaker(), speaker(("<acme:calls>", "</acme:calls>"))):
+        for seed in range(3):
+            ids = one.walk(required_calls(GUIDED, "acme", one.writer(), NO_HEADER, None), seed, most=2500, ends=0.5)
+            assert ids is not None
+            read = one.read(ids, "acme", TOOLS)
+            assert read.calls and not read.text.strip()
+            check_calls(read.calls)

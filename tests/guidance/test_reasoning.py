@@ -10,12 +10,12 @@ from tests.rows import row
 from vllm_mlx.core.constraint import Constraint, Tag, TagWatch
 from vllm_mlx.core.guide import Choice, Guide
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
-from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.guidance.tag_watch import TextWatch
 from vllm_mlx.runner.row_constraint import RowConstraint
 
+from ..formats.support import REASONING_FORMATS
 from .walks import Speaker, speaker
 
 NAMES = sorted({id(format): name for name, format in REASONING_FORMATS.items()}.values())

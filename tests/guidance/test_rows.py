@@ -12,8 +12,8 @@ from vllm_mlx.core.errors import InvalidParameter, Unsupported
 from vllm_mlx.core.guide import Choice, Guide, JsonSchema
 from vllm_mlx.core.messages import ToolChoice, ToolSpec
 from vllm_mlx.formats import reasoning_tags
-from vllm_mlx.formats.reasoning_formats import REASONING_FORMATS
 
+from ..formats.support import REASONING_FORMATS
 from .rows import GuidedSpeaker
 from .schemas import closed, text, whole
 from .walks import speaker

@@ -2,9 +2,10 @@
 
 from .bodies.tool_schema import Schemas, read_schemas
 from .detect import detect_formats, resolve_formats
+from .families import call_tags, reasoning_markers, reasoning_tags
+from .family import ReasoningTags
 from .output_parser import OutputParser, make_parser
 from .schema_budget import SchemaBudget
-from .thoughts import ReasoningTags, call_tags, reasoning_markers, reasoning_tags
 
 __all__ = [
     "OutputParser",

@@ -1,15 +1,14 @@
 """Which formats a checkpoint speaks, from its chat template and its vocabulary."""
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from ..core.errors import ConfigError
-from .generic import TOOL_FORMATS
-from .reasoning_formats import REASONING_FORMATS
-from .signatures import REASONING_SIGNATURES, REASONING_TOKENS, TOOL_SIGNATURES, TOOL_TOKENS, Signature
+from . import families
+from .family import Signature
 
-# Names under which other servers read the rules that a checkpoint carries: here those are what is found in it.
-OF_THE_CHECKPOINT = ("hf", "beam", "response_template")
+# Names under which other servers read the rules that a checkpoint carries; here they mean what is detected.
+CHECKPOINT_NAMES = ("hf", "beam", "response_template")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
 
@@ -17,37 +16,43 @@ _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
 def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:
     """Return the names of the reasoning format and of the tool format, None where there is none.
 
-    A template that shows tools to the model, in no way that is known, gets the generic tool format.
+    A template that lists tools in no known way gets the generic tool format.
     """
     template = _COMMENT.sub("", chat_template or "")
-    reasoning = _named(REASONING_SIGNATURES, template) or _spelled(REASONING_TOKENS, vocabulary)
-    tools = _named(TOOL_SIGNATURES, template)
-    if tools is None and _TOOLS_VARIABLE.search(template):
-        tools = _spelled(TOOL_TOKENS, vocabulary) or "generic"
-    return reasoning, tools
+    rows = families.FAMILIES
+    reasoning = _by_template(template, ((row.reasoning_choices[0], row.reasoning_signs) for row in rows))
+    if reasoning is None:
+        reasoning = _by_tokens(vocabulary, [(row.reasoning_choices[0], row.reasoning_tokens) for row in rows])
+    calls = _by_template(template, ((row.call_choices[0], row.call_signs) for row in rows))
+    if calls is None and _TOOLS_VARIABLE.search(template):
+        # The tags of calls in a vocabulary alone mean little: many tokenizers hold some that their model never learnt.
+        calls = _by_tokens(vocabulary, [(row.call_choices[0], row.call_tokens) for row in rows]) or "generic"
+    return reasoning, calls
 
 
 def resolve_formats(
     reasoning: str, tools: str, *, chat_template: str | None, vocabulary: Container[str]
 ) -> tuple[str | None, str | None]:
-    """The same, with the user's choice: a name, "none", or "auto". Raises ConfigError for an unknown name."""
+    """Apply the user's choices: a name, "none", or "auto". Raises ConfigError for an unknown name."""
     detected_reasoning, detected_tools = detect_formats(chat_template, vocabulary)
     return (
-        _choose("--reasoning-parser", reasoning, detected_reasoning, REASONING_FORMATS),
-        _choose("--tool-call-parser", tools, detected_tools, TOOL_FORMATS),
+        _choose("--reasoning-parser", reasoning, detected_reasoning, families.reasoning_by_name()),
+        _choose("--tool-call-parser", tools, detected_tools, families.calls_by_name()),
     )
 
 
-def _named(signatures: Sequence[Signature], template: str) -> str | None:
-    return next((signature.name for signature in signatures if signature.matches(template)), None)
+def _by_template(template: str, rows: Iterable[tuple[str, Iterable[Signature]]]) -> str | None:
+    return next((name for name, signatures in rows if any(each.matches(template) for each in signatures)), None)
 
 
-def _spelled(spellings: Sequence[tuple[str, tuple[str, ...]]], vocabulary: Container[str]) -> str | None:
-    return next((name for name, tokens in spellings if all(token in vocabulary for token in tokens)), None)
+def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str | None:
+    """The last row counts: without a template, the plainest format is the likeliest."""
+    found = (name for name, tokens in reversed(rows) if tokens and all(token in vocabulary for token in tokens))
+    return next(found, None)
 
 
-def _choose(flag: str, choice: str, detected: str | None, known: Mapping[str, object]) -> str | None:
-    if choice == "auto" or choice in OF_THE_CHECKPOINT:
+def _choose(flag: str, choice: str, detected: str | None, known: Iterable[str]) -> str | None:
+    if choice == "auto" or choice in CHECKPOINT_NAMES:
         return detected
     if choice == "none":
         return None

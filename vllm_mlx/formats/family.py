@@ -1,9 +1,10 @@
-"""What a reasoning format and a tool format are made of. The tables of them are elsewhere."""
+"""What is known of one model family, as values: one row of the table in `families`."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 
 from .bodies import NewBody
+from .spelling import Spelling
 
 
 class Place(Enum):
@@ -11,57 +12,70 @@ class Place(Enum):
 
     ANYWHERE = auto()
     OUTSIDE_REASONING = auto()
-    AT_START = auto()  # of the content, of what follows a thought or a call
+    AT_START = auto()  # of the content, which begins again after reasoning and after a call
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A tag that begins something with a body: a call, mostly."""
+    """A tag that begins something with a body, mostly a call."""
 
     marker: str
     new_body: NewBody
     place: Place = Place.ANYWHERE
-    keeps_marker: bool = False  # the body reads it again
-    needs_tools: bool = False  # counts only where tools are declared: too common a text
+    keeps_marker: bool = False  # the body reads the tag again
+    needs_tools: bool = False  # the tag is too common a text: it counts only where tools are declared
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTags:
-    """Where a thought and an answer are messages of their own."""
+class ReasoningTags:
+    """How reasoning begins and ends, and what stands around an answer: a constraint on the reply goes by these."""
 
-    end: str  # of a thought
-    lead: str  # begins a further message
-    answer: str  # heads an answer
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]  # the end at an index ends what the start at that index opened
+    atoms: tuple[str, ...] = ()
+    is_implied: bool = False
+    lead: str = ""  # between the reasoning and what follows it
+    answer: str = ""  # before an answer
+
+    def end_for(self, start: int) -> str:
+        return self.ends[start] if start < len(self.ends) else self.ends[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
+    """How reasoning is read."""
+
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they stand
-    is_implied: bool = False  # the reply is a thought until a closing tag, whether or not one was opened
-    is_shown: bool = False  # thoughts are content, their tags included
+    is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
+    is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
-    headers: tuple[Opening, ...] = ()  # of messages, where a header says what its message is
-    header_tags: tuple[str, ...] = ()  # that stand inside of `headers`
-    gate: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # what opens and ends thoughts, where headers do
-    messages: MessageTags | None = None
-    atoms: tuple[str, ...] = ()  # tokens that the tags are spelled with, where they are no tokens themselves
+    headers: tuple[Opening, ...] = ()  # begin messages whose header says whether they are reasoning
+    header_tags: tuple[str, ...] = ()  # stand inside `headers`
+    headed: ReasoningTags | None = None  # where reasoning and answer are messages: complete headers and their ends
+    atoms: tuple[str, ...] = ()  # tokens that the tags are spelled with, where a tag is not one token
 
     @property
     def tags(self) -> tuple[str, ...]:
         headers = tuple(header.marker for header in self.headers)
         return (*self.opens, *self.closes, *(self.wrap or ()), *headers, *self.header_tags)
 
+    @property
+    def bounds(self) -> ReasoningTags:
+        return self.headed or ReasoningTags(self.opens, self.closes, self.atoms, self.is_implied)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
+    """How tool calls are read."""
+
     openings: tuple[Opening, ...]
-    closes: tuple[str, ...] = ()  # of a call, or of what holds calls; dropped behind a call
-    drops: tuple[str, ...] = ()  # that end a message, and are no part of any text
-    inner_tags: tuple[str, ...] = ()  # that stand inside of bodies
-    id_length: int | None = None  # of the call ids that the family's template takes; None: any
-    reasoning: ReasoningFormat | None = None  # that reads the headers of messages, where none was chosen
-    is_fallback: bool = False  # finds calls of many families, of declared tools only
+    closes: tuple[str, ...] = ()  # of a call or of a section of calls; dropped behind a call
+    drops: tuple[str, ...] = ()  # end a message and are no text
+    inner_tags: tuple[str, ...] = ()  # stand inside bodies
+    id_length: int | None = None  # of call ids, where the family's template prescribes it
+    reasoning: ReasoningFormat | None = None  # reads the headers of messages where no reasoning format was chosen
+    is_fallback: bool = False  # finds calls of many families, to declared tools only
 
     @property
     def opens(self) -> tuple[str, ...]:
@@ -70,3 +84,47 @@ class ToolFormat:
     @property
     def tags(self) -> tuple[str, ...]:
         return (*self.opens, *self.closes, *self.drops, *self.inner_tags)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How a family's tool calls are read, and how they are written: the first spelling that the tokenizer allows."""
+
+    reads: ToolFormat
+    writes: tuple[Spelling, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Matches a chat template that contains all of `texts` and none of `unless`."""
+
+    texts: tuple[str, ...]
+    unless: tuple[str, ...] = ()
+
+    def matches(self, template: str) -> bool:
+        return all(text in template for text in self.texts) and not any(text in template for text in self.unless)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model family. Its first name for each flag is the one that a checkpoint's formats are reported by."""
+
+    name: str
+    reasoning: ReasoningFormat | None = None
+    calls: Calls | None = None
+    _: KW_ONLY
+    aliases: tuple[str, ...] = ()
+    reasoning_names: tuple[str, ...] = ()  # values of --reasoning-parser, if they are not `name` and `aliases`
+    call_names: tuple[str, ...] = ()  # values of --tool-call-parser, likewise
+    reasoning_signs: tuple[Signature, ...] = ()  # any of them in a template: its model reasons in this format
+    call_signs: tuple[Signature, ...] = ()
+    reasoning_tokens: tuple[str, ...] = ()  # all of them in a vocabulary: likewise, if the template says nothing
+    call_tokens: tuple[str, ...] = ()
+
+    @property
+    def reasoning_choices(self) -> tuple[str, ...]:
+        return self.reasoning_names or (self.name, *self.aliases)
+
+    @property
+    def call_choices(self) -> tuple[str, ...]:
+        return self.call_names or (self.name, *self.aliases)

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from ..core.errors import ConfigError
 from ..core.events import ContentEvent, TextDelta
 from .bodies.tool_schema import Schemas, read_schemas
-from .detect import OF_THE_CHECKPOINT
-from .generic import GENERIC, TOOL_FORMATS
-from .reasoning_formats import REASONING_FORMATS
+from .call_formats import GENERIC
+from .detect import CHECKPOINT_NAMES
+from .families import calls_by_name, reasoning_by_name
 from .schema_budget import SchemaBudget
 from .tagged_parser import TaggedParser, new_call_id
 
@@ -75,16 +75,17 @@ def make_parser(
     piece; None: markers count as text, until one of their format comes as a special piece.
     `call_ids`: makes the ids of calls to which the model gave none; None: as the format's templates take them.
     """
-    reasoning = "qwen3" if reasoning in OF_THE_CHECKPOINT else reasoning  # nothing is known of the checkpoint here
-    tools = "generic" if tools in OF_THE_CHECKPOINT else tools
-    for name, known in ((reasoning, REASONING_FORMATS), (tools, TOOL_FORMATS)):
+    reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
+    tools = "generic" if tools in CHECKPOINT_NAMES else tools
+    reasoning_formats, calls = reasoning_by_name(), calls_by_name()
+    for name, known in ((reasoning, sorted(reasoning_formats)), (tools, sorted(calls))):
         if name is not None and name not in known:
-            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
+            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(known)}.")
     if reasoning is None and tools is None:
         return PlainParser()
     schemas = schemas or _schemas(tool_specs) or None
-    tool_format = TOOL_FORMATS[tools] if tools is not None else None
-    reasoning_format = REASONING_FORMATS[reasoning] if reasoning is not None else None
+    tool_format = calls[tools].reads if tools is not None else None
+    reasoning_format = reasoning_formats[reasoning] if reasoning is not None else None
     formats = () if tool_format is None else (tool_format,)
     if tool_format is not None and not tool_format.is_fallback and schemas:
         formats = (*formats, GENERIC)

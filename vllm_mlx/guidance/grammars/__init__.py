@@ -1,9 +1,9 @@
 """Grammars, as text in llguidance's Lark notation, of what the parsers read. Nothing here knows a tokenizer."""
 
+from .calls import calls, calls_in_text, required_calls
 from .guide_grammar import NO_HEADER, Header, guide_grammar
 from .lark import LarkWriter
 from .shapes import GuidedTool
-from .tools import calls, calls_in_text, required_calls
 
 __all__ = [
     "NO_HEADER",

@@ -1,186 +1,226 @@
-"""How each kind of body spells a call, as grammar: the writing side of `formats/bodies`."""
+"""Calls that a reply must or may make, as grammar: the writing side of the families' table."""
 
 import html
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ...core.errors import InvalidParameter
-from ...formats.bodies.expression_body import Dialect
-from ...formats.bodies.xml_tags import XmlTags
-from .lark import LarkWriter, either, literal
+from ...formats.families import calls_by_name, spelling
+from ...formats.family import Place
+from ...formats.spelling import (
+    CallKind,
+    ExpressionCall,
+    JsonCall,
+    KeyedCall,
+    NamedCall,
+    NestedXmlCall,
+    Spelling,
+    XmlCall,
+)
+from .guide_grammar import Header, grammars
+from .lark import TEXT, LarkWriter, either, interrupted_text, literal, optional
 from .literals import Literals
 from .shapes import GuidedTool, ObjectShape, object_shapes, separated
 from .values import Values
 
+MAX_CALLS = 8  # in a reply that has to make some: a weak model would never stop
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
-class CallKind(Protocol):
-    """One way to write a call."""
-
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        """The expression of one call to the tool, up to and with `close`."""
-        ...
+def calls(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, most: int | None) -> str:
+    """The expression of one or several calls. `name`: of the format; `most`: calls, None: MAX_CALLS."""
+    written = spelling(name, writer.token_texts)
+    return f"{writer.text(written.begin)} {_section(tools, written, writer, _most(written, most))}".strip()
 
 
-@dataclass(frozen=True, slots=True)
-class JsonCall:
-    """`{"name": "f", "arguments": {…}}`"""
-
-    arguments: str = "arguments"
-    name: str = "name"
-
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        before = f'{{"{self.name}": {json.dumps(tool.name)}, "{self.arguments}": '
-        return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
+def required_calls(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, header: Header, most: int | None) -> str:
+    """A reply that makes calls and says nothing else."""
+    start = f"{optional(writer.text(header.lead))} {calls(tools, name, writer, most)}".strip()
+    return grammars(writer.build(start))
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedCall:
-    """`{"f": {…}}`"""
-
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        before = f"{{{json.dumps(tool.name)}: "
-        return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
-
-
-@dataclass(frozen=True, slots=True)
-class NamedCall:
-    """The name between two texts, then the arguments as JSON. `numbers`: a number and `after` stand behind the name."""
-
-    before: str = ""
-    behind: str = ""
-    trailer: str = ""
-    is_numbered: bool = False
-
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        number = '":" /[0-9]{1,2}/' if self.is_numbered else ""
-        head = f"{writer.text(self.before)} {writer.plain(tool.name)} {number} {writer.text(self.behind)}"
-        return f"{head} {writer.json(tool.parameters)} {writer.text(self.trailer + close)}".strip()
+def calls_in_text(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, header: Header, most: int | None) -> str:
+    """Free text, in which whatever begins as a call is one."""
+    written = spelling(name, writer.token_texts)
+    most = _most(written, most)
+    if header.answer:  # a call is a message of its own
+        answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
+        start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, name, writer, most)))}"
+        return grammars(writer.build(start.strip()))
+    if not written.marker:
+        text = writer.terminal(f"({TEXT}) & ~/\\s*[{{\\[<](?s:.*)/")
+        return grammars(writer.build(f"({calls(tools, name, writer, most)} | {text})?"))
+    return grammars(writer.build(_interrupted(tools, name, written, writer, most)))
 
 
-@dataclass(frozen=True, slots=True)
-class XmlCall:
-    """A tag for each argument. `breaks`: where line breaks stand, of `head`, `key`, `value`, `parameter`."""
+def _interrupted(tools: Sequence[GuidedTool], name: str, written: Spelling, writer: LarkWriter, most: int) -> str:
+    marker = written.marker
+    if written.begin:
+        body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, written, writer, most)}"
+    else:
+        body = _section(tools, written, writer, most, without_first=marker)
+    others = [tag for tag in _other_markers(name) if tag not in marker and marker not in tag]
+    return interrupted_text({marker: body}, writer, without=others, most="?" if most == 1 else "*")
 
-    tags: XmlTags
-    breaks: frozenset[str] = frozenset()
-    name_key: str = "name"  # the attribute that holds the name of the call
-    kind: str = ""  # the attribute, or tag, that tells the type: "string" or "type"
 
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        tags, values = self.tags, Values(writer, tool.parameters, tool.param)
-        head = f"{self._head(tags.function, self.name_key, tool.name)}{self._break('head')}" if tags.function else ""
-        name = writer.text(head) if head else f"{writer.plain(tool.name)} {writer.text(self._break('head'))}"
-        without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
-        shapes = [" ".join(self._parameters(shape, tool, values, writer, without)) for shape in _shapes(tool, writer)]
-        body = either(shapes) if len(shapes) > 1 else shapes[0]
-        return f"{name} {body} {writer.text(tags.end_function + close)}".strip()
+def _section(
+    tools: Sequence[GuidedTool], written: Spelling, writer: LarkWriter, most: int, without_first: str = ""
+) -> str:
+    """Behind what begins the section. `without_first`: of the first call, so much was written already."""
+    call = writer.rule(either(call_expression(written.kind, tool, writer, written.close) for tool in tools))
+    first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
+    more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()
+    others = f"({more}){{0,{most - 1}}}" if most > 1 else ""
+    return f"{first} {others} {writer.text(written.end)}".strip()
 
-    def _parameters(
-        self, shape: ObjectShape, tool: GuidedTool, values: Values, writer: LarkWriter, without: Iterable[str]
-    ) -> Iterable[str]:
+
+def _most(written: Spelling, most: int | None) -> int:
+    return 1 if written.is_single else MAX_CALLS if most is None else most
+
+
+def _other_markers(name: str) -> Iterable[str]:
+    """Tags, written as text, that the parser would take for the start of a call."""
+    known = calls_by_name()
+    for format in (known[name].reads, known["generic"].reads):
+        for opening in format.openings:
+            if opening.place is not Place.AT_START and len(opening.marker) > 1:
+                yield opening.marker
+
+
+# One call
+
+
+def call_expression(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
+    """The expression of one call to the tool, up to and with `close`."""
+    match kind:
+        case JsonCall():
+            before = f'{{"{kind.name}": {json.dumps(tool.name)}, "{kind.arguments}": '
+            return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
+        case KeyedCall():
+            before = f"{{{json.dumps(tool.name)}: "
+            return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
+        case NamedCall():
+            return _named_call(kind, tool, writer, close)
+        case XmlCall():
+            return _XmlWriter(kind, tool, writer, close).call()
+        case NestedXmlCall():
+            return _nested_xml_call(kind.prefix, tool, writer, close)
+        case ExpressionCall():
+            return _expression_call(kind, tool, writer, close)
+
+
+def _named_call(kind: NamedCall, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
+    number = '":" /[0-9]{1,2}/' if kind.is_numbered else ""
+    head = f"{writer.text(kind.before)} {writer.plain(tool.name)} {number} {writer.text(kind.behind)}"
+    return f"{head} {writer.json(tool.parameters)} {writer.text(kind.trailer + close)}".strip()
+
+
+def _nested_xml_call(prefix: str, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
+    values = Values(writer, tool.parameters, tool.param)
+
+    def elements(shape: ObjectShape) -> Iterable[str]:
         for key, schema, is_required in shape.arguments:
             path = f"{tool.param}.properties.{key}"
-            expression = self._parameter(writer.plain(self._key(key)), schema, path, values, writer, without)
+            options = [value for _, value in values.value(schema, path, f"{prefix}</{key}>", without=(prefix,))]
+            expression = f"{writer.text(f'{prefix}<{key}>')} {either(options)}"
+            writer.spend(expression)
+            yield expression if is_required else f"({expression})?"
+
+    body = _one_of([" ".join(elements(shape)) for shape in _shapes(tool, writer)])
+    head = writer.text(f'{prefix}<invoke name="{tool.name}">')
+    return f"{head} {body} {writer.text(f'{prefix}</invoke>{close}')}"
+
+
+def _expression_call(kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
+    dialect, values = kind.dialect, Values(writer, tool.parameters, tool.param)
+    literals = Literals(values, writer, dialect.quotes[0])
+
+    def arguments(shape: ObjectShape) -> str:
+        written = []
+        for key, schema, is_required in shape.arguments:
+            if dialect.has_escapes:
+                value = values.json(schema, json_allowed_escapes='nrtbf\\"u')
+            else:
+                value = literals.value(schema, f"{tool.param}.properties.{key}")
+            written.append((f"{writer.plain(key + dialect.assign)} {value}", is_required))
+        return separated(written, literal(kind.separator), writer)
+
+    body = _one_of([arguments(shape) for shape in _shapes(tool, writer)])
+    return f"{writer.plain(tool.name + kind.opener)} {body} {writer.text(kind.closer + close)}"
+
+
+class _XmlWriter:
+    """Writes one call with a tag for each argument."""
+
+    def __init__(self, kind: XmlCall, tool: GuidedTool, writer: LarkWriter, close: str):
+        self._kind = kind
+        self._tags = tags = kind.tags
+        self._tool = tool
+        self._writer = writer
+        self._close = close
+        self._values = Values(writer, tool.parameters, tool.param)
+        self._without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
+
+    def call(self) -> str:
+        tags, writer, name = self._tags, self._writer, self._tool.name
+        if tags.function:
+            head = writer.text(self._head() + self._break("head"))
+        else:
+            head = f"{writer.plain(name)} {writer.text(self._break('head'))}"
+        shapes = [" ".join(self._parameters(shape)) for shape in _shapes(self._tool, writer)]
+        return f"{head} {_one_of(shapes)} {writer.text(tags.end_function + self._close)}".strip()
+
+    def _parameters(self, shape: ObjectShape) -> Iterable[str]:
+        writer, param = self._writer, self._tool.param
+        for key, schema, is_required in shape.arguments:
+            written = html.escape(key) if self._tags.has_attributes else key
+            expression = self._parameter(writer.plain(written), schema, f"{param}.properties.{key}")
             writer.spend(expression)
             yield expression if is_required else f"({expression})?"
         if shape.others is not None:
-            path = f"{tool.param}.additionalProperties"
-            expression = self._parameter(writer.terminal(_ANY_KEY), shape.others, path, values, writer, without)
+            expression = self._parameter(writer.terminal(_ANY_KEY), shape.others, f"{param}.additionalProperties")
             yield f"({writer.rule(expression)})*"
 
-    def _parameter(
-        self, key: str, schema: Any, path: str, values: Values, writer: LarkWriter, without: Iterable[str]
-    ) -> str:
-        tags = self.tags
-        end = self._break("value") + tags.end_parameter + self._break("parameter")
-        written = values.value(schema, path, end, without=without, tells_type=bool(self.kind))
-        options = [f"{self._open(key, is_text, writer)} {value}" for is_text, value in written]
-        return either(options) if len(options) > 1 else options[0]
+    def _parameter(self, key: str, schema: Any, path: str) -> str:
+        end = self._break("value") + self._tags.end_parameter + self._break("parameter")
+        tells_type = bool(self._kind.kind)
+        written = self._values.value(schema, path, end, without=self._without, tells_type=tells_type)
+        return _one_of([f"{self._open(key, is_text)} {value}" for is_text, value in written])
 
-    def _open(self, key: str, is_text: bool, writer: LarkWriter) -> str:
-        tags, kind = self.tags, self._kind(is_text)
+    def _open(self, key: str, is_text: bool) -> str:
+        tags, writer, kind = self._tags, self._writer, self._type(is_text)
         if not tags.has_attributes:
-            typed = writer.text(f"{tags.type}{kind}{tags.end_type}") if self.kind else ""
+            typed = writer.text(f"{tags.type}{kind}{tags.end_type}") if kind else ""
             before, after = writer.text(tags.parameter), writer.text(tags.head_end + self._break("key"))
             value = writer.text(tags.value + self._break("value"))
             return " ".join(part for part in (before, key, after, typed, value) if part)
-        attribute = "key" if self.name_key == "tool" else "name"
+        attribute = "key" if self._kind.name_key == "tool" else "name"
         before = writer.text(f'{tags.parameter} {attribute}="')
-        after = writer.text(f'"{f" {self.kind}=" + chr(34) + kind + chr(34) if self.kind else ""}{tags.head_end}')
-        return f"{before} {key} {after}"
+        behind = f'" {self._kind.kind}="{kind}"' if kind else '"'
+        return f"{before} {key} {writer.text(behind + tags.head_end)}"
 
-    def _kind(self, is_text: bool) -> str:
-        if self.kind == "string":
-            return "true" if is_text else "false"
+    def _type(self, is_text: bool) -> str:
+        """What a tag says of the value's type; empty where the family's tags say nothing."""
+        match self._kind.kind:
+            case "":
+                return ""
+            case "string":
+                return "true" if is_text else "false"
         return "string" if is_text else "object"
 
-    def _head(self, tag: str, attribute: str, name: str) -> str:
-        if not self.tags.has_attributes:
-            return f"{tag}{name}{self.tags.head_end}"
-        return f'{tag} {attribute}="{html.escape(name)}"{self.tags.head_end}'
-
-    def _key(self, key: str) -> str:
-        return html.escape(key) if self.tags.has_attributes else key
+    def _head(self) -> str:
+        tags, name = self._tags, self._tool.name
+        if not tags.has_attributes:
+            return f"{tags.function}{name}{tags.head_end}"
+        return f'{tags.function} {self._kind.name_key}="{html.escape(name)}"{tags.head_end}'
 
     def _break(self, place: str) -> str:
-        return "\n" if place in self.breaks else ""
+        return "\n" if place in self._kind.breaks else ""
 
 
-@dataclass(frozen=True, slots=True)
-class NestedXmlCall:
-    """An element for each argument, every tag behind a prefix. What is no text is JSON inside of its element."""
-
-    prefix: str
-
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        values = Values(writer, tool.parameters, tool.param)
-        shapes = [" ".join(self._elements(shape, tool, values, writer)) for shape in _shapes(tool, writer)]
-        body = either(shapes) if len(shapes) > 1 else shapes[0]
-        head = writer.text(f'{self.prefix}<invoke name="{tool.name}">')
-        return f"{head} {body} {writer.text(f'{self.prefix}</invoke>{close}')}"
-
-    def _elements(self, shape: ObjectShape, tool: GuidedTool, values: Values, writer: LarkWriter) -> Iterable[str]:
-        for key, schema, is_required in shape.arguments:
-            path = f"{tool.param}.properties.{key}"
-            end = f"{self.prefix}</{key}>"
-            options = [value for _, value in values.value(schema, path, end, without=(self.prefix,))]
-            expression = f"{writer.text(f'{self.prefix}<{key}>')} {either(options)}"
-            writer.spend(expression)
-            yield expression if is_required else f"({expression})?"
-
-
-@dataclass(frozen=True, slots=True)
-class ExpressionCall:
-    """`f(a=1, b="x")`, `f{a:1}`: arguments as literals of the dialect."""
-
-    dialect: Dialect
-    opener: str
-    closer: str
-    separator: str = ", "
-
-    def call(self, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-        values = Values(writer, tool.parameters, tool.param)
-        literals = Literals(values, writer, self.dialect.quotes[0])
-        shapes = [self._arguments(shape, tool, values, literals, writer) for shape in _shapes(tool, writer)]
-        body = either(shapes) if len(shapes) > 1 else shapes[0]
-        return f"{writer.plain(tool.name + self.opener)} {body} {writer.text(self.closer + close)}"
-
-    def _arguments(
-        self, shape: ObjectShape, tool: GuidedTool, values: Values, literals: Literals, writer: LarkWriter
-    ) -> str:
-        written = []
-        for key, schema, is_required in shape.arguments:
-            path = f"{tool.param}.properties.{key}"
-            if self.dialect.has_escapes:
-                value = values.json(schema, json_allowed_escapes='nrtbf\\"u')
-            else:
-                value = literals.value(schema, path)
-            written.append((f"{writer.plain(key + self.dialect.assign)} {value}", is_required))
-        return separated(written, literal(self.separator), writer)
+def _one_of(options: list[str]) -> str:
+    return either(options) if len(options) > 1 else options[0]
 
 
 def _shapes(tool: GuidedTool, writer: LarkWriter) -> list[ObjectShape]:

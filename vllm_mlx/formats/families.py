@@ -1,0 +1,378 @@
+"""The model families: one row says how a family's reasoning and tool calls are read, written and recognised.
+
+To add a family, add its row. A checkpoint speaks the formats of the first row whose signature its chat template
+matches, so particular families stand before those that share their tags.
+"""
+
+from collections.abc import Container
+from dataclasses import replace
+
+from . import call_formats as calls
+from . import call_layouts as layouts
+from .bodies import BodyStatus
+from .bodies.compose import choice, several
+from .bodies.header_body import header, suffix_route
+from .bodies.object_body import KeyedBody
+from .call_layouts import JSON, between, invoke_tags, json_list, one_a_line, xml_section
+from .family import Calls, Family, Opening, Place, ReasoningFormat, ReasoningTags, Signature
+from .reasoning_formats import ALWAYS, HARMONY, MUSE, THINK, tags
+from .spelling import JsonCall, KeyedCall, Spelling
+
+
+def _has(*texts: str, unless: tuple[str, ...] = ()) -> Signature:
+    return Signature(texts, unless)
+
+
+FAMILIES = (
+    Family(
+        "gpt-oss",
+        HARMONY,
+        calls.HARMONY,
+        reasoning_names=("openai_gptoss", "gpt_oss", "harmony", "gpt-oss"),
+        call_names=("openai", "openai_gptoss", "gpt_oss", "harmony"),
+        reasoning_signs=(_has("<|channel|>", "analysis"),),
+        call_signs=(_has("<|channel|>", "to=functions"), _has("<|channel|>", "<|call|>")),
+        reasoning_tokens=("<|channel|>", "<|message|>", "<|constrain|>"),
+        call_tokens=("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"),
+    ),
+    Family(
+        "gemma4",
+        tags("<|channel>thought", "<channel|>"),
+        layouts.braces(('<|"|>', '"'), "<|tool_call>", "<tool_call|>"),
+        reasoning_signs=(_has("<|channel>", "<channel|>"),),
+        call_signs=(_has("<|tool_call>", "<tool_call|>"),),
+        reasoning_tokens=("<|channel>", "<channel|>"),
+    ),
+    Family(
+        "functiongemma",
+        calls=layouts.braces(("<escape>",), "<start_function_call>", "<end_function_call>"),
+        call_signs=(_has("<start_function_call>"),),
+    ),
+    Family(
+        "muse",
+        MUSE,
+        xml_section(invoke_tags("atem:"), "<atem:function_calls>", "</atem:function_calls>"),
+        aliases=("muse_glimmer", "musespark1x"),
+        reasoning_signs=(_has("to=self", "<|message|>"),),
+        call_signs=(_has("<atem:function_calls>"),),
+    ),
+    Family(
+        "inkling",
+        tags(
+            "<|content_thinking|>",
+            "<|end_message|>",
+            "<|content_text|>",
+            "<|message_model|>",
+            "<|content_model_end_sampling|>",
+        ),
+        layouts.one_a_reply(
+            JsonCall(arguments="args"), "<|content_invoke_tool_json|>", "<|end_message|>", drops=("<|end_message|>",)
+        ),
+        reasoning_signs=(_has("<|content_thinking|>"),),
+        call_signs=(_has("<|content_invoke_tool_json|>"),),
+    ),
+    Family(
+        "plamo3",
+        replace(tags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"), atoms=("<|plamo:end_",)),
+        calls.PLAMO3,
+        reasoning_signs=(_has("<|plamo:begin_think:plamo|>"),),
+        call_signs=(_has("<|plamo:begin_tool_request"),),
+    ),
+    Family(
+        "k2_horizon",
+        ReasoningFormat(
+            ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+            ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+        ),
+        calls.K2_HORIZON,
+        reasoning_signs=(_has("<ifm|think"),),
+        call_signs=(_has("<ifm|tool_call"),),
+    ),
+    Family(
+        "kimi_k3",
+        ReasoningFormat(
+            ("<|open|>think<|sep|>",),
+            ("<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            atoms=("<|close|>",),
+        ),
+        calls.KIMI_K3,
+        reasoning_signs=(_has("<|open|>think<|sep|>"), _has("<|open|>", "<|sep|>", "think")),
+        call_signs=(_has("<|open|>tools<|sep|>"), _has("<|open|>", "<|sep|>", "tools")),
+        call_tokens=("<|open|>", "<|sep|>", "<|close|>"),
+    ),
+    Family("kimi_k2", THINK, calls.KIMI_K2, aliases=("kimi",), call_signs=(_has("<|tool_calls_section_begin|>"),)),
+    Family(
+        "cohere_command3",
+        tags(
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+            "<|START_TEXT|>",
+            "<|END_TEXT|>",
+        ),
+        json_list("<|START_ACTION|>", "<|END_ACTION|>", JsonCall(name="tool_name", arguments="parameters")),
+        aliases=("cohere_command4",),
+        reasoning_signs=(_has("<|START_THINKING|>"),),
+        call_signs=(_has("<|START_ACTION|>"),),
+    ),
+    Family(
+        "minimax_m3",
+        tags("<mm:think>", "</mm:think>"),
+        calls.MINIMAX_M3,
+        reasoning_names=("minimax_m3", "minimax-m3"),
+        reasoning_signs=(_has("<mm:think>"),),
+        call_signs=(_has("]<]minimax[>["),),
+    ),
+    Family(
+        "minimax_m2",
+        ALWAYS,
+        calls.MINIMAX_M2,
+        aliases=("minimax",),
+        reasoning_signs=(_has("<minimax:tool_call>", "<think>"),),
+        call_signs=(_has("<minimax:tool_call>"),),
+    ),
+    Family(
+        "minimax_m2_append_think",
+        replace(ALWAYS, is_shown=True),
+        reasoning_names=("minimax_m2_append_think", "minimax-append-think"),
+    ),
+    Family(
+        "dots",
+        THINK,
+        xml_section(invoke_tags(), "<dots_function_call>", "</dots_function_call>"),
+        call_signs=(_has("<dots_function_call>"),),
+    ),
+    Family(
+        "deepseek_v41",
+        THINK,
+        calls.dsml(" calls", " "),
+        reasoning_names=("deepseek_v41", "deepseek-v41"),
+        call_signs=(_has("｜DSML｜ calls"),),
+    ),
+    Family(
+        "deepseek_v4",
+        THINK,
+        calls.DEEPSEEK_V4,
+        reasoning_names=("deepseek_v4", "deepseek-v4"),
+        call_signs=(_has("｜DSML｜", "tool_calls", unless=("function_calls",)),),
+    ),
+    Family("deepseek_v32", calls=calls.DEEPSEEK_V32, call_signs=(_has("｜DSML｜"),)),
+    Family(
+        "deepseek_v3",
+        THINK,
+        calls.DEEPSEEK_V3,
+        reasoning_names=("deepseek_v3", "deepseek-v3"),
+        call_signs=(_has("<｜tool▁calls▁begin｜>", "```json"),),
+    ),
+    Family("deepseek_v31", calls=calls.DEEPSEEK_V31, call_signs=(_has("<｜tool▁calls▁begin｜>"),)),
+    Family(
+        "step3",
+        ALWAYS,
+        calls.STEP3,
+        reasoning_signs=(_has("<think>", "<｜tool_calls_begin｜>"),),
+        call_signs=(_has("<steptml:invoke"),),
+    ),
+    Family(
+        "seed_oss",
+        tags("<seed:think>", "</seed:think>"),
+        one_a_line(
+            layouts.xml_format(layouts.FUNCTION_TAGS, "<seed:tool_call>", "</seed:tool_call>"),
+            layouts.FUNCTION_CALL,
+            "<seed:tool_call>\n",
+            "\n</seed:tool_call>",
+        ),
+        reasoning_signs=(_has("<seed:think>"),),
+        call_signs=(_has("<seed:tool_call>"),),
+    ),
+    Family(
+        "longcat",
+        tags("<longcat_think>", "</longcat_think>"),
+        one_a_line(
+            between(several(JSON, layouts.IN_A_ROW), "<longcat_tool_call>", "</longcat_tool_call>"),
+            JsonCall(),
+            "<longcat_tool_call>\n",
+            "\n</longcat_tool_call>",
+        ),
+        reasoning_signs=(_has("<longcat_think>"),),
+        call_signs=(_has("<longcat_tool_call>"),),
+        reasoning_tokens=("<longcat_think>", "</longcat_think>"),
+    ),
+    Family(
+        "apertus",
+        tags("<|inner_prefix|>", "<|inner_suffix|>"),
+        json_list("<|tools_prefix|>", "<|tools_suffix|>", KeyedCall(), several(KeyedBody, layouts.LIST)),
+        reasoning_names=("apertus", "apertus2509"),
+        reasoning_signs=(_has("<|inner_prefix|>"),),
+        call_signs=(_has("<|tools_prefix|>"),),
+    ),
+    Family(
+        "internlm",
+        THINK,
+        layouts.one_a_reply(JsonCall(arguments="parameters"), "<|action_start|><|plugin|>", "<|action_end|>"),
+        reasoning_names=("interns1",),
+        call_signs=(_has("<|action_start|>"),),
+    ),
+    Family(
+        "gigachat3",
+        THINK,
+        calls.GIGACHAT3,
+        reasoning_names=("gigachat35",),
+        call_signs=(_has("<|function_call|>"), _has("function call<|role_sep|>")),
+    ),
+    Family("minicpm5", THINK, calls.MINICPM5, call_signs=(_has('<function name="', "<param name="),)),
+    Family(
+        "phi4_mini_json",
+        calls=json_list("functools", body=several(JSON, layouts.PURE_LIST)),
+        call_signs=(_has("functools["),),
+    ),
+    Family("hy_v3", THINK, calls.HY, call_signs=(_has("<tool_sep>"),)),
+    Family(
+        "hy_v4",
+        replace(
+            THINK,
+            headers=(
+                Opening("<think:", header(">", suffix_route(BodyStatus.REASONING))),
+                Opening("</think:", header(">", suffix_route(BodyStatus.TEXT))),
+            ),
+        ),
+        calls.HY,
+        reasoning_signs=(_has("<think:"),),
+    ),
+    Family(
+        "glm45", THINK, calls.GLM, aliases=("glm47", "ling3", "poolside_v1", "glm4"), call_signs=(_has("<arg_key>"),)
+    ),
+    Family("glm", THINK),
+    Family("laguna", calls=calls.GLM),
+    Family("llama4_pythonic", calls=calls.LLAMA_PYTHONIC, call_signs=(_has("<|python_start|>"),)),
+    Family(
+        "lfm2",
+        calls=layouts.python_list(
+            between(choice({"{": JSON}, layouts.PYTHON_CALLS), "<|tool_call_start|>", "<|tool_call_end|>"),
+            "<|tool_call_start|>",
+            "<|tool_call_end|>",
+        ),
+        call_signs=(_has("<|tool_call_start|>"), _has("<|tool_list_start|>")),
+        call_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    Family(
+        "olmo3",
+        THINK,
+        Calls(
+            between(layouts.PYTHON_CALLS, "<function_calls>", "</function_calls>"),
+            (Spelling(layouts.PYTHON_EXPRESSION, between="\n", begin="<function_calls>", end="</function_calls>"),),
+        ),
+        call_signs=(_has("<function_calls>"),),
+    ),
+    Family(
+        "mistral",
+        ReasoningFormat(("[THINK]", "<think>"), ("[/THINK]", "</think>")),
+        calls.MISTRAL,
+        reasoning_signs=(_has("[THINK]"),),
+        call_signs=(_has("[TOOL_CALLS]"),),
+        reasoning_tokens=("[THINK]", "[/THINK]"),
+        call_tokens=("[TOOL_CALLS]", "[ARGS]"),
+    ),
+    Family(
+        "granite",
+        ReasoningFormat(
+            ("Here is my thought process:", "Here's my thought process:"),
+            ("Here is my response:", "Here's my response:"),
+        ),
+        calls.GRANITE,
+        reasoning_signs=(_has("Here is my thought process:"),),
+        call_signs=(_has("<|tool_call|>"),),
+    ),
+    Family(
+        "granite-20b-fc",
+        calls=Calls(
+            between(layouts.JSON_LIST, "<function_call>", "</function_call>"),
+            (Spelling(JsonCall(), "<function_call> ", between="\n"),),
+        ),
+        call_signs=(_has("<function_call>"),),
+    ),
+    Family(
+        "hunyuan_a13b",
+        replace(THINK, wrap=("<answer>", "</answer>")),
+        calls.HUNYUAN,
+        reasoning_names=("hunyuan_a13b", "hunyuan"),
+        call_names=("hunyuan_a13b", "jamba"),
+        reasoning_signs=(_has("<think>", "<answer>"),),
+        call_signs=(_has("<tool_calls>"),),
+    ),
+    Family(
+        "ernie45",
+        replace(THINK, wrap=("<response>", "</response>")),
+        calls.JSON_LINES,
+        reasoning_signs=(_has("</think>", "<response>"),),
+    ),
+    Family(
+        "deepseek_r1",
+        ALWAYS,
+        reasoning_names=("deepseek_r1", "qwq", "deepseek-r1"),
+        reasoning_signs=(_has("<｜Assistant｜>", "</think>", unless=("thinking",)),),
+    ),
+    Family("step5", ALWAYS, calls.XML_LINES),
+    Family(
+        "qwen3_xml",
+        calls=calls.XML_LINES,
+        aliases=("qwen3_coder",),
+        call_signs=(_has("<tool_call>", "<function=", "<parameter="),),
+    ),
+    Family("nemotron_v3", THINK, calls.XML_LINES, reasoning_names=("nemotron_v3", "nemotron_3")),
+    Family("step3p5", THINK, calls.XML_LINES),
+    Family("granite_thinking_parser", THINK, calls.XML_LINES),
+    Family("granite4", calls=calls.JSON_LINES),
+    Family("mimo", THINK, calls.MIMO),
+    Family(
+        "qwen3",
+        THINK,
+        calls.JSON_LINES,
+        reasoning_names=("qwen3", "qwen3-thinking", "holo2", "minicpmv", "nanbeige", "iquest_q1"),
+        call_names=("hermes", "qwen3_json"),
+        reasoning_signs=(_has("</think>"), _has("<think>")),
+        call_signs=(_has("<tool_call>"),),
+        reasoning_tokens=("<think>", "</think>"),
+    ),
+    Family(
+        "llama3_json",
+        calls=calls.LLAMA_JSON,
+        aliases=("llama4_json", "llama", "llama3", "llama4"),
+        call_signs=(_has("<|python_tag|>"), _has('"parameters": ', "<|start_header_id|>")),
+    ),
+    Family("pythonic", calls=calls.PYTHONIC, call_signs=(_has("func_name1(params_name1"),)),
+    Family("xlam", calls=calls.XLAM),
+    Family("generic", calls=Calls(calls.GENERIC, calls.JSON_LINES.writes)),
+)
+
+
+def reasoning_by_name() -> dict[str, ReasoningFormat]:
+    """The reasoning formats by the names that --reasoning-parser takes."""
+    return {name: row.reasoning for row in FAMILIES if row.reasoning is not None for name in row.reasoning_choices}
+
+
+def calls_by_name() -> dict[str, Calls]:
+    """How calls are read and written, by the names that --tool-call-parser takes."""
+    return {name: row.calls for row in FAMILIES if row.calls is not None for name in row.call_choices}
+
+
+def reasoning_tags(name: str) -> ReasoningTags:
+    """The tags that bound reasoning in the format of this name."""
+    return reasoning_by_name()[name].bounds
+
+
+def reasoning_markers(name: str) -> tuple[str, str]:
+    """The tags that open and close reasoning in the format of this name."""
+    format = reasoning_by_name()[name]
+    return format.opens[0] if format.opens else format.headers[0].marker, format.closes[0]
+
+
+def call_tags(name: str) -> tuple[str, ...]:
+    """The tags that open a call even inside reasoning."""
+    openings = calls_by_name()[name].reads.openings
+    return tuple(opening.marker for opening in openings if opening.place is Place.ANYWHERE)
+
+
+def spelling(name: str, tokens: Container[str]) -> Spelling:
+    """How the format of this name writes calls, for a tokenizer with these added tokens."""
+    return next(each for each in calls_by_name()[name].writes if not each.needs or each.needs in tokens)
