@@ -13,9 +13,11 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedReply:
-    message: Message  # arguments in the order in which they were written
+    """What the model wrote. A reply that was aborted counts as finished where it was cut."""
+
+    message: Message  # the arguments of calls are in the order in which they were written
     token_ids: Sequence[int]  # all that were sampled until the reply ended, its stop token included
-    is_complete: bool = True  # every call in it was closed and can be read
+    is_complete: bool = True  # the model closed every call, and its arguments can be read
 
     @property
     def has_reasoning(self) -> bool:
@@ -33,7 +35,7 @@ class _Call:
         self.is_closed = False
 
     def read(self) -> dict[str, Any] | None:
-        """None: cut off, no JSON object, or one nested deeper than is worth comparing."""
+        """The arguments; None if they were cut, are no JSON object, or nest deeper than `_MAX_DEPTH`."""
         if not self.is_closed:
             return None
         try:
@@ -43,26 +45,34 @@ class _Call:
         return value if isinstance(value, dict) and is_flat(value) else None
 
 
-class _Prose:
+class _TextRun:
     def __init__(self, kind: type[TextPart] | type[ReasoningPart]):
         self.kind = kind
         self.texts: list[str] = []
 
 
 class ReplyBuilder:
-    """Folds the events of one reply. May be asked for the message at any time."""
+    """Collects the ids and events of one reply. It can be asked for the reply at any time."""
 
     def __init__(self) -> None:
-        self._parts: list[_Prose | _Call] = []
+        self._token_ids: list[int] = []
+        self._parts: list[_TextRun | _Call] = []
         self._calls: dict[int, _Call] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    def add_token(self, token_id: int) -> None:
+        self._token_ids.append(token_id)
 
     def feed(self, events: Iterable[ContentEvent]) -> None:
         for event in events:
             match event:
                 case TextDelta(text):
-                    self._prose(TextPart).texts.append(text)
+                    self._text_run(TextPart).texts.append(text)
                 case ReasoningDelta(text):
-                    self._prose(ReasoningPart).texts.append(text)
+                    self._text_run(ReasoningPart).texts.append(text)
                 case ToolCallStart(index):
                     self._calls[index] = _Call(event)
                     self._parts.append(self._calls[index])
@@ -71,30 +81,36 @@ class ReplyBuilder:
                 case ToolCallEnd(index):
                     self._calls[index].is_closed = True
 
+    def reply(self, *, is_cut: bool = False) -> FinishedReply:
+        """`is_cut`: a call was completed that the model had left open."""
+        is_complete = self.is_complete and not is_cut
+        return FinishedReply(message=self.message(), token_ids=tuple(self._token_ids), is_complete=is_complete)
+
     def message(self) -> Message:
-        """A call that cannot be read has no arguments."""
+        """The message so far. A call whose arguments cannot be read has none."""
         return Message("assistant", tuple(map(_part, self._parts)))
 
     @property
     def is_complete(self) -> bool:
+        """Whether every call is closed and can be read."""
         return all(call.read() is not None for call in self._calls.values())
 
-    def _prose(self, kind: type[TextPart] | type[ReasoningPart]) -> _Prose:
+    def _text_run(self, kind: type[TextPart] | type[ReasoningPart]) -> _TextRun:
         last = self._parts[-1] if self._parts else None
-        if not isinstance(last, _Prose) or last.kind is not kind:
-            last = _Prose(kind)
+        if not isinstance(last, _TextRun) or last.kind is not kind:
+            last = _TextRun(kind)
             self._parts.append(last)
         return last
 
 
-def _part(part: _Prose | _Call) -> Part:
-    if isinstance(part, _Prose):
+def _part(part: _TextRun | _Call) -> Part:
+    if isinstance(part, _TextRun):
         return part.kind("".join(part.texts))
     return ToolCallPart(part.start.call_id, part.start.name, part.read() or {})
 
 
 def is_flat(value: Any, depth: int = _MAX_DEPTH) -> bool:
-    """Whether JSON nests at most so deep."""
+    """Whether a JSON value nests at most `depth` levels deep."""
     match value:
         case dict():
             items = list(value.values())

@@ -1,13 +1,64 @@
-"""Finds the first stop string in a text that is still growing."""
+"""Finds the first stop string in a text that is still growing, and holds back what may belong to one."""
 
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 
+from ..core.request import SamplingParams
+from ..tokens.detokenizer import Piece
+
+
+class StopStage:
+    """Pieces in, and out again as soon as no stop string can remove them. Nothing is to be fed after a match."""
+
+    def __init__(self, sampling: SamplingParams):
+        """Without stop strings every piece passes at once, as do the pieces before `min_tokens`."""
+        self._min_tokens = sampling.min_tokens
+        self._matcher = (
+            StopMatcher(sampling.stop, include_match=sampling.include_stop_str_in_output) if sampling.stop else None
+        )
+        self._num_tokens = 0
+        self._held: deque[Piece] = deque()
+        self._num_safe_chars = 0  # characters of `_held` that no stop string can remove
+        self.matched: str | None = None
+
+    def feed(self, piece: Piece) -> list[Piece]:
+        self._num_tokens += piece.num_tokens
+        if self._matcher is None or self._num_tokens < self._min_tokens:
+            return [piece]
+        safe, self.matched = self._matcher.feed(piece.text)
+        self._held.append(piece)
+        self._num_safe_chars += len(safe)
+        return self._release(final=self.matched is not None)
+
+    def finish(self) -> list[Piece]:
+        if self._matcher is None:
+            return []
+        self._num_safe_chars += len(self._matcher.finish())
+        return self._release(final=True)
+
+    def _release(self, *, final: bool) -> list[Piece]:
+        """The pieces that are safe. An added token is released complete or, at the end, cut and as plain text."""
+        released: list[Piece] = []
+        while self._held and (self._num_safe_chars or not self._held[0].text):
+            piece = self._held[0]
+            if len(piece.text) > self._num_safe_chars:
+                if piece.special and not final:
+                    break
+                safe, rest = piece.text[: self._num_safe_chars], piece.text[self._num_safe_chars :]
+                self._held[0] = Piece(rest, 0)
+                piece = Piece(safe, piece.num_tokens)
+            else:
+                self._held.popleft()
+            self._num_safe_chars -= len(piece.text)
+            released.append(piece)
+        return released
+
 
 class StopMatcher:
-    """The match that ends first wins; of two that end together, the longer. So cuts cannot matter.
+    """The match that ends first wins; of two that end together, the longer one. Cuts of the text do not matter.
 
-    It takes time with the length of the text alone, whatever text and stop strings are.
+    The time is linear in the length of the text, for any text and any stop strings.
     """
 
     def __init__(self, stop: Iterable[str], *, include_match: bool = False):
@@ -16,7 +67,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return (text that is safe to show, the stop string that was met). Nothing is to be fed after a match."""
+        """Return (text that no stop string can remove, the matched stop string). Nothing is to be fed after a match."""
         ends = [(end, search.stop) for search in self._stop if (end := search.feed(text)) is not None]
         num_held = len(self._held)
         text = self._held + text
@@ -30,12 +81,16 @@ class StopMatcher:
         return text[:safe], None
 
     def finish(self) -> str:
+        """The text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 class _Search:
-    """For one stop string, by Knuth, Morris and Pratt. `num_met`: how much of it the text ends with."""
+    """Searches one stop string by the algorithm of Knuth, Morris and Pratt.
+
+    `num_met` is the length of the longest beginning of the stop string that the text ends with.
+    """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -43,7 +98,7 @@ class _Search:
         self._shorter = _shorter_beginnings(stop)
 
     def feed(self, text: str) -> int | None:
-        """Where in `text` the stop string ends; None: it is not there."""
+        """The position in `text` at which the stop string ends; None if it does not."""
         met = self.num_met
         at = 0 if met else text.find(self.stop[0])
         if at < 0:
@@ -63,7 +118,7 @@ class _Search:
 
 @lru_cache(64)
 def _shorter_beginnings(stop: str) -> tuple[int, ...]:
-    """For each beginning of `stop`: the length of the longest shorter one that it ends with."""
+    """For each beginning of `stop`, the length of the longest shorter beginning that it ends with."""
     lengths = [0]
     for char in stop[1:]:
         length = lengths[-1]

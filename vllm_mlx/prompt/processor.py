@@ -21,7 +21,8 @@ from ..media.loader import Shown
 from ..media.parts import located, media_parts, numbered, replace_media, shown_as
 from ..media.rendered import RenderedMedia
 from ..media.vision import VisionProcessor
-from ..output.pipeline import OutputPipeline, declared_schemas
+from ..output.parsing import declared_schemas
+from ..output.pipeline import OutputPipeline
 from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
 from .chat import ChatPrompt, ChatPrompts
