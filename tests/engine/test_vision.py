@@ -7,8 +7,9 @@ import pytest
 from tests.rows import row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.encoder_inputs import MediaInputs, PieceInputs, Pieces
+from vllm_mlx.media.encoder_inputs import ItemInputs, MediaInputs
 from vllm_mlx.media.limits import ByteRoom
+from vllm_mlx.media.rendered import Arrays
 
 from .vision_harness import VisionModel, full
 
@@ -80,9 +81,7 @@ def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model,
     for prompt, reply in zip(prompts, expected, strict=True):
         again, num_cached = run(driver, prompt)
         assert again == reply
-        is_windowed = bool(
-            driver.engine.monitoring.facts.footprint.windows
-        )  # where prompts part, windows are held anew
+        is_windowed = bool(driver.engine.facts.footprint.windows)  # windows are held again where prompts diverge
         assert is_windowed or num_cached == len(prompt.token_ids) - 1
     assert driver.engine.report().media.num_encoded == encoded
 
@@ -161,11 +160,11 @@ def test_forty_at_once_are_all_right(checkpoint, family):
     assert driver.engine.report().media.num_encoded <= 40
 
 
-def late(prompt: PromptInputs) -> tuple[PromptInputs, list[MediaInputs], Pieces]:
+def late(prompt: PromptInputs) -> tuple[PromptInputs, list[MediaInputs], list[Arrays]]:
     """The prompt of one image whose tensors are not at hand, who is asked for them, and the tensors."""
     asked: list[MediaInputs] = []
     [item] = prompt.media
-    inputs = PieceInputs(MediaInputs(b"", ByteRoom(), asked.append), 0)
+    inputs = ItemInputs(MediaInputs(b"", ByteRoom(), asked.append), 0)
     return replace(prompt, media=(replace(item, inputs=inputs),)), asked, [item.inputs]
 
 

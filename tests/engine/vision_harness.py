@@ -1,7 +1,7 @@
 """A vision checkpoint with pictures drawn here, its prompts, and mlx-vlm's own reply to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,8 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.clip import Clip
-from vllm_mlx.media.encoder_inputs import MediaInputs
+from vllm_mlx.media.clip import Clip, Decoded
 from vllm_mlx.media.image import DecodedImage
-from vllm_mlx.media.loader import Shown
 from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.prompt.processor import RequestProcessor
@@ -93,15 +91,9 @@ class VisionModel:
 
     def prompt(self, *turns: Content) -> PromptInputs:
         """With its tensors, which stay."""
-        request, shown = self.request(*turns), shown_in(turns)
-
-        def make(part: MediaPart, salt: str, tensors: MediaInputs) -> None:
-            tensors.put(self.processor.render(part, shown).pieces)
-
-        prompt = self.processor.prepare(*self.processor.show(request, shown, make)).prompt
-        for item in prompt.media:
-            item.inputs.prepare()
-        return replace(prompt, media=tuple(replace(item, inputs=item.inputs.get()) for item in prompt.media))
+        request, decoded = self.request(*turns), decoded_media(turns)
+        rendered = {part: self.vision.render_with_inputs(decoded[part]) for part in self.processor.media_of(request)}
+        return self.processor.prepare(request, rendered).prompt
 
     def reply(self, *turns: Content, max_tokens: int = 10) -> list[int]:
         """What mlx-vlm's own single stream says, from its own processor's inputs."""
@@ -138,10 +130,10 @@ class VisionModel:
         return self._library
 
 
-def shown_in(turns: Sequence[Content]) -> Shown:
+def decoded_media(turns: Sequence[Content]) -> dict[MediaPart, Decoded]:
     parts = [part for turn in turns for part in turn]
-    pictures = {f"picture {part}": picture(part) for part in parts if isinstance(part, int)}
-    return {**pictures, **{_part(part): part.clip for part in parts if isinstance(part, Shot)}}
+    images: dict[MediaPart, Decoded] = {_part(part): picture(part) for part in parts if isinstance(part, int)}
+    return {**images, **{_part(part): part.clip for part in parts if isinstance(part, Shot)}}
 
 
 def _part(part: str | int | Shot) -> ShownPart:

@@ -75,17 +75,16 @@ def pictures() -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def loader() -> Iterator[MediaLoader]:
-    made = MediaLoader(
-        MediaConfig(media_timeout_s=0.5), MediaRoot(None), web=web(Names({"pictures.test": HERE}), media_timeout_s=0.5)
-    )
+    fetcher = web(Names({"pictures.test": HERE}), media_timeout_s=0.5)
+    made = MediaLoader(MediaConfig(media_timeout_s=0.5), MediaRoot(None), fetcher=fetcher)
     yield made
     asyncio.run(made.close())
 
 
 def load(loader: MediaLoader, source: str | bytes) -> None:
     async def run() -> None:
-        async with loader.shown([ImagePart(source)]) as pictures:
-            assert pictures[source].num_pixels > 0
+        async with loader.load([ImagePart(source)]) as pictures:
+            assert pictures[ImagePart(source)].num_pixels > 0
 
     try:
         asyncio.run(run())

@@ -8,7 +8,7 @@ import pytest
 from vllm_mlx.core.sequence import Layout
 from vllm_mlx.media.cache import DecodedCache, KnownAddresses, RenderedCache
 from vllm_mlx.media.fetch import Fetched
-from vllm_mlx.media.image import DecodedImage, Seen
+from vllm_mlx.media.image import DecodedImage, Fingerprint
 from vllm_mlx.media.rendered import RenderedMedia, media_item
 
 
@@ -28,14 +28,14 @@ def test_pictures_stay_within_their_bytes_and_the_longest_unused_go() -> None:
     assert recent.get(b"\3") is None and recent.get(b"\0") is not None, "what never fits drops nothing"
 
 
-def test_of_a_picture_whose_pixels_went_it_is_known_what_it_was() -> None:
-    recent = DecodedCache(max_bytes=30)
+def test_the_fingerprint_of_an_image_stays_when_its_pixels_go() -> None:
+    cache = DecodedCache(max_bytes=30)
     for number in range(2):
-        recent.put(bytes([number]), gray(number))
-    assert recent.get(b"\0") is None
-    assert recent.get(b"\0", whole=False) == Seen(gray(0).digest, 10)
-    assert isinstance(recent.get(b"\1", whole=False), DecodedImage), "pixels that are there"
-    assert recent.get(b"\2", whole=False) is None
+        cache.put(bytes([number]), gray(number))
+    assert cache.get(b"\0") is None
+    assert cache.fingerprint(b"\0") == Fingerprint(gray(0).digest, 10)
+    assert cache.get(b"\1") is not None and cache.fingerprint(b"\1") == Fingerprint(gray(1).digest, 10)
+    assert cache.fingerprint(b"\2") is None
 
 
 def test_addresses_are_many_but_not_endless() -> None:
@@ -85,11 +85,11 @@ def test_the_longest_unused_go_and_what_never_fits_drops_nothing() -> None:
     kept.put(keys[3], rendition(3))
     kept.put(("", b"huge", None), rendition(9, num_tokens=10_000))
     assert [kept.get(key) is not None for key in keys] == [True, False, True, True]
-    assert kept.get(("", b"huge", None)) is None and kept.num_bytes == kept.max_bytes
+    assert kept.get(("", b"huge", None)) is None and kept.num_bytes == 3 * rendition(0).text_bytes
 
 
 def test_tensors_are_not_kept() -> None:
     kept = RenderedCache(max_bytes=1 << 20)
     kept.put(("", b"", None), rendition(1))
     known = kept.get(("", b"", None))
-    assert known is not None and known.digest == rendition(1).digest and known.media[0].inputs == {}
+    assert known is not None and known.digest == rendition(1).digest and known.items[0].inputs == {}

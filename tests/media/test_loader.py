@@ -28,7 +28,7 @@ class Loading:
         self.loader = MediaLoader(
             settings,
             MediaRoot(settings.media_root),
-            web=web(names or Names({"pictures.test": HERE}), **config),
+            fetcher=web(names or Names({"pictures.test": HERE}), **config),
             max_files_bytes=max_files_bytes,
         )
 
@@ -36,8 +36,8 @@ class Loading:
         return asyncio.run(self._load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
 
     async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, DecodedImage]:
-        async with self.loader.shown(parts) as pictures:
-            return pictures
+        async with self.loader.load(parts) as loaded:
+            return {part.source: image for part, image in loaded.items()}
 
     def refusal(self, *sources: str | bytes | ImagePart) -> str:
         with pytest.raises(InvalidImage) as caught:
@@ -124,7 +124,7 @@ def test_nothing_is_kept_across_salts(pictures: Host, loading: Loading) -> None:
     url, inline = pictures.url("/a"), data_url(BLUE_PNG)
 
     async def load(salt: str) -> list[DecodedImage]:
-        async with loading.loader.shown([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
+        async with loading.loader.load([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
             return list(shown.values())
 
     mine, yours, mine_again = (asyncio.run(load(salt)) for salt in ("mine", "yours", "mine"))
@@ -194,12 +194,12 @@ def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
 
     async def one(source: str) -> int:
         nonlocal held, most
-        async with loading.loader.shown([ImagePart(source)]) as pictures:
+        async with loading.loader.load([ImagePart(source)]) as pictures:
             held += 1
             most = max(most, held)
             await asyncio.sleep(0.001)
             held -= 1
-            return int(pictures[source].pixels[0, 0, 0])
+            return int(pictures[ImagePart(source)].pixels[0, 0, 0])
 
     async def run() -> list[int]:
         return await asyncio.gather(*map(one, sources))
@@ -225,7 +225,7 @@ def test_whoever_gives_up_gives_back() -> None:
     source = ImagePart(data_url(encode(Image.new("RGB", (10, 10)))))
 
     async def hold(entered: asyncio.Event) -> None:
-        async with loading.loader.shown([source]):
+        async with loading.loader.load([source]):
             entered.set()
             await asyncio.Event().wait()
 
@@ -239,7 +239,7 @@ def test_whoever_gives_up_gives_back() -> None:
             for task in (*waiting, holder):
                 task.cancel()
             await asyncio.gather(holder, *waiting, return_exceptions=True)
-        async with loading.loader.shown([source]) as pictures:
+        async with loading.loader.load([source]) as pictures:
             assert len(pictures) == 1
 
     asyncio.run(run())

@@ -18,7 +18,7 @@ from vllm_mlx.core.errors import Cancelled, InvalidImage, InvalidVideo, TimeLimi
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
 from vllm_mlx.media.cache import DecodedCache
 from vllm_mlx.media.image import DecodedImage
-from vllm_mlx.media.loader import MediaLoader, Shown
+from vllm_mlx.media.loader import LoadedMedia, MediaLoader
 from vllm_mlx.media.local import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
@@ -37,8 +37,8 @@ def loading(**config: int) -> Iterator[MediaLoader]:
         asyncio.run(loader.close())
 
 
-async def load(loader: MediaLoader, parts: list[MediaPart], deadline: Deadline | None = None) -> Shown:
-    async with loader.shown(parts, deadline=deadline) as shown:
+async def load(loader: MediaLoader, parts: list[MediaPart], deadline: Deadline | None = None) -> LoadedMedia:
+    async with loader.load(parts, deadline=deadline) as shown:
         return shown
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_begun_once_the_time_of_the_request_is_over_or_its_client_has
 
 def test_waiting_for_other_requests_ends_at_the_deadline() -> None:
     async def main() -> None:
-        async with loader.shown([ImagePart(url(0))]):
+        async with loader.load([ImagePart(url(0))]):
             with pytest.raises(TimeLimit, match="--limit"):
                 await load(loader, [ImagePart(url(1))], Deadline(0.05, "It took too long (--limit)."))
 
@@ -145,7 +145,7 @@ def test_who_leaves_before_the_media_are_there_ends_their_preparation() -> None:
     deadline = Deadline(60, "")
 
     async def main() -> None:
-        async with loader.shown([ImagePart(url(0))]):
+        async with loader.load([ImagePart(url(0))]):
             waiting = asyncio.create_task(load(loader, [ImagePart(url(1))], deadline))
             await asyncio.sleep(0.02)
             waiting.cancel()

@@ -146,8 +146,8 @@ def test_a_larger_picture_is_scaled_down(checkpoint):
 
     found = find_checkpoint(str(checkpoint("vision:qwen3_vl")))
     tokenizer = Tokenizer.load(found.path)
-    sizes = [
-        len(_vision(EngineConfig(model="m", max_pixels=max_pixels), found, tokenizer).render(picture(0)).token_ids)
-        for max_pixels in (1 << 20, 96 * 160, 64 * 64)
-    ]
+    sizes = []
+    for max_pixels in (1 << 20, 96 * 160, 64 * 64):
+        vision = _vision(EngineConfig(model="m", max_pixels=max_pixels), found, tokenizer)
+        sizes.append(len(vision.render_with_inputs(picture(0)).token_ids))
     assert sizes[0] == sizes[1] > sizes[2]

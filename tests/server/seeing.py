@@ -20,11 +20,11 @@ class SeeingEngine(FakeEngine):
     seen: list[Any] = field(default_factory=list)  # the pictures of each request, in order
 
     def __post_init__(self) -> None:
-        self.loader = MediaLoader(self.media, MediaRoot(self.media.media_root), web=self.web)
+        self.loader = MediaLoader(self.media, MediaRoot(self.media.media_root), fetcher=self.web)
 
     async def submit(self, request: Request) -> FakeGeneration:
-        async with self.loader.shown(media_parts(request)) as pictures:
-            self.seen.append([pictures[part.source] for part in media_parts(request)])
+        async with self.loader.load(media_parts(request)) as pictures:
+            self.seen.append([pictures[part] for part in media_parts(request)])
             return await super().submit(request)
 
     async def shutdown(self, drain_s: float) -> None:

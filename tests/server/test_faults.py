@@ -59,7 +59,8 @@ SEAMS = {
     "insert": Seam(PrefixTree, "insert", harmless=True),
     "restore": Seam(snapshot, "restore", harmless=True),
     "vision tower": Seam(multimodal, "encode", shows=True),
-    "image processor": Seam(VisionProcessor, "show", shows=True),
+    "image processor": Seam(VisionProcessor, "render_again", shows=True),
+    "rendered media": Seam(VisionProcessor, "recall", shows=True),
     "template": Seam(Tokenizer, "apply_chat_template"),
     "tokenizer": Seam(Tokenizer, "encoding"),
     "detokenizer": Seam(Detokenizer, "feed", after=2),
@@ -173,6 +174,7 @@ def test_a_fault_ends_its_own_request_and_the_next_is_right(
                 "snapshot",
                 "insert",
                 "vision tower",
+                "image processor",
             ):  # with all of it cached, nothing would be done
                 with server.http() as client:
                     client.delete("/v1/cache")

@@ -126,7 +126,7 @@ def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Hos
             http.delete("/v1/cache")
             body = {"messages": conversation(url)}
             reply = http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
-        assert reply.status_code >= 400 and "is another one by now" in reply.json()["error"]["message"]
+        assert reply.status_code >= 400 and "has changed since" in reply.json()["error"]["message"]
 
 
 def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures: Host) -> None:

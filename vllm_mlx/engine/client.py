@@ -74,11 +74,10 @@ class EngineClient:
         )
         self._pool = PromptPool()
         self._media = None
-        if self._processor.takes_images:
+        if vision is not None:
             media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
-            sampling = None if vision is None else vision.frame_sampling
-            loader = MediaLoader(media, media_root, sampling=sampling)
-            self._media = MediaRequests(self._processor, loader, self._pool, self._thread.wake)
+            loader = MediaLoader(media, media_root, sampling=vision.frame_sampling)
+            self._media = MediaRequests(self._processor, vision, loader, self._pool, self._thread.wake)
         self._preparations = Preparations(self._processor, self._media, self._pool, max_prepare_s=config.max_prepare_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id

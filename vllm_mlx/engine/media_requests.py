@@ -1,4 +1,4 @@
-"""A request's pictures on their way to the tower: found, shown to the processor, made into tensors again."""
+"""Prepares requests that hold images or videos, and makes their encoder inputs again when the engine needs them."""
 
 import asyncio
 import logging
@@ -11,10 +11,12 @@ from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
 from ..core.messages import MediaPart
 from ..core.request import Request
 from ..core.tracebacks import clear_locals
+from ..media.clip import Decoded
 from ..media.encoder_inputs import MediaInputs
 from ..media.loader import MediaLoader
+from ..media.parts import located, numbered
 from ..media.rendered import RenderedMedia
-from ..media.vision import PixelsNeeded
+from ..media.vision import VisionProcessor
 from ..media.workers import Workers
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .prompt_pool import PromptPool
@@ -23,78 +25,92 @@ logger = logging.getLogger(__name__)
 
 
 class MediaRequests:
-    """Used on one event loop. A turn that brings known pictures back decodes none, unless the tower has to run.
+    """Used on one event loop. Media that were rendered before are not decoded again until they have to be encoded.
 
-    What a large picture stands for takes seconds to find: neither texts nor known pictures wait behind it.
+    Rendering a large image takes seconds: neither texts nor known images wait behind it.
     """
 
-    def __init__(self, processor: RequestProcessor, loader: MediaLoader, pool: PromptPool, wake: Callable[[], None]):
-        """`pool`: for prompts; `wake`: called on the event loop when tensors are there that a row waits for."""
+    def __init__(
+        self,
+        processor: RequestProcessor,
+        vision: VisionProcessor,
+        loader: MediaLoader,
+        pool: PromptPool,
+        wake: Callable[[], None],
+    ):
+        """`pool`: for prompts; `wake`: called on the event loop when encoder inputs are ready that a row waits for."""
         self._processor = processor
+        self._vision = vision
         self._loader = loader
         self._pool = pool
-        self._renderer = Workers(1, "pictures")  # the processor is one at a time anyway
+        self._renderer = Workers(1, "media renderer")  # one thread: the checkpoint's processor takes one at a time
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def prepare(self, request: Request, deadline: Deadline, *, is_long: bool = False) -> PreparedRequest:
-        """Of a request that shows something. Raises RequestError, and what the deadline raises.
+        """Prepare a request that holds media. Raises RequestError, and what the deadline raises.
 
         `is_long`: its text takes long to tokenise.
         """
         try:
-            try:
-                return await self._prepare(request, deadline, is_long=is_long, whole=False)
-            except PixelsNeeded:
-                pass
-            return await self._prepare(request, deadline, is_long=is_long, whole=True)
+            rendered = await self._rendered(request, self._processor.media_of(request), deadline)
+            prepare = partial(self._processor.prepare, request, rendered, deadline=deadline)
+            return await self._pool.run(prepare, tenant=request.tenant, deadline=deadline, is_long=is_long)
         except BaseException as error:
-            clear_locals(error)  # pixels, tensors and texts: a handler that keeps the error does not keep these
+            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
             raise
 
     async def close(self) -> None:
         self._renderer.close()
         await self._loader.close()
 
-    async def _prepare(self, request: Request, deadline: Deadline, *, is_long: bool, whole: bool) -> PreparedRequest:
-        loop = asyncio.get_running_loop()
-        parts, remake = self._processor.media_of(request), partial(self._ask, loop)
-        prompts = partial(self._pool.run, tenant=request.tenant, deadline=deadline)
-        async with self._loader.shown(parts, salt=request.cache_salt, whole=whole, deadline=deadline) as shown:
-            show = partial(self._processor.show, request, shown, remake)
+    async def _rendered(
+        self, request: Request, parts: tuple[MediaPart, ...], deadline: Deadline
+    ) -> dict[MediaPart, RenderedMedia]:
+        """Every part as it was rendered before, or else rendered from its pixels."""
+        salt, loop = request.cache_salt, asyncio.get_running_loop()
+
+        def recall(part: MediaPart, digest: bytes) -> RenderedMedia | None:
+            return self._vision.recall(part, digest, salt=salt, remake=partial(self._ask, loop, part, salt))
+
+        def render(part: MediaPart, decoded: Decoded) -> RenderedMedia:
             try:
-                known = await prompts(partial(show, known_only=True))
-            except PixelsNeeded:
-                renditions: dict[MediaPart, RenderedMedia] = {}
-                for part in dict.fromkeys(parts):  # one at a time, so that other requests have theirs in between
-                    render_one = partial(self._processor.show_part, request, part, shown, remake)
-                    renditions[part] = await self._renderer.run(deadline, render_one)
-                known = await prompts(partial(self._processor.with_media, request, renditions))
-        return await prompts(partial(self._processor.prepare, *known, deadline=deadline), is_long=is_long)
+                return self._vision.render(part, decoded, salt=salt, remake=partial(self._ask, loop, part, salt))
+            except InvalidImage as error:
+                number = next(number for number, other in numbered(parts) if other == part)
+                raise located(error, number, part) from error
 
-    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, tensors: MediaInputs) -> None:
-        """On the engine thread."""
+        async with self._loader.load(parts, salt=salt, recall=recall, deadline=deadline) as loaded:
+            rendered: dict[MediaPart, RenderedMedia] = {}
+            for part, media in loaded.items():  # one at a time, so that other requests take turns
+                if isinstance(media, RenderedMedia):
+                    rendered[part] = media
+                else:
+                    rendered[part] = await self._renderer.run(deadline, partial(render, part, media))
+            return rendered
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
+        """Called on the engine thread."""
         try:
-            loop.call_soon_threadsafe(self._start, part, salt, tensors)
+            loop.call_soon_threadsafe(self._start, part, salt, inputs)
         except RuntimeError:  # the loop is closed
-            tensors.fail(GenerationError("The server is shutting down."))
+            inputs.fail(GenerationError("The server is shutting down."))
 
-    def _start(self, part: MediaPart, salt: str, tensors: MediaInputs) -> None:
-        task = asyncio.get_running_loop().create_task(self._remake(part, salt, tensors))
+    def _start(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
+        task = asyncio.get_running_loop().create_task(self._remake(part, salt, inputs))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _remake(self, part: MediaPart, salt: str, tensors: MediaInputs) -> None:
+    async def _remake(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
         try:
-            async with self._loader.shown([part], salt=salt) as shown:
-                render = partial(self._processor.render, part, shown)
-                rendition = await self._renderer.run(Deadline(math.inf, ""), render)
-            if rendition.digest != tensors.digest:
-                raise InvalidImage(f"The picture of `{part.param}` is another one by now.", param=part.param)
-            tensors.put(rendition.pieces)
+            async with self._loader.load([part], salt=salt) as loaded:
+                decoded = loaded[part]
+                assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
+                render = partial(self._vision.render_again, part, decoded, inputs)
+                await self._renderer.run(Deadline(math.inf, ""), render)
         except VLLMMLXError as error:
-            tensors.fail(error)
-        except Exception as error:  # whatever it is, the row that waits must learn of it
-            logger.exception("MediaInputs could not be made again")
-            tensors.fail(GenerationError(f"The tensors of `{part.param}` could not be made again: {error}"))
+            inputs.fail(error)
+        except Exception as error:  # a fence: the row that waits has to learn of any failure
+            logger.exception("Encoder inputs could not be made again")
+            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {error}"))
         self._wake()

@@ -1,121 +1,137 @@
-"""Images and clips of the last turns, decoded and rendered, and what addresses last led to. Reads no clock.
+"""Caches for the next turn, which brings the same images back: pixels, rendered media, and what addresses led to.
 
-A conversation comes back with every turn.
+All are keyed by salt too: requests of different salts share nothing. Reads no clock.
 """
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from .clip import Clip
+from .clip import Decoded
 from .fetch import Fetched
-from .image import DecodedImage, Seen
+from .image import Fingerprint
 from .rendered import RenderedMedia
 
-Address = tuple[bytes, str, str]  # salt, URL, and what it was asked as
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+Address = tuple[bytes, str, str]  # salt, URL, and the kind of file that was expected there
+RenderedKey = tuple[str, bytes, int | None]  # salt, digest of the pixels, and `max_side` of the image part
 _MAX_ADDRESSES = 1000
 _MAX_ADDRESS_CHARS = 8192
-_MAX_SEEN = 10_000
+_MAX_FINGERPRINTS = 10_000
+
+
+class LRU(Generic[K, V]):
+    """Values whose sizes add up to at most `max_size`; the least recently used is dropped first. One thread."""
+
+    def __init__(self, max_size: int, size_of: Callable[[V], int] = lambda value: 1):
+        self.max_size = max_size
+        self.size = 0
+        self._size_of = size_of
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """A value larger than `max_size` is not kept, and drops no other."""
+        self.drop(key)
+        if self._size_of(value) <= self.max_size:
+            self._values[key] = value
+            self.size += self._size_of(value)
+            self.resize(self.max_size)
+
+    def drop(self, key: K) -> None:
+        if (value := self._values.pop(key, None)) is not None:
+            self.size -= self._size_of(value)
+
+    def resize(self, max_size: int) -> None:
+        self.max_size = max_size
+        while self.size > max_size:
+            self.drop(next(iter(self._values)))
 
 
 class DecodedCache:
-    """By salt and digest of what they were decoded from, so none can be out of date. The longest unused go first."""
+    """Decoded images and clips, by salt and digest of the file, so none can be out of date. Used on one event loop.
+
+    Fingerprints stay longer than pixels: to know what was rendered before, no pixels are needed.
+    """
 
     def __init__(self, *, max_bytes: int):
-        self._max_bytes = self._room_bytes = max_bytes
-        self._pictures: OrderedDict[bytes, DecodedImage | Clip] = OrderedDict()
-        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
-        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._pixels: LRU[bytes, Decoded] = LRU(max_bytes, lambda decoded: decoded.pixels.nbytes)
+        self._fingerprints: LRU[bytes, Fingerprint] = LRU(_MAX_FINGERPRINTS)
 
-    def get(self, content: bytes, *, whole: bool = True) -> DecodedImage | Clip | Seen | None:
-        """`whole`: with its pixels."""
-        picture = self._pictures.get(content)
-        if picture is not None:
-            self._pictures.move_to_end(content)
-            return picture
-        seen = None if whole else self._seen.get(content)
-        if seen is not None:
-            self._seen.move_to_end(content)
-        return seen
+    @property
+    def num_bytes(self) -> int:
+        return self._pixels.size
+
+    def get(self, content: bytes) -> Decoded | None:
+        return self._pixels.get(content)
+
+    def fingerprint(self, content: bytes) -> Fingerprint | None:
+        return self._fingerprints.get(content)
+
+    def put(self, content: bytes, decoded: Decoded) -> None:
+        self._fingerprints.put(content, Fingerprint(decoded.digest, decoded.num_pixels))
+        self._pixels.put(content, decoded)
 
     def make_room(self, in_use_bytes: int) -> None:
-        """Pixels in use take their part of the budget first. What is kept has what they leave."""
-        self._room_bytes = max(0, self._max_bytes - in_use_bytes)
-        self._shrink()
+        """Pixels in use take their part of the budget first; cached ones have the rest."""
+        self._pixels.resize(max(0, self._max_bytes - in_use_bytes))
 
-    def put(self, content: bytes, picture: DecodedImage | Clip | Seen) -> None:
-        if isinstance(picture, Seen):
-            return
-        self._seen[content] = Seen(picture.digest, picture.num_pixels)
-        if len(self._seen) > _MAX_SEEN:
-            self._seen.popitem(last=False)
-        if content in self._pictures or picture.pixels.nbytes > self._room_bytes:
-            return
-        self._pictures[content] = picture
-        self.num_bytes += picture.pixels.nbytes
-        self._shrink()
 
-    def _shrink(self) -> None:
-        while self.num_bytes > self._room_bytes:
-            _, dropped = self._pictures.popitem(last=False)
-            self.num_bytes -= dropped.pixels.nbytes
+class RenderedCache:
+    """Rendered media without their encoder inputs. Safe to share between threads."""
+
+    def __init__(self, *, max_bytes: int = 0):
+        self._rendered: LRU[RenderedKey, RenderedMedia] = LRU(max_bytes, lambda rendered: rendered.text_bytes)
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._rendered.size
+
+    def get(self, key: RenderedKey) -> RenderedMedia | None:
+        """Its items have no inputs."""
+        with self._lock:
+            return self._rendered.get(key)
+
+    def put(self, key: RenderedKey, rendered: RenderedMedia) -> None:
+        with self._lock:
+            self._rendered.put(key, rendered.with_inputs({} for _ in rendered.items))
+
+    def resize(self, max_bytes: int) -> None:
+        with self._lock:
+            self._rendered.resize(max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAddress:
-    """What an address led to: an answer of HTTP, and the digest of the data that it was."""
+    """What an address led to."""
 
-    answer: Fetched
-    content: bytes
+    answer: Fetched  # without its data
+    content: bytes  # salt and digest of the data
     fresh_until_s: float
 
 
 class KnownAddresses:
-    """The longest unused go first."""
+    """Used on one event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Address, KnownAddress] = OrderedDict()
+        self._known: LRU[Address, KnownAddress] = LRU(_MAX_ADDRESSES)
 
     def get(self, address: Address) -> KnownAddress | None:
-        known = self._known.get(address)
-        if known is not None:
-            self._known.move_to_end(address)
-        return known
+        return self._known.get(address)
 
     def put(self, address: Address, answer: Fetched, content: bytes, now: float) -> None:
-        """The data itself is not kept, nor anything of an address that is far too long."""
-        self._known.pop(address, None)
+        """`now`: in the clock of `fresh_until_s`. An address that is far too long is not kept."""
         if len(address[1]) + len(answer.url) > _MAX_ADDRESS_CHARS:
+            self._known.drop(address)
             return
-        self._known[address] = KnownAddress(replace(answer, data=None), content, now + answer.fresh_s)
-        if len(self._known) > _MAX_ADDRESSES:
-            self._known.popitem(last=False)
-
-
-Key = tuple[str, bytes, int | None]  # salt, digest of a picture or a clip, and the longest side that is shown
-
-
-class RenderedCache:
-    def __init__(self, *, max_bytes: int = 0):
-        self.max_bytes = max_bytes
-        self._kept: OrderedDict[Key, RenderedMedia] = OrderedDict()
-        self.num_bytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: Key) -> RenderedMedia | None:
-        """Its media have no inputs."""
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-            return kept
-
-    def put(self, key: Key, rendition: RenderedMedia) -> None:
-        with self._lock:
-            if key in self._kept or rendition.text_bytes > self.max_bytes:
-                return
-            self._kept[key] = replace(rendition, media=tuple(replace(item, inputs={}) for item in rendition.media))
-            self.num_bytes += rendition.text_bytes
-            while self.num_bytes > self.max_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                self.num_bytes -= dropped.text_bytes
+        self._known.put(address, KnownAddress(replace(answer, data=None), content, now + answer.fresh_s))

@@ -1,4 +1,4 @@
-"""Frames of a video, decoded. Knows neither where they came from nor what a model makes of them."""
+"""The decoded frames of a video. Knows neither where they came from nor what a model reads of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,18 @@ from hashlib import blake2b
 import numpy as np
 
 from ..core.errors import InvalidImage
+from .image import DecodedImage
 
 _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """Two clips with one digest show the same. Safe to share between threads: nobody may write to the pixels."""
+    """Two clips with the same digest have the same frames. Safe to share between threads: pixels are read-only."""
 
-    pixels: np.ndarray  # (frames, height, width, 3), uint8, RGB, read-only
+    pixels: np.ndarray  # (frames, height, width, 3), uint8, RGB
     times: tuple[float, ...]  # of each frame, in seconds, ascending
-    fps: float  # frames that stand for a second
+    fps: float  # frames per second of video
     digest: bytes  # of pixels and times
 
     @classmethod
@@ -33,7 +34,7 @@ class Clip:
 
     @property
     def num_pixels(self) -> int:
-        """Of all frames."""
+        """The pixels of all frames."""
         return len(self) * self.height * self.width
 
     @property
@@ -48,8 +49,11 @@ class Clip:
         return len(self.pixels)
 
 
+Decoded = DecodedImage | Clip
+
+
 class FrameStack:
-    """Frames of one size, copied into one array as they are decoded, so that none is in memory twice."""
+    """Collects frames of one size in one array as they are decoded, so that none is in memory twice."""
 
     def __init__(self, max_frames: int):
         self._max_frames = max_frames
@@ -60,7 +64,7 @@ class FrameStack:
         return self._num_frames
 
     def add(self, frame: np.ndarray) -> None:
-        """`frame`: (height, width, 3), uint8. Raises InvalidImage if it has another size than those before."""
+        """`frame`: (height, width, 3), uint8. Raises InvalidImage if its size differs from the frames before."""
         if self._pixels is None:
             self._pixels = np.empty((self._max_frames, *frame.shape), np.uint8)
         if frame.shape != self._pixels.shape[1:]:
@@ -69,7 +73,7 @@ class FrameStack:
         self._num_frames += 1
 
     def clip(self, times: Sequence[float], fps: float) -> Clip:
-        """Raises InvalidImage if no frame was added. `times`: of the frames, and of any that were not added."""
+        """`times`: of the frames, and perhaps of more that were not added. Raises InvalidImage if there are none."""
         if self._pixels is None:
             raise InvalidImage("none of its frames can be decoded.")
         return Clip.of(self._pixels[: self._num_frames], times[: self._num_frames], fps)

@@ -1,7 +1,7 @@
-"""What the tower takes of one picture or clip: there until it has run, and made again should it run anew.
+"""Encoder inputs of one image or clip: dropped once they are encoded, made again on demand. Safe for threads.
 
-Tensors of a full-HD picture have 50 MB. Most turns of a conversation need none: what the tower made of its pictures is
-still there, or the prefix that holds them. Safe to share between threads.
+Those of a full-HD image have 50 MB. Most turns need none: the features of their images are still cached, or the
+prefix that holds them is.
 """
 
 import threading
@@ -11,41 +11,41 @@ from typing import Any
 
 from ..core.errors import GenerationError, VLLMMLXError
 from .limits import ByteRoom
-
-Pieces = Sequence[Mapping[str, Any]]
+from .rendered import Arrays
 
 
 class MediaInputs:
-    """Of one request's picture or clip, in the pieces that the tower takes one by one.
+    """The encoder inputs of one request's image or clip, for each of its items.
 
-    `remake` begins to make them again, on a thread of its own, and ends with `put` or `fail`.
+    `remake` starts to make them again on another thread, which ends with `put` or `fail`.
     """
 
     def __init__(self, digest: bytes, room: ByteRoom, remake: Callable[["MediaInputs"], None]):
-        """`digest`: of the rendition that they belong to; `room`: of all tensors that wait for the tower."""
+        """`digest`: of the rendered media; `room`: for all encoder inputs that wait for the vision encoder."""
         self.digest = digest
         self._room = room
         self._remake = remake
         self._lock = threading.Lock()
-        self._pieces: dict[int, Mapping[str, Any]] = {}
-        self._in_room: dict[int, int] = {}  # bytes of the pieces that have a place there
+        self._arrays: dict[int, Arrays] = {}  # by index of the item
+        self._in_room: dict[int, int] = {}  # bytes of the items that have a place in the room
         self._error: VLLMMLXError | None = None
-        self._is_asked = False
+        self._is_being_made = False
 
     def __del__(self) -> None:
         self._room.leave(sum(self._in_room.values()))
 
-    def offer(self, pieces: Pieces) -> None:
-        """Those for which there is no room are let go."""
-        for index, piece in enumerate(pieces):
-            num_bytes = sum(array.nbytes for array in piece.values())
+    def offer(self, arrays: Sequence[Arrays]) -> None:
+        """Keep those for which there is room."""
+        for index, given in enumerate(arrays):
+            num_bytes = sum(array.nbytes for array in given.values())
             if self._room.enter(num_bytes):
-                self._pieces[index], self._in_room[index] = piece, num_bytes
+                self._arrays[index], self._in_room[index] = given, num_bytes
 
-    def put(self, pieces: Pieces) -> None:
+    def put(self, arrays: Sequence[Arrays]) -> None:
+        """They were made again, and are kept even if there is no room: the engine waits for them."""
         with self._lock:
-            self._pieces.update(enumerate(pieces))
-            self._is_asked = False
+            self._arrays.update(enumerate(arrays))
+            self._is_being_made = False
 
     def fail(self, error: VLLMMLXError) -> None:
         with self._lock:
@@ -53,41 +53,38 @@ class MediaInputs:
 
     def prepare(self, index: int) -> bool:
         with self._lock:
-            if self._is_there(index):
+            if index in self._arrays or self._error is not None:
                 return True
-            asks, self._is_asked = not self._is_asked, True
-        if asks:
+            starts, self._is_being_made = not self._is_being_made, True
+        if starts:
             self._remake(self)
         return False
 
-    def get(self, index: int) -> Mapping[str, Any]:
-        """Never waits: called on the engine thread, for which all rows would wait."""
+    def get(self, index: int) -> Arrays:
+        """Never waits: it is called on the engine thread, for which all rows would wait."""
         with self._lock:
-            if index in self._pieces:
-                return self._pieces[index]
-            raise self._error or GenerationError("The tensors of an image were not made ready before it was encoded.")
+            if index in self._arrays:
+                return self._arrays[index]
+            raise self._error or GenerationError("The encoder inputs of an image were not ready before it was encoded.")
 
     def drop(self, index: int) -> None:
         with self._lock:
-            self._pieces.pop(index, None)
+            self._arrays.pop(index, None)
             self._room.leave(self._in_room.pop(index, 0))
-
-    def _is_there(self, index: int) -> bool:
-        return index in self._pieces or self._error is not None
 
 
 @dataclass(frozen=True, slots=True)
-class PieceInputs:
-    """`core.sequence.EncoderInputs` of one piece."""
+class ItemInputs:
+    """The `core.sequence.EncoderInputs` of one item."""
 
-    tensors: MediaInputs
+    inputs: MediaInputs
     index: int
 
     def prepare(self) -> bool:
-        return self.tensors.prepare(self.index)
+        return self.inputs.prepare(self.index)
 
     def get(self) -> Mapping[str, Any]:
-        return self.tensors.get(self.index)
+        return self.inputs.get(self.index)
 
     def drop(self) -> None:
-        self.tensors.drop(self.index)
+        self.inputs.drop(self.index)

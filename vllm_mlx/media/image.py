@@ -1,4 +1,4 @@
-"""One decoded image. Knows neither where it came from nor what a model makes of it."""
+"""One decoded image, and the arithmetic of its size. Knows neither where it came from nor what a model reads of it."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,8 +10,8 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A picture or clip that was decoded before, and whose pixels are not at hand."""
+class Fingerprint:
+    """The pixels of an image or clip that was decoded before, without holding them."""
 
     digest: bytes
     num_pixels: int
@@ -19,9 +19,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedImage:
-    """Two pictures with one digest show the same. Safe to share between threads: nobody may write to the pixels."""
+    """Two images with the same digest have the same pixels. Safe to share between threads: pixels are read-only."""
 
-    pixels: np.ndarray  # (height, width, 3), uint8, RGB, read-only
+    pixels: np.ndarray  # (height, width, 3), uint8, RGB
     digest: bytes  # of size and pixels
 
     @classmethod
@@ -48,7 +48,7 @@ class DecodedImage:
 
 
 def fitting(width: int, height: int, max_pixels: int, max_side: int | None = None) -> tuple[int, int]:
-    """(width, height) in the same shape with at most `max_pixels`, and no side over `max_side`; as it is if it fits."""
+    """The largest (width, height) of the same shape within `max_pixels` and `max_side`. Never larger than given."""
     scale = min(1.0, (max_pixels / (width * height)) ** 0.5)
     if max_side is not None:
         scale = min(scale, max_side / max(width, height))
@@ -56,7 +56,7 @@ def fitting(width: int, height: int, max_pixels: int, max_side: int | None = Non
 
 
 def scaled(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """`pixels`: (height, width, 3), uint8; `size`: (width, height). The same array if it has that size."""
+    """`pixels`: (height, width, 3), uint8; `size`: (width, height). Returns the same array if it has that size."""
     if pixels.shape[1::-1] == size:
         return pixels
     return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))

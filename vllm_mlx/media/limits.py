@@ -102,25 +102,22 @@ class ByteRoom:
 
 
 class Allowance:
-    """What one request may still do, and whose it is."""
+    """What one request may still fetch and hold, and who it belongs to. Used on one event loop."""
 
-    def __init__(
-        self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom, *, whole: bool = True
-    ) -> None:
+    def __init__(self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom) -> None:
         """`fetch_until_s`: by the event loop's clock; `deadline`: of all preparation of the request.
 
-        `room`: for the files of all requests; `whole`: pixels are needed, also of what was seen before.
+        `room`: for the files of all requests.
         """
         self.fetch_until_s = fetch_until_s
         self.deadline = deadline
-        self.whole = whole
-        self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share nothing that is kept
+        self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share no cached media
         self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
         self._room = room
         self._num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Until `give_back`. Raises InvalidImage, or Overloaded where others hold too much."""
+        """Hold a file until `give_back`. Raises InvalidImage, or Overloaded if other requests hold too much."""
         if self._num_bytes + num_bytes > _MAX_REQUEST_BYTES:
             raise InvalidImage(
                 f"with it, the files of this request have more than {megabytes(_MAX_REQUEST_BYTES)}. Send fewer, or "

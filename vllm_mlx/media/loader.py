@@ -1,13 +1,12 @@
-"""What a request's images and videos show: found, decoded and handed out. Has a thread and an event loop of its own."""
+"""Finds, decodes and hands out a request's images and videos, on a thread with an event loop of its own."""
 
 import asyncio
 import math
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -18,35 +17,28 @@ from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from ..core.tracebacks import clear_locals
 from .cache import DecodedCache
-from .clip import Clip
+from .clip import Decoded
 from .decode import ImageFile
 from .fetch import MediaFetcher
-from .files import Found, MediaFiles
-from .image import DecodedImage, Seen
+from .files import Found, MediaFiles, Recall, Recalled, Wanted, recall_nothing
 from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate, PixelLane
 from .local import MediaRoot
-from .parts import Key, located, numbered, shown_as
-from .video import FrameSampling, VideoOpener
+from .parts import located, numbered
+from .rendered import RenderedMedia
+from .video import FrameFiles, FrameSampling, VideoFile, VideoOpener
 from .workers import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LoadedMedia = Mapping[MediaPart, RenderedMedia | Decoded]  # rendered before, or what it has to be rendered from
 _READERS = 2  # threads that hash and open files, which takes milliseconds
 _DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
 _GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
 
-Shown = Mapping[Key, DecodedImage | Seen | Clip]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    number: int  # of the first place where it is shown, counted from 1; images and videos each on their own
-    part: MediaPart
-
 
 class MediaLoader:
-    """`shown` may be used on any event loop. `web`: None is the network itself."""
+    """`load` may be used on any event loop."""
 
     def __init__(
         self,
@@ -54,18 +46,18 @@ class MediaLoader:
         root: MediaRoot,
         *,
         sampling: FrameSampling | None = None,
-        web: MediaFetcher | None = None,
+        fetcher: MediaFetcher | None = None,
         max_files_bytes: int = MAX_FILES_BYTES,
     ):
-        """`sampling`: of videos; None for a model that is shown none. `max_files_bytes`: of those not yet decoded."""
+        """`sampling`: of videos; None if the model takes none. `max_files_bytes`: of files not decoded yet."""
         self._config = config
-        self._web = web or MediaFetcher(config)
-        self._recent = DecodedCache(max_bytes=config.media_cache_bytes)
+        self._fetcher = fetcher or MediaFetcher(config)
+        self._cache = DecodedCache(max_bytes=config.media_cache_bytes)
         self._readers = Workers(_READERS, "media file")
         self._decoders = Workers(_DECODERS, "image")
         self._video_workers = Workers(1, "video")  # so that images need not wait for one
         videos = None if sampling is None else VideoOpener(config, sampling)
-        self._files = MediaFiles(config, root, self._web, self._recent, self._readers, self._video_workers, videos)
+        self._files = MediaFiles(config, root, self._fetcher, self._cache, self._readers, self._video_workers, videos)
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
@@ -73,20 +65,25 @@ class MediaLoader:
         self._thread.start()
 
     @asynccontextmanager
-    async def shown(
-        self, parts: Sequence[MediaPart], *, salt: str = "", whole: bool = True, deadline: Deadline | None = None
-    ) -> AsyncIterator[Shown]:
-        """What is handed out counts as in memory until the block ends. Raises RequestError.
+    async def load(
+        self,
+        parts: Sequence[MediaPart],
+        *,
+        salt: str = "",
+        recall: Recall = recall_nothing,
+        deadline: Deadline | None = None,
+    ) -> AsyncIterator[LoadedMedia]:
+        """Every part as `recall` knows it, or else its pixels, which count as in memory until the block ends.
 
-        Of what is kept of earlier requests, only that of the same `salt` is used. `whole`: with pixels, also where
-        those of a picture seen before are no longer at hand. `deadline`: of all preparation of the request; None:
-        there is none. It is cancelled if the caller leaves before the media are there.
+        Of what is cached from earlier requests, only that of the same `salt` is used. `deadline`: of all preparation
+        of the request, None for none; it is cancelled if the caller leaves before the media are loaded.
+        Raises RequestError.
         """
         if not parts:
             yield {}
             return
-        answer: Future[Shown] = Future()
-        hold = self._hold(parts, salt, whole, deadline or Deadline(math.inf, ""), answer)
+        answer: Future[LoadedMedia] = Future()
+        hold = self._hold(parts, salt, recall, deadline or Deadline(math.inf, ""), answer)
         holder = asyncio.run_coroutine_threadsafe(hold, self._loop)
         holder.add_done_callback(lambda ended: _pass_on(ended, answer))
         try:
@@ -95,7 +92,7 @@ class MediaLoader:
             holder.cancel()
 
     async def close(self) -> None:
-        """Fails what is under way and ends the thread. A second time does nothing."""
+        """Fail requests that are being loaded and end the thread. A second call does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
             await asyncio.to_thread(self._thread.join)
@@ -110,22 +107,22 @@ class MediaLoader:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._web.close()
+        await self._fetcher.close()
         self._loop.stop()
 
     async def _hold(
-        self, parts: Sequence[MediaPart], salt: str, whole: bool, deadline: Deadline, answer: "Future[Shown]"
+        self, parts: Sequence[MediaPart], salt: str, recall: Recall, deadline: Deadline, answer: "Future[LoadedMedia]"
     ) -> None:
-        """Answers, and holds the pixels until it is cancelled. A failure keeps none of them alive."""
+        """Answer, and hold the pixels until cancelled. A failure keeps none of them alive."""
         fetch_until_s = self._loop.time() + self._config.media_timeout_s
-        allowance = Allowance(fetch_until_s, deadline, salt, self._files_room, whole=whole)
+        allowance = Allowance(fetch_until_s, deadline, salt, self._files_room)
         is_loaded = False
         try:
-            async with self._loaded(self._wanted(parts), allowance) as shown:
+            async with self._loaded(self._wanted(parts, recall), allowance) as loaded:
                 is_loaded = True
                 if answer.set_running_or_notify_cancel():
-                    answer.set_result(shown)
-                    del shown
+                    answer.set_result(loaded)
+                    del loaded
                     await asyncio.Event().wait()
         except BaseException as error:
             if not is_loaded:
@@ -134,61 +131,77 @@ class MediaLoader:
             raise
 
     @asynccontextmanager
-    async def _loaded(self, wanted: Sequence[_Wanted], allowance: Allowance) -> AsyncIterator[Shown]:
+    async def _loaded(self, wanted: Sequence[Wanted], allowance: Allowance) -> AsyncIterator[LoadedMedia]:
         lane: PixelLane | None = None
-        needed, contents, decoded = 0, list[bytes](), list[DecodedImage | Clip | Seen]()
+        needed, contents, ready = 0, list[bytes](), list[Recalled | Decoded]()
         try:
             async with _until(allowance.deadline):
-                found = await together(_named(item, self._files.find, item.part, allowance) for item in wanted)
+                found = await together(_named(item, self._files.find, item, allowance) for item in wanted)
                 self._check_sum(found)
-                needed = sum(each.num_pixels for each in found if not isinstance(each.image, Seen))
+                needed = sum(source.num_pixels for source in found if not isinstance(source.media, Recalled))
                 lane = await self._gate.enter(needed)
-                self._recent.make_room(self._gate.num_pixels * _PIXEL_BYTES)
-                contents = [each.content for each in found]
-                jobs = [(item, each) for item, each in zip(wanted, found, strict=True)]
-                decoded = await together(_named(item, self._decode, each, allowance.deadline) for item, each in jobs)
+                self._cache.make_room(self._gate.num_pixels * _PIXEL_BYTES)
+                contents = [source.content for source in found]
+                jobs = [(item, source.media) for item, source in zip(wanted, found, strict=True)]
+                ready = await together(_named(item, self._decode, media, allowance.deadline) for item, media in jobs)
                 del found, jobs
             allowance.give_back()
-            yield {shown_as(item.part): each for item, each in zip(wanted, decoded, strict=True)}
+            yield dict(loaded for item, media in zip(wanted, ready, strict=True) for loaded in _by_part(item, media))
         finally:
             allowance.give_back()
             if lane is not None:
                 lane.leave(needed)
-            self._recent.make_room(self._gate.num_pixels * _PIXEL_BYTES)
-            for content, each in zip(contents, decoded, strict=False):  # nothing was decoded where one was refused
-                self._recent.put(content, each)
+            self._cache.make_room(self._gate.num_pixels * _PIXEL_BYTES)
+            for content, media in zip(contents, ready, strict=False):  # nothing was decoded if one was refused
+                if not isinstance(media, Recalled):
+                    self._cache.put(content, media)
 
-    def _wanted(self, parts: Sequence[MediaPart]) -> list[_Wanted]:
-        """Each source once."""
-        wanted: dict[Key, _Wanted] = {}
+    def _wanted(self, parts: Sequence[MediaPart], recall: Recall) -> list[Wanted]:
+        """Every source once."""
+        first: dict[str | bytes | VideoPart, int] = {}
+        shown: dict[str | bytes | VideoPart, dict[MediaPart, None]] = {}
         counts: Counter[type[MediaPart]] = Counter()
         for number, part in numbered(parts):
             counts[type(part)] = number
-            wanted.setdefault(shown_as(part), _Wanted(number, part))
+            key = part.source if isinstance(part, ImagePart) else part  # a video part decides which frames are decoded
+            first.setdefault(key, number)
+            shown.setdefault(key, {})[part] = None
         _check_count(counts[ImagePart], self._config.max_images, "image")
         _check_count(counts[VideoPart], self._config.max_videos, "video")
-        return list(wanted.values())
+        return [Wanted(first[key], tuple(parts), recall) for key, parts in shown.items()]
 
     def _check_sum(self, found: Sequence[Found]) -> None:
-        num_pixels, max_pixels = sum(each.num_pixels for each in found), self._config.max_request_pixels
+        num_pixels, max_pixels = sum(source.num_pixels for source in found), self._config.max_request_pixels
         if num_pixels > max_pixels:
             raise InvalidImage(
                 f"All that this request shows has {num_pixels / 1e6:.1f} megapixels together; this server takes at "
                 f"most {max_pixels / 1e6:.1f} (--max-request-pixels). Send fewer, or smaller ones."
             )
 
-    async def _decode(self, found: Found, deadline: Deadline) -> DecodedImage | Clip | Seen:
-        image = found.image
-        if isinstance(image, DecodedImage | Clip | Seen):
-            return image
-        if isinstance(image, ImageFile):
-            return await self._decoders.run(deadline, image.decode)
-        return await self._video_workers.run(deadline, partial(image.decode, deadline))
+    async def _decode(
+        self, media: Recalled | Decoded | ImageFile | VideoFile | FrameFiles, deadline: Deadline
+    ) -> Recalled | Decoded:
+        match media:
+            case ImageFile():
+                return await self._decoders.run(deadline, media.decode)
+            case VideoFile() | FrameFiles():
+                return await self._video_workers.run(deadline, partial(media.decode, deadline))
+            case _:
+                return media
+
+
+def _by_part(wanted: Wanted, media: Recalled | Decoded) -> Iterator[tuple[MediaPart, RenderedMedia | Decoded]]:
+    """Every part that shows the source. What was decoded may have the pixels of another file, rendered before."""
+    if isinstance(media, Recalled):
+        yield from media.rendered.items()
+        return
+    for part in wanted.parts:
+        yield part, wanted.recall(part, media.digest) or media
 
 
 @asynccontextmanager
 async def _until(deadline: Deadline) -> AsyncIterator[None]:
-    """Also what waits for others ends at the deadline. Raises what the deadline raises."""
+    """The deadline also ends waiting for other requests. Raises what the deadline raises."""
     remaining_s = deadline.remaining_s
     try:
         async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s + _GRACE_S):
@@ -198,12 +211,12 @@ async def _until(deadline: Deadline) -> AsyncIterator[None]:
         raise
 
 
-async def _named(wanted: _Wanted, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Whatever is wrong with an image or a video is said with its place and name."""
+async def _named(wanted: Wanted, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Every error of an image or a video names it and says where it is."""
     try:
         return await work(*args, **kwargs)
     except InvalidImage as error:
-        raise located(error, wanted.number, wanted.part) from error
+        raise located(error, wanted.number, wanted.parts[0]) from error
 
 
 def _check_count(number: int, most: int, kind: str) -> None:
@@ -214,7 +227,7 @@ def _check_count(number: int, most: int, kind: str) -> None:
         )
 
 
-def _pass_on(ended: "Future[None]", answer: "Future[Shown]") -> None:
+def _pass_on(ended: "Future[None]", answer: "Future[LoadedMedia]") -> None:
     """A holder that ended before it answered has failed, or the loader was closed."""
     if answer.done() or answer.running() or not answer.set_running_or_notify_cancel():
         return

@@ -59,11 +59,3 @@ def _of_message(message: Message) -> Iterable[MediaPart]:
                 yield from (item for item in content if isinstance(item, ImagePart | VideoPart))
             case _:
                 pass
-
-
-Key = str | bytes | VideoPart
-
-
-def shown_as(part: MediaPart) -> Key:
-    """A picture is decoded once, however it is shown; of a video, that decides which frames are."""
-    return part.source if isinstance(part, ImagePart) else part

@@ -47,7 +47,7 @@ class ImageRenderer:
             rendition = self.render(picture)
         except FAULTS:
             return False
-        return rendition.token_ids.count(self.token_id) > 1 and bool(rendition.media[0].inputs)
+        return rendition.token_ids.count(self.token_id) > 1 and bool(rendition.items[0].inputs)
 
     def render(self, picture: DecodedImage, max_side: int | None = None) -> RenderedMedia:
         """Raises one of `REFUSALS`."""

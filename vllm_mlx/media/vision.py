@@ -3,21 +3,22 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
+from ..core.messages import ImagePart, MediaPart
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .cache import RenderedCache
-from .clip import Clip
-from .encoder_inputs import MediaInputs, PieceInputs
+from .clip import Decoded
+from .encoder_inputs import ItemInputs, MediaInputs
 from .hf_processor import MAX_REASON, REFUSALS, WAYS, ModelProcessor, load_library_processor, unusable
-from .image import DecodedImage, Seen
+from .image import DecodedImage
 from .limits import ByteRoom
 from .probe import Trial, VisionProbe, image_trial, noise, plain, trial_text, video_trial
-from .rendered import RenderedMedia
+from .rendered import Arrays, RenderedMedia
 from .renderers import ImageRenderer, NoVideos, VideoRenderer
 from .video import FrameSampling
 
@@ -28,8 +29,7 @@ _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 _MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
 
 
-class PixelsNeeded(Exception):
-    """What a picture stands for is not known any more, or not in this size: it has to be made of its pixels."""
+Remake = Callable[[MediaInputs], None]  # starts to make encoder inputs again, on another thread
 
 
 class VisionProcessor:
@@ -83,7 +83,8 @@ class VisionProcessor:
 
     def set_memory(self, memory: MemoryBudget) -> None:
         """How much may be kept; before, nothing is."""
-        self._room.max_bytes, self._known.max_bytes = memory.encoder_inputs_bytes, memory.rendered_bytes
+        self._room.max_bytes = memory.encoder_inputs_bytes
+        self._known.resize(memory.rendered_bytes)
 
     @property
     def marker(self) -> str:
@@ -104,48 +105,56 @@ class VisionProcessor:
     def frame_sampling(self) -> FrameSampling | None:
         return None if isinstance(self._videos, NoVideos) else self._videos.sampling
 
-    def render(self, medium: DecodedImage | Clip, max_side: int | None = None) -> RenderedMedia:
-        """`max_side`: of a picture as shown, in pixels. Raises InvalidImage where the processor refuses it."""
-        with self._lock:
-            return self._render(medium, max_side)
+    def recall(self, part: MediaPart, digest: bytes, *, salt: str, remake: Remake) -> RenderedMedia | None:
+        """The part as it was rendered for an earlier request of this salt. `digest`: of its pixels.
 
-    def show(
-        self,
-        medium: DecodedImage | Clip | Seen,
-        max_side: int | None = None,
-        *,
-        salt: str,
-        remake: Callable[[MediaInputs], None],
-        known_only: bool = False,
-    ) -> RenderedMedia:
-        """The same, with tensors that need not stay.
-
-        Raises PixelsNeeded where it is not known and there are no pixels, or the processor may not run (`known_only`).
+        Its encoder inputs are made on demand.
         """
-        key, pieces = (salt, medium.digest, max_side), tuple[Mapping[str, Any], ...]()
-        rendition = self._known.get(key)
-        if rendition is None:
-            if known_only or isinstance(medium, Seen):
-                raise PixelsNeeded
-            rendition = self.render(medium, max_side)
-            pieces = rendition.pieces
-            self._known.put(key, rendition)
-        tensors = MediaInputs(rendition.digest, self._room, remake)
-        tensors.offer(pieces)
-        return rendition.with_inputs(PieceInputs(tensors, index) for index in range(len(rendition.media)))
+        known = self._known.get((salt, digest, _max_side(part)))
+        return None if known is None else self._with_inputs(known, (), remake)
 
-    def _render(self, medium: DecodedImage | Clip, max_side: int | None) -> RenderedMedia:
-        what = f"{medium.width} x {medium.height} pixels"
+    def render(self, part: MediaPart, decoded: Decoded, *, salt: str, remake: Remake) -> RenderedMedia:
+        """The part, whose encoder inputs need not stay; remembered for later requests of this salt.
+
+        Raises InvalidImage where the processor refuses it.
+        """
+        if (known := self.recall(part, decoded.digest, salt=salt, remake=remake)) is not None:
+            return known
+        rendered = self.render_with_inputs(decoded, _max_side(part))
+        self._known.put((salt, decoded.digest, _max_side(part)), rendered)
+        return self._with_inputs(rendered, rendered.arrays, remake)
+
+    def render_again(self, part: MediaPart, decoded: Decoded, inputs: MediaInputs) -> None:
+        """Put the part's encoder inputs, made again, into `inputs`. Raises InvalidImage."""
+        rendered = self.render_with_inputs(decoded, _max_side(part))
+        if rendered.digest != inputs.digest:
+            raise InvalidImage(
+                f"What `{part.param}` shows has changed since this request was prepared.", param=part.param
+            )
+        inputs.put(rendered.arrays)
+
+    def render_with_inputs(self, decoded: Decoded, max_side: int | None = None) -> RenderedMedia:
+        """`max_side`: of an image as the model sees it, in pixels. Raises InvalidImage where the processor refuses it.
+
+        The result holds its encoder inputs, and nothing is remembered.
+        """
+        what = f"{decoded.width} x {decoded.height} pixels"
         try:
-            if isinstance(medium, DecodedImage):
-                return self._images.render(medium, max_side)
-            what = f"{len(medium)} frames of {what}"
-            assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"
-            return self._videos.render(medium)
+            with self._lock:
+                if isinstance(decoded, DecodedImage):
+                    return self._images.render(decoded, max_side)
+                what = f"{len(decoded)} frames of {what}"
+                assert not isinstance(self._videos, NoVideos), "videos are refused before they are decoded"
+                return self._videos.render(decoded)
         except REFUSALS as error:
             raise InvalidImage(
                 f"the model's processor cannot take its {what}: {first_line(error, MAX_REASON)}"
             ) from error
+
+    def _with_inputs(self, rendered: RenderedMedia, arrays: Sequence[Arrays], remake: Remake) -> RenderedMedia:
+        inputs = MediaInputs(rendered.digest, self._room, remake)
+        inputs.offer(arrays)
+        return rendered.with_inputs(ItemInputs(inputs, index) for index in range(len(rendered.items)))
 
     def probe(self) -> VisionProbe:
         """Raises ModelLoadError where images cannot be shown. Where videos cannot, they are refused from now on."""
@@ -191,3 +200,7 @@ def _image_token_id(path: Path, config: Mapping[str, Any]) -> int:
         if isinstance(config.get(name), int):
             return int(config[name])
     raise unusable(path, f"config.json names no {_IMAGE_TOKENS[0]}")
+
+
+def _max_side(part: MediaPart) -> int | None:
+    return part.max_side if isinstance(part, ImagePart) else None

@@ -1,24 +1,20 @@
 """Requests on their way in and replies on their way out, for one loaded checkpoint. Knows no engine."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ..core.config import CacheReasoning, EngineConfig
 from ..core.constraint import Constraint
 from ..core.deadline import Deadline
-from ..core.errors import InvalidImage, InvalidParameter, Unsupported
+from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
 from ..core.sequence import PromptInputs
 from ..formats import SchemaBudget, Schemas, resolve_formats
 from ..guidance.constraint_builder import ConstraintBuilder
-from ..media.encoder_inputs import MediaInputs
-from ..media.image import Seen
-from ..media.loader import Shown
-from ..media.parts import located, media_parts, numbered, replace_media, shown_as
+from ..media.parts import media_parts, replace_media
 from ..media.rendered import RenderedMedia
 from ..media.vision import VisionProcessor
 from ..output.parsing import declared_schemas
@@ -32,8 +28,6 @@ from .prompt_changes import ComparedPrompt, PromptChanges
 from .reply_memory import ReplyMemory
 from .sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
 from .template import ChatTemplate, MediaMarkers
-
-Remake = Callable[[MediaPart, str, MediaInputs], None]  # takes the part and its request's cache salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +105,21 @@ class RequestProcessor:
         return parts
 
     def prepare(
-        self, request: Request, rendered_media: Sequence[RenderedMedia] = (), *, deadline: Deadline | None = None
+        self,
+        request: Request,
+        rendered: Mapping[MediaPart, RenderedMedia] | None = None,
+        *,
+        deadline: Deadline | None = None,
     ) -> PreparedRequest:
-        """Turn a request into what the engine runs. One with images or videos is given as `show` returns it.
+        """Turn a request into what the engine runs. `rendered` holds its images and videos; None if it has none.
 
         Raises RequestError, and Cancelled once the deadline was cancelled. Without `deadline` it may take any time.
         """
         deadline = Deadline(math.inf, "") if deadline is None else deadline
+        rendered_media: tuple[RenderedMedia, ...] = ()
+        if rendered is not None:
+            rendered_media = tuple(rendered[part] for part in media_parts(request))
+            request = replace_media(request, {part: _known_part(part, media) for part, media in rendered.items()})
         budget = SchemaBudget()
         schemas = declared_schemas(request, budget)
         chat = None if request.messages is None else self._chats.build(request, rendered_media, deadline)
@@ -157,45 +159,6 @@ class RequestProcessor:
                     param="prompt",
                 )
 
-    def render(self, part: MediaPart, shown: Shown) -> RenderedMedia:
-        """With its tensors. Raises InvalidImage."""
-        medium = shown[shown_as(part)]
-        assert self._vision is not None and not isinstance(medium, Seen), "pixels were asked for"
-        return self._vision.render(medium, _max_side(part))
-
-    def show(
-        self, request: Request, shown: Shown, remake: Remake, *, known_only: bool = False
-    ) -> tuple[Request, tuple[RenderedMedia, ...]]:
-        """Images and videos known by what they show, so that one picture is the same from whichever source.
-
-        `shown` is that, which may come without its pixels where it was seen before. `remake` begins to make a part's
-        tensors again, so that they need not stay. `known_only`: the processor is not run, which takes long.
-        Raises RequestError; PixelsNeeded where pixels, or the processor, cannot be done without.
-        """
-        parts = dict.fromkeys(self.media_of(request))
-        rendered_media = {part: self.show_part(request, part, shown, remake, known_only=known_only) for part in parts}
-        return self.with_media(request, rendered_media)
-
-    def show_part(
-        self, request: Request, part: MediaPart, shown: Shown, remake: Remake, *, known_only: bool = False
-    ) -> RenderedMedia:
-        """One of the request's images or videos, as `show` shows them all. Raises as `show` does."""
-        vision, medium, salt = self._vision, shown[shown_as(part)], request.cache_salt
-        assert vision is not None, "a model that takes no images refuses them"
-        try:
-            again = partial(remake, part, salt)
-            return vision.show(medium, _max_side(part), salt=salt, remake=again, known_only=known_only)
-        except InvalidImage as error:
-            number = next(number for number, each in numbered(self.media_of(request)) if each == part)
-            raise located(error, number, part) from error
-
-    def with_media(
-        self, request: Request, rendered_media: Mapping[MediaPart, RenderedMedia]
-    ) -> tuple[Request, tuple[RenderedMedia, ...]]:
-        """What `show` gives, of what `show_part` gave for each."""
-        known = {part: type(part)(each.digest, text=each.text) for part, each in rendered_media.items()}
-        return replace_media(request, known), tuple(rendered_media[part] for part in self.media_of(request))
-
     def output(self, prepared: PreparedRequest) -> OutputPipeline:
         """A new pipeline, for one of the request's replies."""
         return OutputPipeline(
@@ -229,5 +192,6 @@ class RequestProcessor:
         return kept_tokens(self._chats, chat, reply, policy)
 
 
-def _max_side(part: MediaPart) -> int | None:
-    return part.max_side if isinstance(part, ImagePart) else None
+def _known_part(part: MediaPart, rendered: RenderedMedia) -> MediaPart:
+    """A digest names the part, so that an image is the same from whichever source it comes."""
+    return type(part)(rendered.digest, text=rendered.text)
