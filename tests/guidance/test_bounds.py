@@ -169,6 +169,7 @@ def patterns(num: int) -> list[dict[str, Any]]:
         {"allOf": patterns(20)},
         {"allOf": [{"allOf": patterns(6)}, {"anyOf": [{"allOf": patterns(6)}]}]},
         {"allOf": [{"properties": {"p": each}} for each in patterns(20)]},
+        {"items": [{"allOf": patterns(20)}]},
         {
             "$ref": "#/$defs/d0",
             "$defs": {f"d{n}": {"pattern": f"a{n}", "$ref": f"#/$defs/d{n + 1}"} for n in range(20)},
@@ -219,8 +220,9 @@ DEFINED = {"x": {"anyOf": [{}] * 400}}
 )
 def test_alternatives_that_multiply_in_json_are_refused_before_they_are_joined(joined: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": joined}, "$defs": DEFINED}
-    with pytest.raises(InvalidParameter, match="too complex"):
-        LarkWriter({}, param="response_format").json(schema)
+    for inside in (schema, {"items": schema}, {"items": [schema], "$defs": DEFINED}):
+        with pytest.raises(InvalidParameter, match="too complex"):
+            LarkWriter({}, param="response_format").json(inside | {"$defs": DEFINED})
 
 
 def test_many_alternatives_that_are_not_joined_are_taken() -> None:

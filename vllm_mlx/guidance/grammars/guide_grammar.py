@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
-from .conjunctions import check_grammar
 from .json_schema import checked_schema
 from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, optional
+from .schema_costs import check_grammar
 from .structural import StructuralWriter
 
 _INNER = "inner"  # the grammar that a client wrote

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, shown
 from ...formats.schema_budget import SchemaBudget
-from .conjunctions import check_conjunctions
+from .schema_costs import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALUES, check_conjunctions
 
 MAX_SCHEMA_DEPTH = 64
 MAX_INTEGER = 2**53 - 1  # that every client reads exactly
@@ -17,9 +17,6 @@ REFUSED_KEYWORDS = (
 )  # fmt: skip
 _OPTIONS = {"whitespace_pattern": "[ ]?"}  # more white space invites a weak model to write nothing else
 
-_ONE = ("additionalProperties", "additionalItems", "items")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -92,11 +89,11 @@ def _checked(schema: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
 def _checked_value(keyword: str, value: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
     """Where other schemas stand in one: never inside of enum, const, default or examples."""
     path = f"{path}.{shown(keyword)}"
-    if keyword in _LISTS and isinstance(value, list):
+    if keyword in SCHEMA_LISTS and isinstance(value, list):
         return [_checked(each, f"{path}[{number}]", depth, budget) for number, each in enumerate(value)]
-    if keyword in _MAPS:
+    if keyword in SCHEMA_MAPS:
         return {key: _checked(each, f"{path}.{shown(key)}", depth, budget) for key, each in value.items()}
-    return _checked(value, path, depth, budget) if keyword in _ONE else value
+    return _checked(value, path, depth, budget) if keyword in SCHEMA_VALUES else value
 
 
 def _set_format(schema: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...formats.schema_budget import SchemaBudget
-from .alternatives import pay_for_alternatives
 from .json_schema import with_options
+from .schema_costs import pay_for_alternatives
 
 TEXT = r"/(?s:.+)/"
 _CHARS_PER_VISIT = 64  # of text that is written
