@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from .drawing import LONG
+from tests.support.drawing import LONG
+
 from .support.progress import Progress
 
 # A shell that starts the tests in the background, or `nohup`, makes them ignore signals, and every server they start.
@@ -33,7 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`checkpoint("qwen3")` is the folder of a tiny random checkpoint, made once per run, whichever worker needs it."""
-    from .checkpoints import CheckpointStore  # here, because the tests of pure packages must not import mlx
+    from tests.support.checkpoints import (
+        CheckpointStore,  # here, because the tests of pure packages must not import mlx
+    )
 
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # A worker's folder lies in the run's own.

@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 ARCHITECTURES = ("qwen3", "qwen3_5", "gpt_oss")
 SHAPE = {

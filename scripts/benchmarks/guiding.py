@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
-from tests.engine.guiding import PERSON, Guiding
-from tests.engine.harness import Driver
+from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
+from tests.support.engine_driver import Driver
+from tests.support.guiding import PERSON, Guiding
 from vllm_mlx.core.constraint import Constraint
 from vllm_mlx.core.guide import JsonSchema
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling

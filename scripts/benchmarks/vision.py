@@ -14,8 +14,8 @@ from typing import Any
 from mlx_lm.utils import load
 from PIL import Image
 
-from tests.vision_checkpoints import write_vision_checkpoint
-from tests.vision_families import FAMILIES
+from tests.support.vision_checkpoints import write_vision_checkpoint
+from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.config import EngineConfig
 
 from . import screenshots

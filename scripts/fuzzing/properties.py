@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.drawing import LONG
+from tests.support.drawing import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS_S = 1800  # one property

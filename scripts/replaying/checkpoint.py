@@ -13,7 +13,7 @@ import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from scripts.benchmarks.checkpoint import is_word_token
-from tests.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
+from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 
 from .trace import load
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.cli.serving import address, served
+from tests.support.commands import address, served
 from vllm_mlx.server.connection import allow_open_files
 
 from .figures import milliseconds

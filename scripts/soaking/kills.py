@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.cli.serving import address, served
+from tests.support.commands import address, served
 
 from .questions import CHAT, QUESTIONS, said
 

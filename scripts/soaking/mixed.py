@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.server.running import Running, eventually, serving
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine

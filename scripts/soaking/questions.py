@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from tests.demo.pictures import picture
+from tests.support.shapes import draw_shape
 
 CHAT = "/v1/chat/completions"
 Body = dict[str, Any]
@@ -18,7 +18,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "argumen
 
 def shown(color: str, shape: str) -> Body:
     file = io.BytesIO()
-    picture(color, shape, 112).save(file, "PNG")
+    draw_shape(color, shape, 112).save(file, "PNG")
     return {
         "type": "image_url",
         "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"},

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.prompt.turns import ECHOES, Echo, user
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.request import Request, SamplingParams

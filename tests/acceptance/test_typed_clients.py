@@ -10,10 +10,9 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-
-from ..server.running import Running, serving
 
 pytestmark = pytest.mark.full
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.api.anthropic.decode import decode_count_request, decode_messages_request
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
 from vllm_mlx.api.openai.decode import decode_chat, decode_completion

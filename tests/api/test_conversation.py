@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.messages import ImagePart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 
 from .bodies import TOOL, chat, decode, refusal

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.api.openai import replies
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
 from vllm_mlx.core.errors import EngineDead, InvalidParameter, Overloaded

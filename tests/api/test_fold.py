@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
 from vllm_mlx.core.events import (
     Finished,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.api.anthropic.decode import decode_messages_request
 from vllm_mlx.api.anthropic.schema import MessagesBody
 from vllm_mlx.api.guides import decode_guide

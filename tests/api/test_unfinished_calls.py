@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.api.openai.encode import ChatStream, chat_fold
 from vllm_mlx.core.events import FinishReason, GenerationEvent, Started, ToolCallEnd
 from vllm_mlx.formats import make_parser

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.running import Running, eventually
 from vllm_mlx.demo import demo_path
 
-from ..server.running import Running, eventually
 from ..server.watched import engine_served, load
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the `browser` extra")

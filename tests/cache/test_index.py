@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.cache.index import SortedPaths, common_tokens, num_tokens, pack
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import PrefixTree

@@ -5,7 +5,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.cache import layers, snapshot
 from vllm_mlx.cache.match import Piece
 from vllm_mlx.cache.node import ResumeRule

@@ -1,7 +1,7 @@
 """Resume points, splits, inserts, trims and damage: one behaviour a test."""
 
 from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.serving import address, served
+from tests.support.commands import address, served
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.cli.serving import COMMAND
+from tests.support.commands import COMMAND
 
 SECONDS = 60  # until a test is said to hang
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.serving import refusal, run
+from tests.support.commands import refusal, run
 from vllm_mlx.cli.bench.figures import figures, quantile
 from vllm_mlx.cli.bench.load import Timed
 from vllm_mlx.cli.bench.workloads import Sizes, Words, conversations

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cli.serving import refusal, run
 from tests.cli.terminal import SECONDS, terminal
 from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
-from tests.server.running import eventually, serving
+from tests.support.commands import refusal, run
+from tests.support.running import eventually, serving
 from vllm_mlx.cli.chat.command import Talk
 from vllm_mlx.cli.chat.conversation import Conversation, Wishes, image_url
 from vllm_mlx.cli.chat.prompt import LinePrompt

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.cli.serving import run
+from tests.support.commands import run
 
 
 def verdicts(*arguments: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]]]:

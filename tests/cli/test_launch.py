@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.serving import refusal, run
 from tests.server.fakes import FakeEngine
-from tests.server.running import serving
+from tests.support.commands import refusal, run
+from tests.support.running import serving
 from vllm_mlx.cli.failures import CommandFailed
 from vllm_mlx.cli.launch.clients import CLIENTS
 from vllm_mlx.cli.launch.cursor import is_public, steps

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.serving import refusal, run
-from tests.rows import row
+from tests.support.commands import refusal, run
+from tests.support.rows import row
 from vllm_mlx import __version__
 from vllm_mlx.cli.settings import POSITIONAL, flag_name, settings_fields
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.serving import refusal, run
+from tests.support.commands import refusal, run
 from vllm_mlx.cli.cache import cache_tree
 from vllm_mlx.cli.models.describe import describe
 from vllm_mlx.core.errors import ConfigError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.serving import COMMAND, served
+from tests.support.commands import COMMAND, served
 from vllm_mlx.cli.failures import ExitCode
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.cli.serve import server_config
 from vllm_mlx.cli.settings import Settings
 from vllm_mlx.cli.sources import load_settings, unknown_variables

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cli.serving import refusal, run
+from tests.support.commands import refusal, run
 from vllm_mlx.cli.status_view import status_view
 
 BUSY: dict[str, Any] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlx_vlm import generate, load
 
-from .pictures import picture
+from tests.support.shapes import draw_shape
 
 MAX_TOKENS = 160
 
@@ -41,7 +41,7 @@ class Asker:
             add_generation_prompt=True,
             enable_thinking=case.thinking,
         )
-        images = [picture(*described) for described in case.pictures] or None
+        images = [draw_shape(*described) for described in case.pictures] or None
         result = generate(self.model, self.processor, prompt, image=images, max_tokens=MAX_TOKENS, temperature=0.0)
         return result.text.removesuffix("<|im_end|>")
 

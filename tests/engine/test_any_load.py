@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rows import row
+from tests.support.checkpoints import ARCHITECTURES
+from tests.support.drawing import examples
+from tests.support.engine_driver import Driver, plain_loop
+from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
 
-from ..checkpoints import ARCHITECTURES
-from ..drawing import examples
 from .faults import SEAMS, Faults, faults
-from .harness import Driver, plain_loop
 
 USUAL = ("qwen3", "gpt_oss", "nemotron_h", "qwen3_5")  # dense, sliding windows, Mamba, gated delta
 LONGEST = 120  # tokens of a reply

@@ -7,14 +7,13 @@ import re
 
 import pytest
 
-from tests.rows import row
+from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.guiding import Guiding, is_person
+from tests.support.rows import row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.guide import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
-
-from .guiding import Guiding, is_person
-from .harness import GREEDY, Driver, plain_loop
 
 HOT = TokenSampling(temperature=1.2, seed=11)
 BUDGETS = (0, 1, 5, 20, -1, None)

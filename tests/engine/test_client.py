@@ -6,7 +6,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine_driver import Driver
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.sequence import Sequence, TokenSampling
 from vllm_mlx.runner.batch import Batch
@@ -13,7 +14,6 @@ from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .faults import SHARED, InjectedFault, faults
-from .harness import Driver
 
 PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(20 + 9 * row)] for row in range(4)]
 SETTINGS = (

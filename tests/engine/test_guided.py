@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from tests.rows import row
+from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.guiding import Guiding, is_person
+from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.guide import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .faults import SHARED, faults
-from .guiding import Guiding, is_person
-from .harness import GREEDY, Driver, plain_loop
 
 _random = random.Random(8)
 HOT = TokenSampling(temperature=1.3, top_p=0.95, seed=5, repetition_penalty=1.1)

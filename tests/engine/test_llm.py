@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from tests.rows import row
+from tests.support.engine_driver import plain_loop
+from tests.support.rows import row
 from vllm_mlx import LLM, Guide, Regex, SamplingParams
 from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter
 from vllm_mlx.core.events import FinishReason
-
-from .harness import plain_loop
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ..checkpoints import ARCHITECTURES
-from .harness import Driver, plain_loop
+from tests.support.checkpoints import ARCHITECTURES
+from tests.support.engine_driver import Driver, plain_loop
 
 NUM_TOKENS = 12
 _random = random.Random(1)

@@ -6,9 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from tests.support.engine_driver import Driver
 from vllm_mlx.runner.device import DeviceMemory
-
-from .harness import Driver
 
 PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(900)] for row in range(4)]
 GB = 1 << 30

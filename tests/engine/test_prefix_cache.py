@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rows import row
+from tests.support.checkpoints import ARCHITECTURES
+from tests.support.engine_driver import Driver, plain_loop
+from tests.support.rows import row
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
-
-from ..checkpoints import ARCHITECTURES
-from .harness import Driver, plain_loop
 
 NUM_TOKENS = 10
 STATEFUL = {"qwen3_next", "qwen3_5", "vision:qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba"}

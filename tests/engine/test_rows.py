@@ -6,15 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.rows import row
+from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.runner.loader import find_checkpoint
-
-from .harness import GREEDY, Driver, plain_loop
 
 _random = random.Random(2)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.media.encoder_inputs import ItemInputs, MediaInputs

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.engine_driver import Driver
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, Message, ShownPart, TextPart, VideoPart
 from vllm_mlx.core.request import Request
@@ -21,8 +22,6 @@ from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.runner.loader import find_checkpoint, load_model
 from vllm_mlx.tokens.tokenizer import Tokenizer
-
-from .harness import Driver
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta
 from vllm_mlx.formats.bodies.json_scanner import JsonScanner, json_value
 

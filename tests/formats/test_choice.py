@@ -1,6 +1,6 @@
 """A body is told by its first character, even where the tokenizer holds its tag as one token."""
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.formats import detect_formats, make_parser, reasoning_markers, resolve_formats
 from vllm_mlx.formats.families import FAMILIES as ROWS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 from .support import MARKERS, TOOLS, as_special, cuts, run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser
 

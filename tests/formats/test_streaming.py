@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser

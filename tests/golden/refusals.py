@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.running import Running, serving
 from vllm_mlx.core.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -25,7 +26,6 @@ from vllm_mlx.core.errors import (
 from vllm_mlx.core.limits import RequestLimits
 
 from ..server.fakes import FakeEngine
-from ..server.running import Running, serving
 from .normal import normalised
 from .streams import ASKED, PATHS, TOOLS
 

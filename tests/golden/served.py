@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.running import serving
+from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 
-from ..demo.pictures import picture
-from ..server.running import serving
 from .normal import joined, normalised, shape
 from .refusals import Refusal, Wrong, chat, completions, messages, responses
 from .streams import ASKED, PATHS, THINKS, TOOLS
@@ -28,7 +28,7 @@ _HIDDEN = ("model_name", "version", "le")  # labels whose values are the machine
 
 def _png() -> str:
     file = io.BytesIO()
-    picture("red", "circle", 112).save(file, "PNG")
+    draw_shape("red", "circle", 112).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.running import serving
 from vllm_mlx.core.errors import (
     Cancelled,
     EngineDead,
@@ -31,7 +32,6 @@ from vllm_mlx.core.events import (
 from vllm_mlx.core.request import Request
 
 from ..server.fakes import PROMPT_TOKENS, FakeEngine, Script
-from ..server.running import serving
 from .normal import normalised
 
 PATHS = {

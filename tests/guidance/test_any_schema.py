@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.drawing import examples
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import RequestError
 from vllm_mlx.core.guide import Guide, JsonSchema
@@ -17,7 +18,6 @@ from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.output.parsing import declared_schemas
 
-from ..drawing import examples
 from .walks import speaker
 
 FORMATS = ("hermes", "qwen3_xml", "gemma4", "minimax_m3", "lfm2", "deepseek_v32")

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ids
 import numpy as np
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.constraint import Constraint, Tag, TagWatch
 from vllm_mlx.core.guide import Choice, Guide
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling

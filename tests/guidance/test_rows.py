@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
 from vllm_mlx.core.guide import Choice, Guide, JsonSchema

@@ -11,14 +11,13 @@ from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.checkpoints import train_tokenizer
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import make_parser
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.grammars import LarkWriter
 from vllm_mlx.tokens.tokenizer import Tokenizer as OurTokenizer
-
-from ..checkpoints import train_tokenizer
 
 
 class Speaker:

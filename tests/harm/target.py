@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.cli.serving import address, served
+from tests.support.commands import address, served
 
 from .vitals import Vitals
 

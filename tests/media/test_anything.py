@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.drawing import examples
+from tests.support.drawing import examples
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.messages import ImagePart

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.events import (
     ContentEvent,
     Finished,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import ARCHITECTURES, NUM_TOKENS, VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints import ARCHITECTURES, NUM_TOKENS, VOCAB_SIZE, write_checkpoint
 
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "You are terse."},

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import mlx.core as mx
 
+from tests.support.running import eventually, serving
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.cache.match import Match, Piece
 from vllm_mlx.cache.node import Node
@@ -36,7 +37,6 @@ from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.prompt.encoded import EncodedText
 from vllm_mlx.runner.sampler import Sampled
 
-from ..server.running import eventually, serving
 from .sources import PACKAGE, ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoints import write_tokenizer
-from tests.drawing import examples
+from tests.support.checkpoints import write_tokenizer
+from tests.support.drawing import examples
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer

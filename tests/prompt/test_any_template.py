@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tests.drawing import examples
+from tests.support.drawing import examples
 from vllm_mlx.core.errors import RequestError
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import write_tokenizer
-from tests.rows import row
+from tests.support.checkpoints import write_tokenizer
+from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.request import SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import write_tokenizer
+from tests.support.checkpoints import write_tokenizer
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from vllm_mlx.core.request import Request

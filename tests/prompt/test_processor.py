@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, InvalidParameter, Unsupported

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.config import SamplingDefaults
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.request import SamplingParams

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.core.errors import InvalidParameter, TemplateError
 from vllm_mlx.core.messages import (

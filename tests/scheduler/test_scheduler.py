@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rows import row
+from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import FinishReason

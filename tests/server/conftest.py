@@ -6,7 +6,7 @@ import anthropic
 import openai
 import pytest
 
-from .running import Running
+from tests.support.running import Running
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from scripts.accepting.faults import FAULTS, Cut, Fault, Refuse
 from scripts.accepting.outside import walled_in
 from scripts.accepting.relay import Relay, Seen, relaying
+from tests.support.running import Running, serving
 
 from .fakes import FakeEngine, says
-from .running import Running, serving
 
 TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
 ASK: Any = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}

@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import Running, serving
 from vllm_mlx.core.api_key import unnamed_keys
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.server import run
 from vllm_mlx.server.config import ServerConfig
 
 from .fakes import FakeEngine
-from .running import Running, serving
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 

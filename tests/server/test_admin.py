@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.api_key import APIKey
 from vllm_mlx.server.tenants import is_admin
 
 from .fakes import FakeEngine
-from .running import Running, eventually, serving
 
 
 @pytest.mark.parametrize("client", [("127.0.0.1", 1), ("127.9.9.9", 1), ("::1", 1), ("::ffff:127.0.0.1", 1), None])

@@ -9,7 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -27,7 +28,6 @@ from vllm_mlx.core.messages import ReasoningPart, TextPart, ToolCallPart, ToolRe
 from vllm_mlx.core.request import Request
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says, usage
-from .running import Running, eventually, post_bytes, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]

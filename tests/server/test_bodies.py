@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from tests.support.running import Running, serving
 from vllm_mlx.api.anthropic.schema import MessagesBody
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, TextContent
 from vllm_mlx.api.responses.schema import ResponsesBody
@@ -32,7 +33,6 @@ from vllm_mlx.server.bodies import _read, _Worker
 from vllm_mlx.server.json_bytes import LARGE_BYTES, MAX_PARTS, MAX_TEXT_BYTES, MAX_VALUES, read_json
 
 from .fakes import FakeEngine, finished
-from .running import Running, serving
 
 PADDING = " " * LARGE_BYTES
 MESSAGES = [{"role": "user", "content": "Hi."}]

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.server.connection import (
     MAX_AHEAD,
@@ -24,7 +25,6 @@ from vllm_mlx.server.connection import (
 )
 
 from .fakes import FakeEngine, Pause, Script
-from .running import Running, eventually, post_bytes, serving
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 MAX_HEAD = 300

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
 
 from .fakes import FakeEngine, Pause, Script, finished, hello
-from .running import Running, eventually, post_bytes, serving
 
 
 def endless(request: object, index: int) -> Script:

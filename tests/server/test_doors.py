@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import Running, serving
 from vllm_mlx.core.api_key import unnamed_keys
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.hosts import own_names
 
 from .fakes import FakeEngine
-from .running import Running, serving
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 MESSAGE: Any = {"model": "tiny", "max_tokens": 5, **CHAT}

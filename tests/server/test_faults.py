@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from tests.support.running import Running, serving
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
@@ -27,7 +28,6 @@ from vllm_mlx.tokens.detokenizer import Detokenizer
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from ..media.samples import corners, encode
-from .running import Running, serving
 from .test_images import data_url
 
 HI: Any = [{"role": "user", "content": "Tell me something that is long enough to be kept, please. " * 4}]

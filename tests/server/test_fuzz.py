@@ -1,9 +1,9 @@
 """Whatever the OpenAPI document allows, and what it does not, gets an answer in an envelope. scripts/fuzz goes on."""
 
 from scripts.fuzzing.routes import fuzz_operation, operations
+from tests.support.running import serving
 
 from .fakes import FakeEngine
-from .running import serving
 
 
 def test_no_request_breaks_a_route() -> None:

@@ -10,11 +10,10 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-
-from .running import Running, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.support.running import Running, serving
 from vllm_mlx.core.config import MediaConfig
 
 from ..media.hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
@@ -25,7 +26,6 @@ from ..media.samples import (
     progressive,
     turned,
 )
-from .running import Running, serving
 from .seeing import SeeingEngine
 
 PNG = encode(corners())

@@ -9,15 +9,15 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.support.running import Running, serving
+from tests.support.shapes import draw_shape
 from vllm_mlx import LLM, MediaConfig
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.engine.client import EngineClient
 
-from ..demo.pictures import picture
 from ..media.hosts import HERE, Host, host, image
 from ..media.samples import encode
-from .running import Running, serving
 from .test_images import BAD_DATA, JSON, chat, data_url, refused
 
 MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
@@ -32,7 +32,7 @@ def server() -> Iterator[Running]:
 @pytest.fixture
 def pictures() -> Iterator[Host]:
     with host() as running:
-        running.routes["/red.png"] = image(encode(picture("red", "circle", 112)))
+        running.routes["/red.png"] = image(encode(draw_shape("red", "circle", 112)))
         yield running
 
 
@@ -45,7 +45,7 @@ def test_bad_images_are_refused_and_a_good_one_is_seen(server: Running) -> None:
     for name, source in BAD_DATA.items():
         if name != "too many bytes":
             assert refused("chat", post(server, *chat(source))), name
-    path, body = chat(data_url(encode(picture("blue", "star", 112))))
+    path, body = chat(data_url(encode(draw_shape("blue", "star", 112))))
     body["messages"][0]["content"].append({"type": "text", "text": "What is in this image?"})
     reply = post(server, path, {**body, "temperature": 0}).json()["choices"][0]["message"]["content"]
     assert "blue" in reply and "star" in reply
@@ -121,7 +121,7 @@ def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Hos
             assert http.delete("/v1/cache").status_code == 200
         assert said(running, conversation(url, first)) == later
         assert (pictures.paths(), encoded(running)) == (["/red.png"] * 2, 2)
-        pictures.routes["/red.png"] = image(encode(picture("blue", "star", 112)))
+        pictures.routes["/red.png"] = image(encode(draw_shape("blue", "star", 112)))
         with running.http() as http:
             http.delete("/v1/cache")
             body = {"messages": conversation(url)}
@@ -171,8 +171,8 @@ def test_what_the_processor_refuses_is_named_by_its_place(tiny: Running) -> None
 
 
 def test_the_python_api_shows_images_too(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(encode(picture("green", "square", 112)))
-    inline = data_url(encode(picture("yellow", "circle", 112)))
+    (tmp_path / "a.png").write_bytes(encode(draw_shape("green", "square", 112)))
+    inline = data_url(encode(draw_shape("yellow", "circle", 112)))
     with LLM("demo", enable_thinking=False, media=MediaConfig(media_root=str(tmp_path))) as llm:
         asked = [chat(source)[1]["messages"] for source in (f"{tmp_path}/a.png", inline)]
         for messages in asked:

@@ -5,11 +5,11 @@ from typing import Any
 
 import httpx
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import serving
 from vllm_mlx.core.events import PromptProgress, ReasoningDelta, Started, TextDelta
 
 from .fakes import FakeEngine, Pause, finished
-from .running import serving
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 

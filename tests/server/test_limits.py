@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.api.text import MAX_DEPTH, is_deeper
 from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
@@ -23,7 +24,6 @@ from vllm_mlx.server.limits import BODIES
 from vllm_mlx.server.rates import RateLimit
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished
-from .running import Running, eventually, post_bytes, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT: Any = {"messages": MESSAGES}

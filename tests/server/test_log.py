@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
 from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
 from vllm_mlx.server import log
 
 from .fakes import FakeEngine, Pause, finished
-from .running import Running, eventually, serving
 from .test_disconnects import post
 
 SECRET = "xyzzy-secret"

@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -24,7 +25,6 @@ from vllm_mlx.core.events import (
 from vllm_mlx.core.request import Request
 
 from .fakes import FakeEngine, Pause, Script, finished, hello, says
-from .running import Running, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]

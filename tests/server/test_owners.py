@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.api.anthropic.encode import MessageStream
 from vllm_mlx.api.encoder import ReplyFold
 from vllm_mlx.api.openai.encode import ChatStream
@@ -20,7 +21,6 @@ from vllm_mlx.server.receipts import Receipts
 from vllm_mlx.server.response_store import ResponseStore
 
 from .fakes import FakeEngine, FakeGeneration
-from .running import Running, eventually, post_bytes, serving
 
 MAX_OPEN = 4  # requests that the server under test holds at once
 HI: Any = [{"role": "user", "content": "Hello"}]

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from tests.support.running import serving
+
 from .fakes import FakeEngine
-from .running import serving
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

@@ -9,11 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 
-from .running import Running, eventually, serving
 from .test_disconnects import post
 
 HI: Any = [{"role": "user", "content": "hi"}]

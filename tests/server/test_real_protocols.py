@@ -11,10 +11,9 @@ import pytest
 
 from tests.acceptance.rote import rote_checkpoint
 from tests.prompt.habits import HABITS
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-
-from .running import Running, eventually, serving
 
 HI: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": "tiny", "max_tokens": 12, "messages": HI, "extra_body": {"temperature": 0}}

@@ -5,11 +5,11 @@ import logging
 
 import pytest
 
+from tests.support.running import Running, eventually
 from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
 from vllm_mlx.core.receipt import CacheReceipt, Expectation, Shortfall
 from vllm_mlx.demo import demo_path
 
-from .running import Running, eventually
 from .watched import engine_served
 
 CHANGE = PromptChange(

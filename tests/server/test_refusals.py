@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import Running, serving
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
 from vllm_mlx.api.openai.fields import BODY_FIELDS as OPENAI_FIELDS
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
@@ -15,7 +16,6 @@ from vllm_mlx.api.responses.fields import BODY_FIELDS as RESPONSES_FIELDS
 from vllm_mlx.api.responses.schema import ResponsesBody
 
 from .fakes import FakeEngine
-from .running import Running, serving
 
 LONG = "b" * 100_000
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (

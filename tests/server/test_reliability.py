@@ -9,12 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import eventually, serving, start_python
 from vllm_mlx.cli.failures import ExitCode
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.runner.runner import Runner
-
-from .running import eventually, serving, start_python
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 4, "ignore_eos": True}
 

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -23,7 +24,6 @@ from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPar
 from vllm_mlx.core.request import Request
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says
-from .running import Running, eventually, post_bytes, serving
 
 TOOLS: Any = [
     {"type": "function", "name": "ls", "parameters": {"type": "object"}},

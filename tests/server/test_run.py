@@ -14,13 +14,13 @@ from typing import Any, TextIO
 import httpx
 import pytest
 
+from tests.support.running import Running, eventually, post_bytes, serving, start_python
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import TextDelta
 from vllm_mlx.server import run
 from vllm_mlx.server.run import listen
 
 from .fakes import FakeEngine, Pause, finished
-from .running import Running, eventually, post_bytes, serving, start_python
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 

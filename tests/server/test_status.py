@@ -3,10 +3,9 @@
 import httpx
 import pytest
 
+from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-
-from .running import serving
 
 REQUEST_FIELDS = {
     "request_id": str,

@@ -6,11 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.server.visibility import visible_to
-
-from .running import Running, eventually, serving
 
 ASK: Any = {"input": "Tell me something that is long enough to be kept, please. " * 4, "max_output_tokens": 4}
 ENDLESS: Any = {

@@ -9,17 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.running import Running, serving
+from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig, MediaConfig
 from vllm_mlx.engine.client import EngineClient
 
-from ..demo.pictures import picture
 from ..media.hosts import HERE, Host, host, reply
 from ..media.samples import encode as encode_picture
 from ..media.video_samples import encode, sound
-from .running import Running, serving
 
 VIDEO = encode(num_frames=20, size=(96, 64))
-FRAMES = [picture(color, "circle", 64) for color in ("red", "green", "blue")]
+FRAMES = [draw_shape(color, "circle", 64) for color in ("red", "green", "blue")]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> Non
         (video("ftp://x/y"), "neither a data URL"),
         (video(f"data:video/jpeg;base64,{encoded(encode_picture(FRAMES[0]))},%%%"), "its frame 2: "),
         (
-            {"type": "video", "video": [url(encode_picture(picture("red", "star", side))) for side in (64, 96)]},
+            {"type": "video", "video": [url(encode_picture(draw_shape("red", "star", side))) for side in (64, 96)]},
             "one size",
         ),
     ],

@@ -10,12 +10,11 @@ import anthropic
 import openai
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
+from tests.support.running import Running, serving
+from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-
-from ..demo.pictures import picture
-from .running import Running, serving
 
 QUESTION = "What is in this image?"
 SHOWN = (
@@ -39,7 +38,7 @@ def gpt(server: Running) -> Iterator[openai.OpenAI]:
 
 def encoded(color: str, shape: str) -> str:
     file = io.BytesIO()
-    picture(color, shape, SIDE).save(file, "PNG")
+    draw_shape(color, shape, SIDE).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 

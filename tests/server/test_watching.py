@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.benchmarks.client import MODEL_NAME
 from scripts.benchmarks.figures import OURS
 from scripts.benchmarks.watching import OUTSIDE, Watched, figures
+from tests.support.running import Running, eventually
 from vllm_mlx.cli.bench.workloads import Words
 from vllm_mlx.server.history import History
 
-from .running import Running, eventually
 from .watched import Seen, engine_served, load, watch
 
 MAX_TOKENS = 60

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
-
-from .running import Running, serving
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.checkpoints import train_tokenizer
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.messages import Message, TextPart
@@ -19,8 +20,6 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.token_floor import TokenFloor
 from vllm_mlx.tokens.tokenizer import Tokenizer
-
-from ..checkpoints import train_tokenizer
 
 DEMO = Path(__file__).parents[2] / "vllm_mlx" / "demo"
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}

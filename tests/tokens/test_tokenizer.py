@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import row
+from tests.support.rows import row
 from tests.support.tokenizers import MARKERS, byte_level_backend, save
 from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.tokens.tokenizer import LONG_CHARS, Tokenizer

@@ -21,8 +21,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-TEMPLATES = Path(__file__).parent / "templates"
-LICENSE = Path(__file__).parents[1] / "LICENSE"  # enough English to fill the vocabulary
+from .tokenizers import TEMPLATES
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"  # enough English to fill the vocabulary
 VOCAB_SIZE = 1024  # of the models
 NUM_TOKENS = 1000  # of the tokenizer: as in many real checkpoints, the last ids have no text
 MAX_POSITIONS = 65536

@@ -1,11 +1,11 @@
-"""Draws the pictures that the frozen prompts speak of: one pure colour, in the middle, on white."""
+"""Draws the images that the demo's frozen questions describe: one pure colour in the middle of white."""
 
 import math
 
 from PIL import Image, ImageDraw
 
 
-def picture(color: str, shape: str, side: int) -> Image.Image:
+def draw_shape(color: str, shape: str, side: int) -> Image.Image:
     image = Image.new("RGB", (side, side), "white")
     draw = ImageDraw.Draw(image)
     centre, r = side / 2, side * 0.375

@@ -14,7 +14,7 @@ from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from ..checkpoints import VOCAB_SIZE
+from .checkpoints import VOCAB_SIZE
 
 PERSON: dict[str, Any] = {
     "type": "object",

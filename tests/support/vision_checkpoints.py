@@ -13,7 +13,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer
 
-from .checkpoints import MAX_POSITIONS, TEMPLATES, VOCAB_SIZE, randomise, train_tokenizer
+from .checkpoints import MAX_POSITIONS, VOCAB_SIZE, randomise, train_tokenizer
+from .tokenizers import TEMPLATES
 from .vision_families import FAMILIES
 
 EXTRA_TOKENS = (
