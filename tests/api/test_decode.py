@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
-from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request, SamplingParams
 
 from .bodies import HI, TOOL, chat, decode, decode_text, refusal, spec
 
@@ -264,6 +264,12 @@ def test_a_wrong_chat_is_refused_by_name(fields: dict[str, Any], param: str, wor
     error = refusal(decode, **{"messages": HI, **fields})
     assert (error.param, error.type) == (param, "invalid_request_error")
     assert words in error.message
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_TEMPLATE_KWARGS))
+def test_template_arguments_of_the_server_are_refused(name: str) -> None:
+    error = refusal(decode, messages=HI, chat_template_kwargs={name: "x"})
+    assert (error.param, error.type) == (f"chat_template_kwargs.{name}", "invalid_request_error")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from tests.support.drawing import examples
 from vllm_mlx.core.errors import RequestError
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolChoice, ToolResultPart, ToolSpec
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request
 from vllm_mlx.demo import DEMO_PATH
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -71,7 +71,9 @@ REQUESTS = st.builds(
     tool_choice=st.sampled_from([ToolChoice(), ToolChoice("none")]),
     thinking=st.sampled_from(["auto", "on", "off"]),
     template_kwargs=st.dictionaries(
-        st.sampled_from(["mine", "messages", "enable_thinking"]) | TEXTS, VALUES, max_size=2
+        st.sampled_from(["mine", "enable_thinking"]) | TEXTS.filter(lambda name: name not in RESERVED_TEMPLATE_KWARGS),
+        VALUES,
+        max_size=2,
     ),
     add_generation_prompt=st.booleans(),
     continue_final_message=st.booleans(),

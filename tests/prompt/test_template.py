@@ -1,13 +1,15 @@
 """What chat templates are given, and what happens when they refuse it."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from tests.support.rows import row
 from tests.support.tokenizers import TEMPLATES
-from vllm_mlx.core.errors import InvalidParameter, TemplateError
+from vllm_mlx.core.errors import TemplateError
 from vllm_mlx.core.messages import (
     ImagePart,
     Message,
@@ -18,7 +20,7 @@ from vllm_mlx.core.messages import (
     ToolResultPart,
     ToolSpec,
 )
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request
 from vllm_mlx.prompt.template import ChatTemplate, MediaMarkers, template_messages
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -140,10 +142,10 @@ def test_template_kwargs_reach_the_template(with_template) -> None:
     assert render(tokenizer, USER, **options) == "low False"
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "tokenize"])
-def test_template_kwargs_cannot_replace_the_request(qwen: Tokenizer, name: str) -> None:
-    with pytest.raises(InvalidParameter, match=name):
-        render(qwen, USER, template_kwargs={name: "x"})
+def test_every_argument_of_the_library_s_own_is_reserved() -> None:
+    parameters = inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD} - {"self"}
+    assert names <= RESERVED_TEMPLATE_KWARGS
 
 
 def test_final_message_is_continued(qwen: Tokenizer) -> None:

@@ -4,20 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.errors import InvalidParameter, Unsupported
-from ..core.request import check_budget
-
-# The renderer owns these: a request that set them would change what the other fields mean.
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-    }
-)
+from ..core.request import RESERVED_TEMPLATE_KWARGS, check_budget
 
 
 def decode_thinking(
@@ -25,9 +12,10 @@ def decode_thinking(
 ) -> tuple[Literal["auto", "on", "off"], dict[str, Any]]:
     """An `enable_thinking` inside `chat_template_kwargs` goes before the effort; the template sees both."""
     kwargs: dict[str, Any] = dict(template_kwargs or {})
-    for name in RESERVED_TEMPLATE_KWARGS & kwargs.keys():
+    for name in sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise Unsupported(
-            f"`chat_template_kwargs.{name}` is not supported: use the request field of that meaning.",
+            f"`chat_template_kwargs.{name}` is not supported: the server sets it. "
+            "If there is a request field with this meaning, use the request field.",
             param=f"chat_template_kwargs.{name}",
         )
     if effort is not None:

@@ -17,6 +17,12 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1_000  # of one stop string
 MAX_STOP_TOKEN_IDS = 1_000
 MAX_LOGIT_BIAS = 300
+# The server sets these arguments of the chat template: a client that set them would change what other fields mean.
+RESERVED_TEMPLATE_KWARGS = frozenset({
+    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
+    "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +138,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: Literal["auto", "on", "off"] = "auto"
     thinking_limit: int | None = None  # like the sampling budget, but ignored by models that do not reason
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # none of RESERVED_TEMPLATE_KWARGS
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # of a text completion: the reply begins with the prompt's text

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.errors import InvalidParameter, TemplateError, Unsupported, first_line
+from ..core.errors import TemplateError, Unsupported, first_line
 from ..core.messages import (
     ImagePart,
     MediaPart,
@@ -21,16 +21,11 @@ from ..core.messages import (
     ToolResultPart,
     VideoPart,
 )
-from ..core.request import Request
+from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
 from ..media.parts import media_parts
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .system_turns import SystemTurns
 
-_RESERVED = frozenset({
-    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
-    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
-    "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
-})  # fmt: skip
 # Private characters. They stand for a marker that is part of the conversation's own text while it is rendered.
 _ESCAPED = ("\uf8ff\ue000\uf8ff", "\uf8ff\ue001\uf8ff")
 _ERROR_VARIABLE = re.compile(r"\bis_error\b")
@@ -179,12 +174,7 @@ class ChatTemplate:
             raise TemplateError(message, param="messages") from error
 
     def _variables(self, request: Request) -> dict[str, Any]:
-        for name in request.template_kwargs:
-            if name in _RESERVED:
-                raise InvalidParameter(
-                    f"`chat_template_kwargs` must not set `{name}`: the request has a field for it.",
-                    param="chat_template_kwargs",
-                )
+        assert not RESERVED_TEMPLATE_KWARGS & request.template_kwargs.keys(), "they are refused where they are decoded"
         chosen = self._enable_thinking if request.thinking == "auto" else request.thinking == "on"
         variables: dict[str, Any] = {"enable_thinking": chosen is not False}
         if chosen is not None and _THINKING_VARIABLE.search(self._tokenizer.chat_template or ""):
