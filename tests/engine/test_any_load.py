@@ -85,7 +85,7 @@ def pay(driver: Driver, visit: Visit, planned: Faults) -> None:
 
 
 def check_any_load(path: Path) -> None:
-    room = Driver(path).engine.monitoring.facts.footprint
+    room = Driver(path).engine.facts.footprint
 
     @settings(max_examples=examples(2))
     @given(VISITS, st.integers(2, 5))

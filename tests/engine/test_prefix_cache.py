@@ -154,7 +154,7 @@ def test_sampling_does_not_matter_to_the_cache(model, driver):
 def test_small_caches_evict_and_stay_exact(model):
     path = model[1]
     free = Driver(path)
-    footprint = free.engine.monitoring.facts.footprint
+    footprint = free.engine.facts.footprint
     window = sum(window * size for window, size in footprint.windows)
     limit = 260 * (footprint.bytes_per_token + 8) + 5 * (footprint.fixed_bytes + window)
     driver = Driver(path, cache_memory_bytes=limit)
@@ -196,7 +196,7 @@ def test_preempted_rows_return_exactly_from_whatever_the_cache_kept(checkpoint, 
     prompts = [prompt(300 + 40 * row) for row in range(5)]
     free = Driver(path)
     expected = free.generate(prompts, max_tokens=400)
-    tight = Driver(path, rows_bytes=7 * free.engine.monitoring.facts.footprint.bytes_at(257))
+    tight = Driver(path, rows_bytes=7 * free.engine.facts.footprint.bytes_at(257))
     assert tight.generate(prompts, max_tokens=400) == expected
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
     tight.engine.cache_tree.check_integrity()

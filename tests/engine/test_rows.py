@@ -160,7 +160,7 @@ def test_preempted_rows_continue_exactly(checkpoint, name):
     free = Driver(path)
     expected = [free.generate([ids], max_tokens=120)[0] for ids in prompts]
     hot = free.generate([prompts[0]], max_tokens=120, sampling=HOT)[0]
-    tight = Driver(path, rows_bytes=3 * free.engine.monitoring.facts.footprint.bytes_at(300))
+    tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(300))
     seq_ids = [tight.add(ids, 120) for ids in prompts] + [tight.add(prompts[0], 120, HOT)]
     tight.run()
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
@@ -175,7 +175,7 @@ def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
         driver.add(prompt(1_000), max_tokens=3_000)
     while driver.seqs[long].num_output_tokens < 10:
         driver.step()
-    footprint = driver.engine.monitoring.facts.footprint
+    footprint = driver.engine.facts.footprint
     unpadded = sum(footprint.bytes_per_token * seq.num_computed_tokens for seq in driver.seqs.values())
     assert driver.engine.num_rows == 8
     assert driver.engine.live_bytes() <= 1.3 * unpadded
