@@ -60,9 +60,9 @@ class RequestOutput:
 
 
 class LLM:
-    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use as a context manager, or `close`.
+    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use a `with` block, or `close` it.
 
-    Raises ConfigError where the model cannot be loaded, RequestError for a request that cannot be served.
+    Raises ConfigError if the model cannot be loaded, RequestError for a request that cannot be served.
     """
 
     def __init__(self, model: str, **config: Any):
@@ -77,7 +77,10 @@ class LLM:
     def generate(
         self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
-        """Continue texts, or lists of token ids, all at once. Results are in the order of the prompts."""
+        """Continue one prompt or several at once, given as texts or lists of token ids.
+
+        Results are in the order of the prompts.
+        """
         sampling = sampling_params or SamplingParams()
         return self._run_all(
             [
@@ -94,8 +97,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several at once: `[{"role": "user", "content": "…"}, …]`.
 
-        Messages and further keywords are those of a chat completion (`tools=[…]`, `temperature=0`); `sampling_params`,
-        where given, stand in for all keywords that say how to sample.
+        Messages and other keywords are those of a chat completion (`tools=[…]`, `temperature=0`). `sampling_params`
+        replace all keywords that say how to sample.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
@@ -107,7 +110,7 @@ class LLM:
         return self._run_all(requests)
 
     def close(self) -> None:
-        """End the engine and free the model. A second time does nothing."""
+        """Shut the engine down and free the model. A second call does nothing."""
         if self._loop.is_closed():
             return
         self._call(self._engine.shutdown(0))
@@ -141,7 +144,7 @@ class LLM:
         try:
             return result.result()
         finally:
-            result.cancel()  # by Ctrl-C: nothing is left running. One that is done stays as it is
+            result.cancel()  # after Ctrl-C nothing is left running; a finished coroutine ignores it
 
 
 def _prompts(prompts: Prompt | Items[Prompt]) -> list[str | tuple[int, ...]]:

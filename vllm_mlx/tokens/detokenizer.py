@@ -1,27 +1,29 @@
-"""Ids in, text out, as soon as the text is certain. Knows no stop strings and no formats."""
+"""Token ids in, text out, as soon as the text is certain. Knows no stop strings and no formats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .tokenizer import Tokenizer
 
-_UNFINISHED = "\ufffd"  # how a decoder writes bytes that are no whole character
+_UNFINISHED = "\ufffd"  # a decoder writes it for bytes that are no complete character
 _MAX_CONTEXT = 8
-_MAX_PENDING = 16  # tokens that no character needs: what is held by then is no text
+_MAX_PENDING = 16  # no character needs so many tokens: bytes that are held back by then are no text
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
+    """A part of a reply's text, and the number of its tokens."""
+
     text: str
     num_tokens: int
-    special: bool = False  # the whole text of one added token
-    control: bool = False  # which the tokenizer calls no part of any text
+    special: bool = False  # it is the complete text of one added token
+    control: bool = False  # that token is not part of any text, as the tokenizer declares it
 
 
 class Detokenizer:
-    """The text of all pieces is the decoded reply, its first space included: the end of the prompt is its context.
+    """Joined, the texts of all pieces are the decoded reply. A character is held back until its bytes are complete.
 
-    A character whose bytes are not complete is held back. No id ever raises.
+    The end of the prompt is decoded along, so that a space at the start of the reply is kept. No id raises an error.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]):
@@ -45,7 +47,7 @@ class Detokenizer:
         return []
 
     def finish(self) -> list[Piece]:
-        """Everything held back, unfinished characters as replacement characters."""
+        """All that was held back; incomplete characters become replacement characters."""
         if not self._pending:
             return []
         return [self._emit(self._decode(self._context + self._pending))]
@@ -63,7 +65,7 @@ class Detokenizer:
 
 
 def context_ids(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> list[int]:
-    """The shortest end of the prompt that is whole characters."""
+    """The shortest end of the prompt, of at most `_MAX_CONTEXT` ids, whose text ends with a complete character."""
     for length in range(1, min(_MAX_CONTEXT, len(prompt_token_ids)) + 1):
         token_ids = list(prompt_token_ids[-length:])
         text = tokenizer.decode(token_ids)

@@ -1,7 +1,7 @@
-"""Stops Python code that comes with a checkpoint from running while the checkpoint is loaded. Knows no part of it.
+"""Prevents Python code that comes with a checkpoint from running while the checkpoint is loaded.
 
-transformers runs such code where a file of the checkpoint has an `auto_map` and its caller passes
-`trust_remote_code=True`, and some processors of mlx-vlm always pass that.
+transformers runs such code if a file of the checkpoint has an `auto_map` and the caller passes
+`trust_remote_code=True`. Some processors of mlx-vlm always pass that.
 """
 
 import json
@@ -17,26 +17,27 @@ from ..core.errors import ModelLoadError, first_line
 
 logger = logging.getLogger(__name__)
 
-# What transformers finds and runs a checkpoint's code with, by these names and in this module alone.
+# The functions with which transformers finds and runs a checkpoint's code. It calls them by these names in one module.
 _LOADERS = ("get_cached_module_file", "get_class_in_module")
-# What it waits for an answer at the terminal, where its caller passes no `trust_remote_code`.
+# Seconds that transformers waits for an answer at the terminal if its caller passes no `trust_remote_code`.
 _QUESTION_S = "TIME_OUT_REMOTE_CODE"
 _ASKS_FOR_TRUST = re.compile(r"trust[-_]remote[-_]code", re.IGNORECASE)
 _MAPPED_FILES = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
                  "video_preprocessor_config.json", "config.json")  # fmt: skip
-_MAX_REASON = 200  # characters of what a library says
-_lock = threading.RLock()  # transformers' module is one for all threads
+_MAX_REASON = 200  # characters of a library's message
+_lock = threading.RLock()  # all threads share transformers' module
 
 
 class RemoteCodeRefused(ModelLoadError):
-    """A part of the checkpoint needs code that is not trusted."""
+    """A part of the checkpoint cannot be loaded without code that is not trusted."""
 
 
 @contextmanager
 def remote_code(path: Path, part: str, *, trusted: bool) -> Iterator[None]:
-    """Load one part of the checkpoint inside. Without trust its code does not run, which the part may do without.
+    """Load one part of a checkpoint in this block. If it is not trusted, its code does not run.
 
-    One thread loads at a time. Raises RemoteCodeRefused in place of a library's error where the code was needed.
+    Some parts load without their code; for others, RemoteCodeRefused replaces the library's error. One thread loads at
+    a time.
     """
     refused: list[str] = []
     with _lock:
@@ -46,7 +47,7 @@ def remote_code(path: Path, part: str, *, trusted: bool) -> Iterator[None]:
         try:
             with _refusing(refused):
                 yield
-        except Exception as error:  # a fence: it is raised again, some of it in our words
+        except Exception as error:  # a fence around transformers: the error is raised again, or explained
             if refused or _ASKS_FOR_TRUST.search(str(error)):
                 raise RemoteCodeRefused(_refusal(path, part, refused, error)) from error
             raise
@@ -59,12 +60,12 @@ def remote_code(path: Path, part: str, *, trusted: bool) -> Iterator[None]:
 
 @contextmanager
 def _refusing(refused: list[str]) -> Iterator[None]:
-    """Notes in `refused` each file that transformers would have run."""
+    """Keep transformers from running code, and add to `refused` the files that it would have run."""
     from transformers import dynamic_module_utils as module
 
     def refuse(_: Any, file: str, *__: Any, **___: Any) -> NoReturn:
         refused.append(Path(file).name)
-        # A ValueError is what callers expect for code without trust: some go on without it.
+        # Callers expect a ValueError for code that is not trusted; some of them then load the part without it.
         raise ValueError(f"{file} is not run without trust_remote_code")
 
     replaced: dict[str, Any] = dict.fromkeys(_LOADERS, refuse) | {_QUESTION_S: 0}
@@ -93,7 +94,7 @@ def _refusal(path: Path, part: str, refused: list[str], error: Exception) -> str
 
 
 def _mapped(path: Path) -> list[str]:
-    """The files of Python code that the checkpoint's `auto_map` entries name."""
+    """The Python files that the checkpoint's `auto_map` entries name."""
     values = [_auto_map(path / name) for name in _MAPPED_FILES]
     files: list[str] = []
     while values:

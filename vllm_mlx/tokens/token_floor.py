@@ -1,8 +1,8 @@
-"""The fewest tokens that a text can have, found without tokenising it. Knows one tokenizer and no request.
+"""A lower bound of the number of tokens of a text, found without tokenizing it. Knows one tokenizer and no request.
 
-A token stands for no more bytes than its own text has. With `w(b) = 1 / length of the longest token that holds the
-byte b`, the weights of any token's bytes sum up to at most 1, so that a text has at least the sum of its bytes'
-weights in tokens. That holds only where no byte of a text is dropped or merged: see `_is_faithful`.
+Let `w(b) = 1 / length of the longest token that contains byte b`. The weights of the bytes of any one token sum to at
+most 1, so a text has at least as many tokens as the weights of its bytes sum to. This holds only for tokenizers that
+neither drop nor merge bytes of a text: see `_keeps_bytes` and `_keeps_text`.
 """
 
 import json
@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from .tokenizer import BYTE_OF_CHAR, Tokenizer
 
-_SLICE = 1 << 16  # characters looked at in one go, so that other threads run in between
+_SLICE = 1 << 16  # characters that are counted at once, so that other threads run in between
 _SPACE_SIGN = "▁"  # stands for a space in vocabularies that are not of bytes
-_CUT_TOKENS = 16  # more than composing characters across a cut can save
-_FAITHFUL_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
+_CUT_TOKENS = 16  # characters that compose across a cut save fewer tokens than this
+_COMPLETE_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
 
 
 class TokenFloor:
-    """Any thread may call it. The weights are made at the first call: that takes as long as reading the vocabulary."""
+    """Threads may share it. The first call computes the weights, which takes as long as reading the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -32,7 +32,7 @@ class TokenFloor:
         self._is_known = self._understand()
 
     def least_tokens(self, text: str) -> int:
-        """0 where the tokenizer does something to texts that this does not understand."""
+        """A number of tokens that the text has at least; 0 for a tokenizer whose steps are not all known here."""
         if not self._is_known:
             return 0
         counts = np.zeros(256, np.int64)
@@ -64,13 +64,13 @@ class TokenFloor:
         self._has_space_sign = not is_byte_level
         return (
             all(map(_keeps_bytes, steps))
-            and all(map(_is_faithful, pre_tokenizers))
+            and all(map(_keeps_text, pre_tokenizers))
             and type(backend.model).__name__ == "BPE"
             and self._knows_all_bytes(is_byte_level)
         )
 
     def _knows_all_bytes(self, is_byte_level: bool) -> bool:
-        """Otherwise a run of unknown characters may be one token, or none."""
+        """Whether every byte has a token. Otherwise a run of unknown characters may become one token, or none."""
         backend, kinds = self._tokenizer.backend, self._tokenizer.decoder_types
         if is_byte_level:
             return "ByteLevel" in kinds and all(backend.token_to_id(char) is not None for char in BYTE_OF_CHAR)
@@ -91,7 +91,7 @@ class TokenFloor:
 
 
 def _parts(component: Any, key: str) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, those inside of sequences included."""
+    """The steps of a normalizer or pre-tokenizer, including those inside sequences."""
     waiting = [] if component is None else [json.loads(component.__getstate__())]
     while waiting:
         state = waiting.pop()
@@ -102,7 +102,7 @@ def _parts(component: Any, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
-    """Whether it leaves a text as it is, but for what `_pieces` and the tokens' bytes know of."""
+    """Whether it changes no text, other than in ways that `_pieces` and the weights take into account."""
     match normalizer:
         case {"type": "NFC" | "Prepend" | "ByteLevel"}:
             return True
@@ -111,6 +111,6 @@ def _keeps_bytes(normalizer: dict[str, Any]) -> bool:
     return False
 
 
-def _is_faithful(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether all of a text is in its pieces."""
-    return pre_tokenizer["type"] in _FAITHFUL_PRE_TOKENIZERS and pre_tokenizer.get("behavior") != "Removed"
+def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether its pieces together contain the complete text."""
+    return pre_tokenizer["type"] in _COMPLETE_PRE_TOKENIZERS and pre_tokenizer.get("behavior") != "Removed"

@@ -1,4 +1,4 @@
-"""Text ↔ ids of one checkpoint, around the tokenizer that transformers loads. Safe to share between threads."""
+"""Text ↔ token ids of one checkpoint. Wraps the tokenizer that transformers loads; threads may share it."""
 
 import ctypes
 import json
@@ -18,17 +18,17 @@ from .remote_code import RemoteCodeRefused, remote_code
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _MAX_ID = 2**32 - 1
-# A template is a program: besides Jinja's own errors it fails as Python does on a value it did not expect.
+# A template is a program. Besides Jinja's own errors, it raises Python's errors for values that it did not expect.
 TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
                      RecursionError, MemoryError)  # fmt: skip
-TEMPLATE_S = 10.0  # a template is a program, and one that came with the checkpoint
+TEMPLATE_S = 10.0  # seconds for one rendering: a template is a program that came with the checkpoint
 MAX_RENDERED_CHARS = 1 << 26
-LONG_CHARS = 4096  # from here on texts are encoded as batches: of one alone tokenizers keeps the interpreter's lock
+LONG_CHARS = 4096  # longer texts are encoded as a batch of one: only for batches is the interpreter's lock released
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Tokenizer:
-    """`text in tokenizer` tells whether the text is one token of the vocabulary."""
+    """A checkpoint's tokenizer and chat template. `text in tokenizer`: the text is one token of the vocabulary."""
 
     def __init__(self, hf_tokenizer: Any, *, eos_token_ids: Iterable[int] = (), chat_template: str | None = None):
         self._hf = hf_tokenizer
@@ -51,7 +51,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> "Tokenizer":
-        """From a checkpoint's folder. Raises ModelLoadError; `chat_template` is a text that replaces its own."""
+        """Load from a checkpoint's folder. `chat_template` is a text that replaces its own. Raises ModelLoadError."""
         from transformers import AutoTokenizer
 
         if not any((path / name).is_file() for name in _TOKENIZER_FILES):
@@ -67,7 +67,7 @@ class Tokenizer:
             raise ModelLoadError(f"The tokenizer in {path} has no fast form: convert it to a tokenizer.json.")
         eos = [*_eos_ids(path / "generation_config.json"), *_eos_ids(path / "config.json")]
         if chat_template is None and hf_tokenizer.chat_template is None:
-            chat_template = read_json(path / "chat_template.json").get("chat_template")  # where processors keep it
+            chat_template = read_json(path / "chat_template.json").get("chat_template")  # processors keep it there
         return cls(hf_tokenizer, eos_token_ids=eos, chat_template=chat_template)
 
     def __contains__(self, text: object) -> bool:
@@ -75,7 +75,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's text; of a checkpoint with several, all of them."""
+        """The template's text; all of them for a checkpoint with several."""
         if self._template_override is not None:
             return self._template_override
         template: str | dict[str, str] | None = self._hf.chat_template
@@ -84,9 +84,9 @@ class Tokenizer:
         return template
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        """The conversation as text. Empties `messages`.
+        """Render a conversation. Empties `messages`.
 
-        Raises one of `TEMPLATE_FAILURES`, and TemplateError where it does not end.
+        Raises one of `TEMPLATE_FAILURES`, and TemplateError if rendering takes too long or makes too long a text.
         """
         try:
             with time_limit(TEMPLATE_S):
@@ -97,25 +97,26 @@ class Tokenizer:
             message = f"The model's chat template took more than {TEMPLATE_S:g} seconds for this conversation."
             raise TemplateError(message, param="messages") from None
         finally:
-            messages.clear()  # a template's macros and its variables refer to each other: they wait for the collector
+            messages.clear()  # a template's macros are in reference cycles that would keep them alive
         if len(text) > MAX_RENDERED_CHARS:
             message = f"The model's chat template made more than {MAX_RENDERED_CHARS} characters of this conversation."
             raise TemplateError(message, param="messages")
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a text. `add_special_tokens` adds what the tokenizer puts around a text, such as its BOS."""
         if len(text) < LONG_CHARS:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encoding(self, text: str) -> tokenizers.Encoding:
-        """Of a text that names its special tokens itself: ids, and which characters each stands for."""
+        """The ids of a text that has its special tokens written out, and the characters that each id stands for."""
         if len(text) < LONG_CHARS:
             return self.backend.encode(text, add_special_tokens=False)
         return self.backend.encode_batch([text], add_special_tokens=False)[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Ids that are no tokens are left out."""
+        """The text of ids. Ids that are no tokens are left out."""
         known = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID]
         return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
 
@@ -123,14 +124,14 @@ class Tokenizer:
         return self.backend.token_to_id(text)
 
     def added_token(self, token_id: int) -> tuple[str, bool] | None:
-        """Return (text, special) of a token that was added beside the learnt vocabulary, else None.
+        """Return (text, special) of a token that was added to the learned vocabulary, else None.
 
-        `special` is the tokenizer's own word for "not part of any text": such a token is left out of replies.
+        `special`: the tokenizer declares the token not to be part of any text, so it is left out of replies.
         """
         return self._added.get(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, which need not be whole characters."""
+        """The bytes that a token stands for. They may end inside a character."""
         if (added := self._added.get(token_id)) is not None:
             return added[0].encode()
         token = self.backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
@@ -143,16 +144,21 @@ class Tokenizer:
         return token.replace("▁", " ").encode() if {"Metaspace", "Replace"} & self.decoder_types else token.encode()
 
     def token_text(self, token_id: int) -> str:
+        """The token's text; bytes that are no complete character become replacement characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
 
 class OutOfTime(Exception):
-    pass
+    """Raised by `time_limit` in the code that it limits."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises OutOfTime inside the block once it has run for `seconds`."""
+    """Raise OutOfTime inside the block when it has run for `seconds`, on whichever thread it runs.
+
+    A long call into C is not interrupted before it returns. The exception can be raised between any two bytecodes:
+    code that holds a lock or updates shared state must not run in the block. Templates do neither.
+    """
     thread_id = ctypes.c_ulong(threading.get_ident())
     lock = threading.Lock()
     is_over = False
@@ -170,13 +176,13 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             is_over = True
-        # An exception that is on its way comes at this call of a Python function, inside the block. It is not taken
-        # back: that marks the thread in CPython 3.11, and a profiler or debugger then hangs in it.
+        # A pending exception is raised at this call of a Python function, inside the block. It is not revoked, since
+        # that marks the thread in CPython 3.11: a profiler or debugger then hangs in it.
         timer.cancel()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A checkpoint's JSON object; empty where the file is missing. Raises ModelLoadError for a broken one."""
+    """A JSON object of a checkpoint; empty if the file is missing. Raises ModelLoadError for a broken file."""
     if not path.is_file():
         return {}
     try:
@@ -202,7 +208,7 @@ def _decoder_types(backend: tokenizers.Tokenizer) -> frozenset[str]:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The printable characters that byte-level vocabularies write for bytes, as GPT-2 chose them."""
+    """The printable characters that byte-level vocabularies write for bytes, as GPT-2's `bytes_to_unicode` has them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
