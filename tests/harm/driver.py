@@ -87,7 +87,7 @@ class Driver:
     def observe(self, attack: Attack) -> Observation:
         """Raises ServerLost."""
         vitals = self.target.vitals
-        before_bytes = vitals.memory_bytes()
+        before_bytes = self.target.held_bytes()
         self._heart.beat()
         with _peak_of(vitals) as peak:
             started_s, cpu_s, loop_cpu_s = time.monotonic(), vitals.cpu_s(), vitals.loop_cpu_s()
@@ -124,10 +124,9 @@ class Driver:
 
     def _settled_memory(self, before_bytes: int) -> int:
         """The least that was seen within a moment."""
-        least, deadline_s = self.target.vitals.memory_bytes(), time.monotonic() + MEMORY_SETTLE_S
+        least, deadline_s = self.target.held_bytes(), time.monotonic() + MEMORY_SETTLE_S
         while least > before_bytes + (32 << 20) and time.monotonic() < deadline_s:
-            time.sleep(5 * SAMPLE_S)
-            least = min(least, self.target.vitals.memory_bytes())
+            least = min(least, self.target.held_bytes())
         return least
 
 

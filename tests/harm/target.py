@@ -1,8 +1,12 @@
 """A real server process with two keys, and the look at what requests leave behind in it."""
 
 import contextlib
+import os
 import re
+import signal
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +23,8 @@ ATTACKER, OTHER = "attacker-0123456789", "another-0123456789"
 # State that is kept on purpose stays small beside the limit on memory, and no reply takes minutes.
 FLAGS = ("--max-model-len", "4096", "--cache-memory", "16MB", "--media-cache-bytes", "16MB", "--max-request-s", "30")
 
+COMMAND = [sys.executable, "-m", "tests.harm.trimmed"]
+TRIM_S = 0.1  # for the process to give freed memory back
 TRACE_LINES = 12
 
 
@@ -36,6 +42,13 @@ class Target:
         headers = {"Authorization": f"Bearer {OTHER}"}
         url = f"http://127.0.0.1:{self.port}{path}"
         return httpx.get(url, headers=headers, timeout=timeout_s, trust_env=False).raise_for_status()
+
+    def held_bytes(self) -> int:
+        """The resident memory without what the allocator keeps for later."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.vitals.pid, signal.SIGUSR2)
+        time.sleep(TRIM_S)
+        return self.vitals.memory_bytes()
 
     def left(self) -> list[str]:
         """What `/v1/status` shows of requests, when nobody should have one."""
@@ -65,5 +78,5 @@ def target(model: str = "demo", *flags: str) -> Iterator[Target]:
         keys.chmod(0o600)
         arguments = (model, "--api-key-file", str(keys), *FLAGS, *flags)
         errors = stack.enter_context(log.open("w"))
-        process, printed = stack.enter_context(served(*arguments, stderr=errors))
+        process, printed = stack.enter_context(served(*arguments, stderr=errors, command=COMMAND))
         yield Target(httpx.URL(address(printed)).port or 80, Vitals(process.pid), log)

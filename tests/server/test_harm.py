@@ -70,28 +70,22 @@ ATTACKS: dict[str, Attack] = {
     "wrong prompts": attack(COMPLETIONS, {"prompt": repeated({}, 500_000)}),
     "wrong items": attack(RESPONSES, {"input": repeated(0, 500_000)}),
     "wrong blocks": attack(MESSAGES, chat(repeated(0, 500_000))),
-    "small parts": attack(CHAT, chat(repeated({"type": "text", "text": ""}, 2_000_000))),
-    "an ignored field of small pieces": attack(CHAT, chat(prediction=repeated({}, 2_000_000))),
-    "frames of many pixels": attack(CHAT, frames(2500)),
+    "small parts": attack(CHAT, chat(repeated({"type": "text", "text": ""}, 10_000_000))),
+    "an ignored field of small pieces": attack(CHAT, chat(prediction=repeated({}, 10_000_000))),
     "refused frames of many pixels": attack(CHAT, frames(2500, blank_png(64)), num=2),
     "a video of commas": attack(
-        CHAT, chat([{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * 2_000_000}}])
+        CHAT, chat([{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + "," * 12_000_000}}])
     ),
     "texts far beyond the context": attack(COMPLETIONS, {"prompt": "the fox sees a river " * 200_000}, num=2),
     "sealed thoughts, Messages": attack(MESSAGES, sealed("messages", 32)),
     "sealed thoughts, Responses": attack(RESPONSES, sealed("responses", 32)),
     "a grammar that is slow to step": attack(CHAT, chat("Go.", guided_grammar=AMBIGUOUS, max_tokens=150)),
     "a regex that grows": attack(CHAT, chat("Go.", guided_regex="(a?){500}a{500}", max_tokens=60)),
-    "many biases": attack(CHAT, chat(logit_bias={str(at): 1.5 for at in range(100_000)}), num=4),
-    "a long stop string": attack(CHAT, chat(stop=["a" * 500_000 + "z"])),
     "pipelined, and the client leaves": Attack(
         CHAT,
         CHAT,
         (Shot((request(CHAT, b'{"messages":[{"role":"user","content":"Go."}],"max_tokens":3000,"ignore_eos":true}',
                        ATTACKER) + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",), num_answers=0),),
-    ),
-    "pipelined without a key": Attack(
-        CHAT, CHAT, (Shot((b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000,), must_answer=False),)
     ),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -13,11 +13,11 @@ COMMAND = [sys.executable, "-c", "from vllm_mlx.cli.main import main; main()"]
 
 @contextmanager
 def served(
-    *arguments: str, stderr: TextIO | None = None, **variables: str
+    *arguments: str, stderr: TextIO | None = None, command: Sequence[str] = COMMAND, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process, and what it printed up to the moment it was ready. `stderr`: where its log goes."""
     process = subprocess.Popen(
-        [*COMMAND, "serve", "--port", "0", *arguments],
+        [*command, "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,

@@ -8,6 +8,8 @@ from ..core.errors import InvalidParameter
 
 _PREFIX = "vllm-mlx.1."
 MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # of one request: a small word must not unpack to all of the memory
+MAX_RATIO = 16  # bytes for each that was sent; reasoning in words unpacks to three to ten
+FREE_BYTES = 1024 * 1024  # which reasoning that repeats itself may unpack to, however short its word
 
 
 def seal(text: str) -> str:
@@ -23,7 +25,8 @@ class Unsealer:
     """For one request."""
 
     def __init__(self) -> None:
-        self._num_left = MAX_UNSEALED_BYTES
+        self._num_packed = 0
+        self._num_unpacked = 0
 
     def unseal(self, word: str, param: str) -> str | None:
         """The text, or None for a word that is not ours. Raises InvalidParameter where all are too long together."""
@@ -31,17 +34,24 @@ class Unsealer:
             return None
         try:
             packed = base64.urlsafe_b64decode(word.removeprefix(_PREFIX))
-            unpacked = zlib.decompressobj().decompress(packed, self._num_left + 1)
+            self._num_packed += len(packed)
+            unpacked = zlib.decompressobj().decompress(packed, self._max_bytes - self._num_unpacked + 1)
             self._take(len(unpacked), param)
             return unpacked.decode()
         except (binascii.Error, zlib.error, ValueError):
             return None
 
+    @property
+    def _max_bytes(self) -> int:
+        """What all words up to now may unpack to."""
+        return min(MAX_UNSEALED_BYTES, max(FREE_BYTES, MAX_RATIO * self._num_packed))
+
     def _take(self, num_bytes: int, param: str) -> None:
-        self._num_left -= num_bytes
-        if self._num_left < 0:
+        self._num_unpacked += num_bytes
+        if self._num_unpacked > self._max_bytes:
             raise InvalidParameter(
-                f"The sealed reasoning of this request is longer than {MAX_UNSEALED_BYTES} bytes, which is the "
-                "maximum. Leave out the reasoning of earlier turns.",
+                f"The sealed reasoning of this request is longer than {self._max_bytes} bytes, which is the maximum: "
+                f"{MAX_RATIO} times what was sent, at least {FREE_BYTES} and at most {MAX_UNSEALED_BYTES} bytes. "
+                "Leave out the reasoning of earlier turns.",
                 param=param,
             )
