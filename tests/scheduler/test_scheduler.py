@@ -30,6 +30,7 @@ class Bench:
         self.updates: dict[int, list[SequenceUpdate]] = {}
         self.seqs: dict[int, Sequence] = {}
         self.plans = []
+        self.now = 0.0
 
     def add(self, num_prompt: int, max_tokens: int = 5, stops: frozenset[int] = frozenset()) -> Sequence:
         return self.ask("", num_prompt, max_tokens, stops)
@@ -51,7 +52,7 @@ class Bench:
         return seq
 
     def step(self) -> None:
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
         self._collect(self.scheduler.update(self.runner.decode(plan)))
         if plan.prefill:

@@ -22,7 +22,7 @@ class PrefillPacer:
     """
 
     def __init__(self, *, max_stall_s: float, max_chunk: int, tokens_per_s: float, overhead_s: float):
-        self._max_stall_s = max_stall_s
+        self.max_stall_s = max_stall_s
         self._max_chunk = max_chunk
         self._longest_now = max_chunk  # less where memory is short
         self._too_long = max_chunk + 1  # took more memory than there is
@@ -70,8 +70,8 @@ class PrefillPacer:
     def step_budget_s(self, *, decoding: bool, resting: bool = False) -> float:
         """Seconds of prefill that one step may add. `resting`: there are rows that decode, though not in this step."""
         if decoding:
-            return max(0.0, self._max_stall_s - self._decode_s)
-        return self._max_stall_s if resting else _IDLE_STALLS * self._max_stall_s
+            return max(0.0, self.max_stall_s - self._decode_s)
+        return self.max_stall_s if resting else _IDLE_STALLS * self.max_stall_s
 
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
         """The longest chunk from `start` on that is expected to take at most `budget_s`, but no less than MIN_CHUNK."""
@@ -81,7 +81,7 @@ class PrefillPacer:
             tokens = room_s / linear
         else:
             tokens = (math.sqrt(linear * linear + 4 * square * room_s) - linear) / (2 * square)
-        is_careful = budget_s <= self._max_stall_s
+        is_careful = budget_s <= self.max_stall_s
         longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
         return min(longest, max(MIN_CHUNK, int(tokens)))
 

@@ -10,6 +10,7 @@ evicted before anything waits or is preempted.
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import partial
 
 from ..core.config import EngineConfig
 from ..core.errors import VLLMMLXError
@@ -128,8 +129,8 @@ class Scheduler:
             self._prefix_cache.forget_planned(but=self._captures)
         self._preempt_if_short()
         self._admit()
-        favoured = self._turns.favoured(self._running.values())
-        work = plan_work(self._decode_groups(favoured), favoured, self._plan_prefill)
+        favoured = self._turns.favoured(self._running.values(), now)
+        work = plan_work(self._decode_groups(favoured), favoured, partial(self._plan_prefill, favoured))
         plan = StepPlan(
             decode=work.decode,
             resting=work.resting,
@@ -326,10 +327,11 @@ class Scheduler:
         groups = self._groups.plan(lengths, alone={seq.seq_id for seq in favoured})
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
-    def _plan_prefill(self, decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
+    def _plan_prefill(self, favoured: list[Sequence], decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
         queue = [seq for seq in self._running.values() if seq.status is SequenceStatus.PREFILLING]
         budget_s = self._pacer.step_budget_s(decoding=bool(decode), resting=bool(resting))
-        return plan_prefill(self._turns.in_turn(queue), self._pacer, self._chunk, budget_s)
+        budget_s = min(budget_s, self._turns.longest_prefill_s(self._pacer.max_stall_s))
+        return plan_prefill(self._turns.in_turn(queue, favoured), self._pacer, self._chunk, budget_s)
 
     def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
         """May be empty."""

@@ -5,6 +5,7 @@ waits for the first token of a reply gets at least its share of engine time unti
 rest.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Rows
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 
 from ..core.sequence import Sequence
 from ..core.step import StepOutput
+
+_RECENT_S = 60.0  # a tenant that was here within this time may come again at any moment
+_LEAST_PREFILL_SHARE = 0.25  # of a stall: shorter chunks would cost too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Turns:
         self._served: dict[str, float] = {}  # seconds of engine time, by which a tenant is compared with others
         self._all_s = 0.0  # engine time of all tenants
         self._marks: dict[str, _Mark] = {}  # of the tenants that wait for a first token
+        self._start_s: dict[str, float] = {}  # engine time that a tenant's last first token took beside others
+        self._seen_s: dict[str, float] = {}  # when a tenant was here last, by the scheduler's clock
 
     @property
     def are_taken(self) -> bool:
@@ -67,16 +73,37 @@ class Turns:
         self._served[tenant] += seconds
         self._all_s += seconds
 
-    def favoured(self, rows: Iterable[Sequence]) -> list[Sequence]:
+    def longest_prefill_s(self, max_stall_s: float) -> float:
+        """Seconds that the prefill of one step may take, because a tenant that comes meanwhile waits until its end.
+
+        Not limited while one tenant alone was here recently. Otherwise as long as the quickest recent first token
+        took, between a part of `max_stall_s` and all of it.
+        """
+        if len(self._seen_s) < 2:
+            return math.inf
+        quickest_s = min(
+            (self._start_s[tenant] for tenant in self._seen_s if tenant in self._start_s), default=math.inf
+        )
+        return min(max_stall_s, max(_LEAST_PREFILL_SHARE * max_stall_s, quickest_s))
+
+    def favoured(self, rows: Iterable[Sequence], now_s: float) -> list[Sequence]:
         """Rows without a first token whose tenant, since it has such rows, had no more than its share of engine time.
 
-        Called once a step.
+        Called once a step, with the time by the scheduler's clock.
         """
+        self._see(now_s)
         starting = [row for row in rows if not row.output_token_ids] if self.are_taken else []
         now = {row.tenant: _Mark(self._served[row.tenant], self._all_s) for row in starting}
+        for tenant in self._marks.keys() - now.keys():
+            self._start_s[tenant] = self._served.get(tenant, 0.0) - self._marks[tenant].own_s
         self._marks = {tenant: self._marks.get(tenant, mark) for tenant, mark in now.items()}
         behind = {tenant for tenant, mark in self._marks.items() if self._is_behind(now[tenant], mark)}
         return [row for row in starting if row.tenant in behind]
+
+    def _see(self, now_s: float) -> None:
+        self._seen_s |= dict.fromkeys(self._num_here, now_s)
+        if len(self._seen_s) > len(self._num_here):
+            self._seen_s = {tenant: seen_s for tenant, seen_s in self._seen_s.items() if now_s - seen_s <= _RECENT_S}
 
     def _is_behind(self, now: _Mark, since: _Mark) -> bool:
         return len(self._num_here) * (now.own_s - since.own_s) <= now.all_s - since.all_s
@@ -92,9 +119,11 @@ class Turns:
             first.setdefault(seq.tenant, seq)
         return min(first.values(), key=lambda seq: (num_rows[seq.tenant], self._served[seq.tenant]), default=None)
 
-    def in_turn(self, rows: list[Sequence]) -> list[Sequence]:
+    def in_turn(self, rows: list[Sequence], favoured: Collection[Sequence]) -> list[Sequence]:
         """Rows that prefill, in the order in which they are computed."""
-        return sorted(rows, key=lambda row: self._served[row.tenant]) if self.are_taken else rows
+        if not self.are_taken:
+            return rows
+        return sorted(rows, key=lambda row: (row not in favoured, self._served[row.tenant]))
 
     def row_above(
         self, seq: Sequence, rows: Rows[Sequence], *, coming_bytes: int, lacks_place: bool
