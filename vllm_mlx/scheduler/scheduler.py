@@ -184,19 +184,18 @@ class Scheduler:
         """Whether there is a place and memory, after rows of a tenant that has more than this one went back in line."""
         num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
         coming_bytes = self._footprint.bytes_at(num_tokens)
-        while self._running:
-            lacks_place = len(self._running) >= self._max_num_seqs
-            lacks_bytes = self._row_bytes(extra=0) + coming_bytes > self.pool.num_bytes
-            if not (lacks_place or lacks_bytes or self.pool.is_crowded):
-                return True
-            rows = [row for row in self._rows() if row not in self._started]
-            row = self._turns.row_above(seq, rows, coming_bytes=coming_bytes, lacks_place=lacks_place)
-            if row is None:
-                return False
-            if not (lacks_place or lacks_bytes):
-                return True  # should memory be short again, that tenant's rows go first
+        leaving = self._turns.rows_above(
+            seq,
+            [row for row in self._rows() if row not in self._started],
+            coming_bytes=coming_bytes,
+            lacking_places=len(self._running) + 1 - self._max_num_seqs,
+            lacking_bytes=self._row_bytes(extra=0) + coming_bytes - self.pool.num_bytes,
+            is_crowded=self.pool.is_crowded,
+            num_running=len(self._running),
+        )
+        for row in leaving or ():
             self._preempt(row)
-        return True
+        return leaving is not None
 
     def _rows(self) -> list[Sequence]:
         """Those that hold state, the youngest last."""
@@ -398,5 +397,4 @@ class Scheduler:
             self._prefix_cache.close(seq)
 
     def _find(self, seq_id: int) -> Sequence | None:
-        seq = self._running.get(seq_id)
-        return seq or next((seq for seq in self._waiting if seq.seq_id == seq_id), None)
+        return self._running.get(seq_id) or next((seq for seq in self._waiting if seq.seq_id == seq_id), None)

@@ -125,7 +125,36 @@ class Turns:
             return rows
         return sorted(rows, key=lambda row: (row not in favoured, self._served[row.tenant]))
 
-    def row_above(
+    def rows_above(
+        self,
+        seq: Sequence,
+        rows: Rows[Sequence],
+        *,
+        coming_bytes: int,
+        lacking_places: int,
+        lacking_bytes: int,
+        is_crowded: bool,
+        num_running: int,
+    ) -> list[Sequence] | None:
+        """The rows to preempt for `seq`, of tenants that have more of what is lacking. None if they are not enough.
+
+        A crowded pool admits nobody but a tenant that has less than another: should memory be short again, rows of
+        the other one are preempted first. `num_running` counts the rows that may not be preempted too.
+        """
+        staying, leaving = list(rows), list[Sequence]()
+        while len(leaving) < num_running and (lacking_places > 0 or lacking_bytes > 0 or is_crowded):
+            row = self._row_above(seq, staying, coming_bytes=coming_bytes, lacks_place=lacking_places > 0)
+            if row is None:
+                return None
+            if lacking_places <= 0 and lacking_bytes <= 0:
+                break
+            staying.remove(row)
+            leaving.append(row)
+            lacking_places -= 1
+            lacking_bytes -= self._row_bytes(row)
+        return leaving
+
+    def _row_above(
         self, seq: Sequence, rows: Rows[Sequence], *, coming_bytes: int, lacks_place: bool
     ) -> Sequence | None:
         """The row to preempt for `seq`: the youngest of the tenant that has most of what is lacking.
