@@ -11,7 +11,7 @@ _RULES = tuple(
         (rb'"((?:created|created_at|completed_at)": ?)\d+(?:\.\d+)?', rb'"\1"TIME"'),
         (rb'"((?:encrypted_content|signature)": ?)"[^"]+"', rb'"\1"SEALED"'),
         (rb"(try again in )\d+s", rb"\1Ns"),
-        (rb"(makes no grammar: |is not valid JSON: ).*", rb"\1..."),  # a library's words follow
+        (rb"(cannot be compiled to a grammar: |is not valid JSON: ).*", rb"\1..."),  # a library's words follow
     )
 )
 

@@ -287,7 +287,7 @@ LLAMA_PYTHONIC = python_list(
     "<|python_end|>",
 )
 
-# A model that writes calls in no way of its own may write them as many models do: declared tools only
+# Calls in the formats of many families, for a model without a format of its own. They count for declared tools only.
 
 _LISTS = choice({"{": JSON}, JSON_LIST)
 _GENERIC_BODIES: dict[str, NewBody] = {

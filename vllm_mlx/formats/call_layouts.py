@@ -30,12 +30,12 @@ def between(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ())
 
 
 def bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> Opening:
-    """Calls that no tag precedes: `marker` is how they begin."""
+    """Calls without a tag before them: `marker` is their own first text, which the body reads again."""
     return Opening(marker, body, place, keeps_marker=True)
 
 
 def one_a_line(reads: ToolFormat, kind: CallKind, open: str, close: str) -> Calls:
-    """Each call in tags of its own."""
+    """Each call in tags of its own, one a line."""
     return Calls(reads, (Spelling(kind, open, close, between="\n"),))
 
 
@@ -46,7 +46,7 @@ def one_a_reply(kind: CallKind, open: str, close: str, drops: tuple[str, ...] = 
 
 
 def json_list(open: str, close: str = "", kind: CallKind | None = None, body: NewBody = JSON_LIST) -> Calls:
-    """A JSON list of calls behind `open`, which a model may leave out the brackets of."""
+    """A JSON list of calls in tags; a model may leave the brackets out."""
     spelling = Spelling(kind or JsonCall(), between=", ", begin=f"{open}[", end=f"]{close}")
     return Calls(between(body, open, *([close] if close else [])), (spelling,))
 
@@ -79,7 +79,7 @@ def xml(tags: XmlTags) -> NewBody:
 
 
 def xml_format(tags: XmlTags, open: str, *closes: str) -> ToolFormat:
-    """Calls in a row between `open` and `closes`; without `open` where a model left it out."""
+    """Calls in a row between `open` and `closes`; a model may leave `open` out."""
     alone = Opening(tags.function, xml(tags), keeps_marker=True, needs_tools=True)
     return ToolFormat((Opening(open, xml(tags)), alone), closes, inner_tags=tags.texts)
 
@@ -118,7 +118,7 @@ def named(*steps: Step, trailer: str = "") -> NewBody:
 
 
 def kimi_body(context: BodyContext, names: list[str]) -> Body:
-    """The name carries the call's number, and both together are its id."""
+    """The name carries the number of the call; the two together are the call's id."""
     written = names[0]
     name, _, number = written.removeprefix("functions.").rpartition(":")
     return ObjectBody(context, name if name and number.isdecimal() else written, call_id=written)
@@ -130,7 +130,7 @@ def mistral_body(context: BodyContext, names: list[str]) -> Body:
 
 
 def nested(section: str, section_end: str, call: str, body: NewBody, *closes: str) -> ToolFormat:
-    """Calls with tags of their own inside a section, whose tags may be left out."""
+    """Calls with tags of their own inside a section; a model may leave the tags of the section out."""
     openings = (Opening(section, after(call, then=body)), Opening(call, body))
     return ToolFormat(openings, (*closes, section_end))
 
@@ -151,7 +151,7 @@ def python_list(reads: ToolFormat, open: str = "", close: str = "") -> Calls:
 
 
 def braces(quotes: tuple[str, ...], open: str, close: str) -> Calls:
-    """`call:f{a:1}`, one in each pair of tags; strings stand in quotes of the family's own."""
+    """`call:f{a:1}`, one in each pair of tags; strings are quoted by tags of the family's own."""
     dialect = Dialect(quotes, ":", has_escapes=False, has_words=True)
     body = after("call:", then=partial(ExpressionBody, dialect=dialect, opener="{"))
     reads = between(several(body, Listing(separators=",")), open, close, inner=quotes[:1])

@@ -1,19 +1,19 @@
-"""Tells a token of the tokenizer from the same characters written as text. Knows no format."""
+"""Distinguishes a token of the tokenizer from the same characters written as text. Knows no format."""
 
 import json
 import re
 from collections.abc import Iterable
 
-# Lone surrogates: no decoded text holds one, and every scanner takes it for an ordinary character.
+# Lone surrogates: decoded text contains none, and every scanner reads them as ordinary characters.
 _FIRST = 0xDC80
 _MAX_TOKENS = 0xDFFF - _FIRST
 _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 
 
 class TokenCodec:
-    """Each known token is one private character, so that tags holding tokens never match plain text.
+    """Represents each known token by one private character, so that tags with tokens never match plain text.
 
-    `encode` gives a tag as it will be met, `piece` a token as it is fed, `decode` what was written.
+    `encode` returns a tag as the parser will meet it, `piece` a token as it is fed, `decode` the text that was written.
     """
 
     def __init__(self, tokens: Iterable[str] = ()):
@@ -46,7 +46,7 @@ class TokenCodec:
         return _CODED.sub(lambda match: self._text_of.get(match.group(), match.group()), text)
 
     def decode_json(self, text: str) -> str:
-        """The same for JSON text, where a token can only stand inside a string."""
+        """Decode JSON text, where a token can only be part of a string."""
         if not self._char_of or text.isascii():
             return text
         return _CODED.sub(lambda match: json.dumps(self._text_of.get(match.group(), match.group()))[1:-1], text)
@@ -59,12 +59,12 @@ class TokenCodec:
 
 
 def is_private(char: str) -> bool:
-    """Whether it stands for a token."""
+    """Whether this character stands for a token."""
     return chr(_FIRST) <= char <= chr(_FIRST + _MAX_TOKENS)
 
 
 def tokens_in(tags: Iterable[str], tokens: Iterable[str]) -> frozenset[str]:
-    """The tokens that tags are written with. Words and white space alone are no part of a tag's identity."""
+    """Return the tokens that tags are written with, but for plain words and white space, which identify no tag."""
     written = "\n\n".join(tags)
     return frozenset(token for token in tokens if len(token) > 2 and token in written and not _is_words(token))
 

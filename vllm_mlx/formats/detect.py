@@ -7,14 +7,14 @@ from ..core.errors import ConfigError
 from . import families
 from .family import Signature
 
-# Names under which other servers read the rules that a checkpoint carries; here they mean what is detected.
+# By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
 
 
 def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:
-    """Return the names of the reasoning format and of the tool format, None where there is none.
+    """Return the names of the reasoning format and of the tool format, None if there is none.
 
     A template that lists tools in no known way gets the generic tool format.
     """
@@ -42,11 +42,13 @@ def resolve_formats(
 
 
 def _by_template(template: str, rows: Iterable[tuple[str, Iterable[Signature]]]) -> str | None:
-    return next((name for name, signatures in rows if any(each.matches(template) for each in signatures)), None)
+    return next(
+        (name for name, signatures in rows if any(signature.matches(template) for signature in signatures)), None
+    )
 
 
 def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str | None:
-    """The last row counts: without a template, the plainest format is the likeliest."""
+    """Return the name of the last row that matches: without a template, the plainest format is the likeliest."""
     found = (name for name, tokens in reversed(rows) if tokens and all(token in vocabulary for token in tokens))
     return next(found, None)
 

@@ -375,4 +375,4 @@ def call_tags(name: str) -> tuple[str, ...]:
 
 def spelling(name: str, tokens: Container[str]) -> Spelling:
     """How the format of this name writes calls, for a tokenizer with these added tokens."""
-    return next(each for each in calls_by_name()[name].writes if not each.needs or each.needs in tokens)
+    return next(one for one in calls_by_name()[name].writes if not one.needs or one.needs in tokens)

@@ -1,4 +1,4 @@
-"""What is known of one model family, as values: one row of the table in `families`."""
+"""Values that describe a model family: one `Family` is one row of the table in `families`."""
 
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
@@ -12,7 +12,7 @@ class Place(Enum):
 
     ANYWHERE = auto()
     OUTSIDE_REASONING = auto()
-    AT_START = auto()  # of the content, which begins again after reasoning and after a call
+    AT_START = auto()  # of the content; it starts again behind reasoning and behind a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Opening:
     new_body: NewBody
     place: Place = Place.ANYWHERE
     keeps_marker: bool = False  # the body reads the tag again
-    needs_tools: bool = False  # the tag is too common a text: it counts only where tools are declared
+    needs_tools: bool = False  # the tag is a common text, so it counts only if tools are declared
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How reasoning begins and ends, and what stands around an answer: a constraint on the reply goes by these."""
+    """How reasoning begins and ends, and what surrounds an answer. Constraints on a reply use these tags."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]  # the end at an index ends what the start at that index opened
@@ -46,14 +46,14 @@ class ReasoningFormat:
     """How reasoning is read."""
 
     opens: tuple[str, ...]
-    closes: tuple[str, ...]  # dropped wherever they stand
+    closes: tuple[str, ...]  # dropped wherever they occur
     is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
     is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
     headers: tuple[Opening, ...] = ()  # begin messages whose header says whether they are reasoning
-    header_tags: tuple[str, ...] = ()  # stand inside `headers`
-    headed: ReasoningTags | None = None  # where reasoning and answer are messages: complete headers and their ends
-    atoms: tuple[str, ...] = ()  # tokens that the tags are spelled with, where a tag is not one token
+    header_tags: tuple[str, ...] = ()  # occur inside `headers`
+    headed: ReasoningTags | None = None  # set if reasoning and answer are messages of their own
+    atoms: tuple[str, ...] = ()  # tokens that are part of the tags, if a tag is not one token
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -72,9 +72,9 @@ class ToolFormat:
     openings: tuple[Opening, ...]
     closes: tuple[str, ...] = ()  # of a call or of a section of calls; dropped behind a call
     drops: tuple[str, ...] = ()  # end a message and are no text
-    inner_tags: tuple[str, ...] = ()  # stand inside bodies
-    id_length: int | None = None  # of call ids, where the family's template prescribes it
-    reasoning: ReasoningFormat | None = None  # reads the headers of messages where no reasoning format was chosen
+    inner_tags: tuple[str, ...] = ()  # occur inside bodies
+    id_length: int | None = None  # of call ids, if the family's template prescribes one
+    reasoning: ReasoningFormat | None = None  # reads the headers of messages if no reasoning format was chosen
     is_fallback: bool = False  # finds calls of many families, to declared tools only
 
     @property
@@ -107,7 +107,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One model family. Its first name for each flag is the one that a checkpoint's formats are reported by."""
+    """One model family. Detection reports the first of its names for each flag."""
 
     name: str
     reasoning: ReasoningFormat | None = None

@@ -1,4 +1,4 @@
-"""Line breaks that lay out the tags around a text are not part of it."""
+"""Removes the white space around tags, which is layout and no part of the text."""
 
 from enum import Enum, auto
 
@@ -13,9 +13,9 @@ class _After(Enum):
 class ContentFraming:
     """Holds white space back until it is known to be content.
 
-    Before a tag, white space alone is layout. After a thought, leading line breaks are; elsewhere none is dropped,
-    but the one before a tag that ends a wrapped answer. What `feed` returns ends where the text fed so far ends, or
-    `num_held` characters before.
+    White space alone before a tag is layout, and so are line breaks directly after reasoning, and the one before a tag
+    that ends a wrapped answer. All other white space is content. The text that `feed` returns ends where the text fed
+    so far ends, or `num_held` characters before.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ContentFraming:
         return text
 
     def release(self) -> str:
-        """What was held inside of an answer: no tag that ends it came."""
+        """Return what was held back inside an answer, because no tag that ends the answer followed."""
         held, self._held = (self._held, "") if self._after is _After.TEXT else ("", self._held)
         return held
 
@@ -73,7 +73,7 @@ class ContentFraming:
         self.is_wrapped = False
 
     def absorb_close(self) -> None:
-        """A closing tag of a thought where none is open: gone, with the white space that leads up to it."""
+        """Drop a closing tag of reasoning that is not open, and the white space before it."""
         if self._after is not _After.TEXT:
             self.after_reasoning()
 
@@ -83,7 +83,7 @@ class ContentFraming:
 
 
 class ReasoningFraming:
-    """Drops one line break after the opening tag and one before the closing tag, and thoughts of white space alone."""
+    """Drops a line break after the opening tag, one before the closing tag, and reasoning of only white space."""
 
     def __init__(self) -> None:
         self.is_blank = True

@@ -1,4 +1,4 @@
-"""Text in, events out: what a model wrote, as content, reasoning and tool calls. Makes the parser of one reply."""
+"""The parser of one reply: text in; content, reasoning and tool calls out."""
 
 import secrets
 import string
@@ -16,18 +16,19 @@ from .tagged_parser import TaggedParser, new_call_id
 
 
 class OutputParser(Protocol):
-    """`feed` every piece, then `finish` once. The events never depend on where the text was cut.
+    """Call `feed` for every piece, then `finish` once. The events never depend on where the text was cut.
 
-    `special`: the piece is the whole text of one added token of the tokenizer. `is_end`: the model ended its turn, so
-    an open call is closed, its arguments made one JSON object. Else a limit cut the reply, and the call stays open.
+    `special`: the piece is the complete text of one added token of the tokenizer. `is_end`: the model ended its turn,
+    so an open call is closed and its arguments become one JSON object. Otherwise a limit cut the reply, and the call
+    stays open.
     """
 
     text_starts: list[int]
-    """Of the last call, for each TextDelta: where its text begins, counted in characters fed since the start."""
+    """For each TextDelta of the last `feed` or `finish`: where its text begins, in characters fed since the start."""
 
     @property
     def markers(self) -> frozenset[str]:
-        """The tags this parser may consume."""
+        """The tags that this parser may consume."""
 
     @property
     def in_reasoning(self) -> bool: ...
@@ -67,13 +68,14 @@ def make_parser(
     marker_tokens: frozenset[str] | None = None,
     call_ids: Callable[[], str] | None = None,
 ) -> OutputParser:
-    """A parser of one reply. Raises ConfigError for a name that is not known.
+    """Make the parser of one reply. Raises ConfigError for an unknown name.
 
+    `reasoning`, `tools`: names of formats, as the flags take them; None: the reply has none.
     `tool_specs`: the declared tools as OpenAI dicts; without any, calls to all names are calls.
-    `schemas`: those of the declared tools instead, where they were read already.
-    `marker_tokens`: the texts that are single tokens of the tokenizer. A marker among them counts only as a special
-    piece; None: markers count as text, until one of their format comes as a special piece.
-    `call_ids`: makes the ids of calls to which the model gave none; None: as the format's templates take them.
+    `schemas`: the schemas of the declared tools, if they were read already.
+    `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
+    None: markers count as text, until one of their format arrives as a special piece.
+    `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
     """
     reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
     tools = "generic" if tools in CHECKPOINT_NAMES else tools
@@ -110,4 +112,4 @@ def _new_ids(length: int | None) -> Callable[[], str]:
 def _schemas(tool_specs: Iterable[Mapping[str, Any]]) -> Schemas:
     functions = [spec.get("function", spec) for spec in tool_specs]
     named = [function for function in functions if function.get("name")]
-    return read_schemas(((each["name"], each.get("parameters"), each["name"]) for each in named), SchemaBudget())
+    return read_schemas(((tool["name"], tool.get("parameters"), tool["name"]) for tool in named), SchemaBudget())

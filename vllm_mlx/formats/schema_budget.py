@@ -1,4 +1,4 @@
-"""How much work the JSON schemas of one request may cost. Counts; reads no clock."""
+"""How much work the JSON schemas of one request may cost. Counts work; reads no clock."""
 
 from ..core.errors import InvalidParameter
 
@@ -6,14 +6,14 @@ MAX_SCHEMA_VISITS = 100_000
 
 
 class SchemaBudget:
-    """All walks over the schemas of one request spend from it, before they do the work."""
+    """A budget of visits. Every walk over a request's schemas spends from it before it does the work."""
 
     def __init__(self, max_visits: int = MAX_SCHEMA_VISITS):
         self._max_visits = max_visits
         self.num_visits = 0
 
     def spend(self, param: str, num: int = 1) -> None:
-        """`num` schemas, or values of one, are visited next. Raises InvalidParameter, naming `param` and the bound."""
+        """Pay for visiting `num` schemas or values. Raises InvalidParameter, naming `param` and the limit."""
         self.num_visits += num
         if self.num_visits > self._max_visits:
             raise InvalidParameter(

@@ -1,4 +1,4 @@
-"""Thoughts and tool calls between tags, in one machine. Knows no family: formats and bodies are given."""
+"""Reads reasoning and tool calls between tags. Knows no family: formats and bodies are given."""
 
 import secrets
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class _Call:
     def __init__(self, body: Body, opening: Opening):
         self.body = body
         self.opening = opening
-        self.raw: list[str] = []  # its text so far, tags included
-        self.is_at_own_marker = opening.keeps_marker  # nothing was read of the tag that began it
+        self.raw: list[str] = []  # the text read so far, tags included
+        self.is_at_own_marker = opening.keeps_marker  # nothing of the tag that began the call was read yet
         self.is_started = False
-        self.is_refused = False  # the tool is not declared: the call is text, read on only to find its end
+        self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
 
     @property
     def is_blank(self) -> bool:
@@ -31,10 +31,10 @@ class _Call:
 
 
 class TaggedParser:
-    """`token_markers` count only as special pieces, all other markers as text.
+    """Reads one reply. `token_markers` count only as special pieces, all other markers as text.
 
-    What cannot be read as a call, and a call to a tool that is not declared, is given as the text it was. Where that
-    shows after the call was announced, the call is left without its end.
+    Text that cannot be read as a call, and a call to a tool that is not declared, is emitted as text. If ToolCallStart
+    was already emitted, no ToolCallEnd follows.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class TaggedParser:
         reasoning: ReasoningFormat | None,
         tools: tuple[ToolFormat, ...],
         *,
-        schemas: Schemas | None = None,  # of the declared tools; None: any tool will do
-        token_markers: frozenset[str] | None = None,  # None: none, until one comes as a special piece
+        schemas: Schemas | None = None,  # of the declared tools; None: calls to any tool are calls
+        token_markers: frozenset[str] | None = None,  # None: unknown, until one arrives as a special piece
         starts_in_reasoning: bool = False,
         call_ids: Callable[[], str] = new_call_id,
     ):
@@ -54,8 +54,8 @@ class TaggedParser:
         self._may_call = bool(tools)
         self._call_ids = call_ids
         self._used_ids: set[str] = set()
-        self._pending = ""  # fed, and may still become a marker
-        self._position = 0  # of `_pending`, in characters fed
+        self._pending = ""  # fed, but may still become a marker
+        self._position = 0  # where `_pending` begins, in characters fed
         self._content = ContentFraming()
         self._reasoning = ReasoningFraming()
         self._call: _Call | None = None
@@ -71,7 +71,7 @@ class TaggedParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """By depth: an opening tag inside a thought needs a closing tag of its own."""
+        """Counts depth: an opening tag inside reasoning needs a closing tag of its own."""
         return self._depth > 0
 
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
@@ -94,8 +94,8 @@ class TaggedParser:
                 self._finish_call(self._call, out, is_end)
                 return out
             else:
-                self._book(self._call, len(self._pending), out)
-                self._give_back(self._call, out)
+                self._take_text(self._call, len(self._pending), out)
+                self._emit_as_text(self._call, out)
         if self._is_reasoning and not self._shows_reasoning:
             self._append_reasoning(self._reasoning.finish(), out)
         else:
@@ -112,7 +112,7 @@ class TaggedParser:
         self._end_call(call, out)
 
     def _drop_cut_tag(self) -> None:
-        """Behind a call, what may become a tag at the very end is one that was cut."""
+        """At the very end, text behind a call that may become a tag is a tag that was cut off: drop it."""
         rest = self._pending.lstrip()
         if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
             self._take(len(self._pending))
@@ -143,7 +143,7 @@ class TaggedParser:
         behind = len(pending) - len(pending.lstrip()) + 1
         if behind > end:
             return end, marker
-        # Behind the first visible character, what counts at the start alone is text.
+        # Behind the first visible character, a tag that counts only at the start is text.
         end, marker = in_text.cut(pending[behind:], final=final)
         return behind + end, marker
 
@@ -179,7 +179,7 @@ class TaggedParser:
             self._append_text(text, out)
 
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
-        """`marker` stands at the start of what is pending."""
+        """Handle `marker`, with which the pending text begins."""
         tags = self._tags
         if not self._is_reasoning and (tags.wrap is None or marker not in tags.wrap):
             self._append_text(self._content.release(), out)
@@ -236,18 +236,18 @@ class TaggedParser:
             self._call.raw.append(self._take(len(marker)))
 
     def _advance_call(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
-        """Returns whether there may be more to do with what is pending."""
+        """Return whether more of the pending text may be read now."""
         end, marker = self._end_of(call, final)
         text = self._pending if end == len(self._pending) else self._pending[:end]
         is_end = final or marker is not None
-        self._book(call, call.body.consume(text, final=is_end), out)
+        self._take_text(call, call.body.consume(text, final=is_end), out)
         self._sync(call, out)
         match call.body.status:
             case BodyStatus.DONE:
                 self._end_call(call, out)
                 self._continue_call(call)
             case BodyStatus.FAILED:
-                self._give_back(call, out)
+                self._emit_as_text(call, out)
             case BodyStatus.STUCK:
                 return self._end_at_tag(call, out, final)
             case BodyStatus.ENDED:
@@ -261,7 +261,7 @@ class TaggedParser:
         return True
 
     def _end_of(self, call: _Call, final: bool) -> tuple[int, str | None]:
-        """Where a token ends the call, whatever its body is in."""
+        """Find a token that ends the call in any state of its body."""
         is_named = call.is_started or call.is_refused
         splitter: MarkerSplitter | None = self._tags.ends_call if is_named else self._tags.ends_unnamed_call
         if splitter is None or call.body.reads_tags or call.is_at_own_marker:
@@ -269,17 +269,17 @@ class TaggedParser:
         return splitter.cut(self._pending, final=final)
 
     def _end_at_tag(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
-        """The body cannot read on: a tag around it may stand here."""
+        """The body cannot continue: the text here is a tag around it, or this is no call."""
         end, marker = self._tags.in_call.cut(self._pending, final=final)
         if end == 0 and marker is None and self._pending:
             return False
         if end == 0 and marker is not None:
             self._close_call(call, out)
         else:
-            self._give_back(call, out)
+            self._emit_as_text(call, out)
         return True
 
-    def _book(self, call: _Call, num_chars: int, out: list[ContentEvent]) -> None:
+    def _take_text(self, call: _Call, num_chars: int, out: list[ContentEvent]) -> None:
         text = self._take(num_chars)
         if text:
             call.is_at_own_marker = False
@@ -289,7 +289,7 @@ class TaggedParser:
             call.raw.append(text)
 
     def _sync(self, call: _Call, out: list[ContentEvent]) -> None:
-        """Pass on what the body has read."""
+        """Emit what the body has read."""
         name = call.body.name
         if name is not None and not (call.is_started or call.is_refused):
             name = self._codec.decode(name)
@@ -343,16 +343,16 @@ class TaggedParser:
             self._end_reasoning()
 
     def _close_call(self, call: _Call, out: list[ContentEvent]) -> None:
-        """A tag stands here that ends the call."""
+        """End the call at the tag that begins here."""
         is_complete = call.body.close()
         self._sync(call, out)
         if is_complete and call.is_started:
             self._end_call(call, out)
         else:
-            self._give_back(call, out)
+            self._emit_as_text(call, out)
 
-    def _give_back(self, call: _Call, out: list[ContentEvent]) -> None:
-        """It is no call: its text goes where it was written."""
+    def _emit_as_text(self, call: _Call, out: list[ContentEvent]) -> None:
+        """Emit the text of what proved to be no call."""
         self._call = None
         if not call.is_refused:
             if call.is_at_own_marker:

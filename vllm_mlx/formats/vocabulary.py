@@ -1,4 +1,4 @@
-"""The tags that one reply's parser looks for, as they arrive. Knows where each counts, not what it begins."""
+"""The tags that a reply's parser looks for, and in which state of the reply each counts. Knows no call body."""
 
 import re
 from collections.abc import Iterable
@@ -14,12 +14,15 @@ def _tokens_in(tags: tuple[str, ...], tokens: frozenset[str]) -> frozenset[str]:
 
 
 class TagVocabulary:
-    """`tokens` None: none is known, until a tag comes as one; then its whole format's tags are looked for as tokens."""
+    """The tags of one reply. `tokens`: the tokenizer's added tokens.
+
+    None: they are unknown until a tag arrives as a token; then all tags of its format are looked for as tokens.
+    """
 
     def __init__(
         self,
         reasoning: ReasoningFormat | None,
-        tools: tuple[ToolFormat, ...],  # a tag of several counts as the first one's
+        tools: tuple[ToolFormat, ...],  # a tag that several formats have belongs to the first
         tokens: frozenset[str] | None,
         *,
         has_schemas: bool,
@@ -35,7 +38,7 @@ class TagVocabulary:
         self._encode()
 
     def piece(self, text: str) -> str:
-        """The text of an added token as the parser is to read it."""
+        """Encode the text of an added token."""
         if self._learns and text in self.markers and text not in self.codec:
             self._learn(text)
         return self.codec.piece(text)
@@ -78,9 +81,9 @@ class TagVocabulary:
         return [marker for marker, opening in self.openings.items() if opening.place in places]
 
     def _set_splitters(self) -> None:
-        thoughts = [*self.reasoning_opens, *self.reasoning_closes]
-        in_text = [*thoughts, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_REASONING)]
-        self.in_reasoning = MarkerSplitter([*thoughts, *self._at(Place.ANYWHERE)])
+        reasoning_tags = [*self.reasoning_opens, *self.reasoning_closes]
+        in_text = [*reasoning_tags, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_REASONING)]
+        self.in_reasoning = MarkerSplitter([*reasoning_tags, *self._at(Place.ANYWHERE)])
         self.in_text = MarkerSplitter(in_text)
         self.at_start = MarkerSplitter([*in_text, *self._at(Place.AT_START), *(self.wrap or ())[:1]])
         self.in_wrap = MarkerSplitter([*in_text, *(self.wrap or ())[1:]])
@@ -88,29 +91,29 @@ class TagVocabulary:
         is_coded = self.codec.is_coded
         ends = [tag for tag in self.enclosing if is_coded(tag)]
         self.ends_call = MarkerSplitter(ends) if ends else None
-        ends += [tag for tag in thoughts if is_coded(tag)]
+        ends += [tag for tag in reasoning_tags if is_coded(tag)]
         self.ends_unnamed_call = MarkerSplitter(ends) if ends else None
 
 
 def _is_tag(text: str) -> bool:
-    """Whether a tokenizer may have it as one token."""
+    """Whether a tokenizer may have this text as one token."""
     return re.fullmatch(r"<[^<>]+>|\[[^\[\]]+\]", text) is not None
 
 
 class MarkerSplitter:
-    """Finds markers in a text that is still growing."""
+    """Finds markers in a text that still grows."""
 
     def __init__(self, markers: Iterable[str]):
         self._by_first: dict[str, list[str]] = {}
-        for marker in sorted(set(markers), key=len, reverse=True):  # a longer marker wins over its own beginning
+        for marker in sorted(set(markers), key=len, reverse=True):  # the longest of the markers that begin alike wins
             self._by_first.setdefault(marker[0], []).append(marker)
         firsts = "".join(sorted(self._by_first))
         self._trigger = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
 
     def cut(self, text: str, *, final: bool = False) -> tuple[int, str | None]:
-        """Return (end, marker): `text[:end]` holds no marker, and `marker` stands at `end`.
+        """Return (end, marker): `text[:end]` contains no marker, and `marker` begins at `end`.
 
-        Without a marker, `text[end:]` is what may still become one; nothing can where the text is `final`.
+        If `marker` is None, `text[end:]` may still become one. It is empty if the text is `final`.
         """
         hit = self._trigger.search(text)
         while hit is not None:

@@ -1,4 +1,4 @@
-"""What a request asks of its reply → what bounds the reply's tokens. Any thread may call it."""
+"""Builds the constraint on a reply from the request: its schemas, tools and reasoning budget. Thread-safe."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class ConstraintBuilder:
-    """`reasoning`, `tools`: names of the checkpoint's formats."""
+    """`reasoning` and `tools` are the names of the checkpoint's formats; `vocab_size` is the width of the logits."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class ConstraintBuilder:
     def constraint(
         self, request: Request, prompt: PromptInputs, schemas: SchemaBudget | None = None
     ) -> Constraint | None:
-        """None where nothing bounds the reply. Raises RequestError for what cannot be guided.
+        """Return the constraint on the reply; None: nothing constrains it. Raises RequestError if none can be built.
 
-        `schemas`: what is left to spend on the request's schemas; None: a whole budget.
+        `schemas`: the budget that is left for the request's schemas; None: a complete budget.
         """
         guide, budget = request.sampling.guide, self._budget(request)
-        grammar, param = self._written(request, SchemaBudget() if schemas is None else schemas)
+        grammar, param = self._checked_grammar(request, SchemaBudget() if schemas is None else schemas)
         if grammar is None and budget is None:
             return None
         in_reasoning = guide is not None and guide.in_reasoning
         if in_reasoning and request.sampling.thinking_token_budget not in (None, -1):
             raise InvalidParameter(
-                "`thinking_token_budget` does not go with `enable_in_reasoning`.", param="thinking_token_budget"
+                "`thinking_token_budget` cannot be combined with `enable_in_reasoning`.", param="thinking_token_budget"
             )
         matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
         rule = None if in_reasoning else self._reasoning_rule(request, prompt, budget, bounds_reply=matcher is not None)
@@ -77,8 +77,8 @@ class ConstraintBuilder:
             barred=self._barred(matcher) if request.tools and rule is not None else (),
         )
 
-    def _written(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
-        """The grammar of the whole reply, and the field that asks for it."""
+    def _checked_grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
+        """Return the grammar of the complete reply, and the request field that asks for it."""
         try:
             return self._grammar(request, budget)
         except RecursionError as error:
@@ -93,7 +93,7 @@ class ConstraintBuilder:
         if request.tool_choice.mode == "required":
             if guide is not None:
                 raise InvalidParameter(
-                    f"A `tool_choice` that forces a call does not go with `{guide.param}`.", param=guide.param
+                    f"A `tool_choice` that forces a call cannot be combined with `{guide.param}`.", param=guide.param
                 )
             return required_calls(tools, self._tool_format, writer, self._header(request), most), "tools"
         if guide is not None:
@@ -106,7 +106,7 @@ class ConstraintBuilder:
         return None, ""
 
     def _guided_tools(self, request: Request, budget: SchemaBudget) -> list[GuidedTool]:
-        """Those that the reply may call; none where calls are not guided."""
+        """Return the tools that the reply may call; [] if calls are not guided."""
         choice = request.tool_choice
         is_forced = choice.mode == "required"
         if is_forced and (self._tools is None or self._tool_grammar == "off"):
@@ -133,7 +133,7 @@ class ConstraintBuilder:
         return self._reasoning.header
 
     def _barred(self, matcher: Any) -> tuple[int, ...]:
-        """Tags of calls, which end a thought, where the grammar takes no call."""
+        """Return the tags of calls, which end reasoning, that the grammar does not accept as its first token."""
         if matcher is None or self._tools is None:
             return ()
         call_ids = (self._tokenizer.token_id(tag) for tag in call_tags(self._tools))
@@ -170,10 +170,10 @@ class ConstraintBuilder:
 
 
 def _in_lark(text: str, param: str) -> str:
-    """GBNF is known by its `::=`."""
+    """Translate GBNF, recognised by its `::=`, to Lark notation."""
     if "::=" not in text:
         return text
     try:
         return str(any_to_lark(_BLANK_LINES.sub("\n", text)))  # the converter takes quadratic time for blank lines
     except Exception as error:  # the converter raises bare Exceptions
-        raise InvalidParameter(f"`{param}` is no GBNF grammar: {error}", param=param) from error
+        raise InvalidParameter(f"`{param}` is not a GBNF grammar: {error}", param=param) from error

@@ -1,4 +1,4 @@
-"""Grammar text → a matcher over one tokenizer's vocabulary, by llguidance. Any thread may call it."""
+"""Compiles grammars for one tokenizer's vocabulary, by llguidance, and keeps recent ones. Thread-safe."""
 
 import json
 import re
@@ -13,25 +13,23 @@ from ..core.errors import InvalidParameter
 from ..tokens.tokenizer import Tokenizer
 
 MAX_GRAMMAR_CHARS = 1 << 20
-_LIMIT_S = 10  # seconds for one grammar
-_MAX_COMPILING = 2  # grammars at once, as many as there are threads for prompts
+_LIMIT_S = 10  # seconds to compile one grammar
+_MAX_COMPILING = 2  # grammars at once: as many as threads that prepare prompts
 _MAX_MESSAGE = 400
-_MAX_ROW_ITEMS = 2000  # 450 optional properties take 1,800
-_MAX_STEP_ITEMS = 20_000  # of one mask; ambiguous grammars reach it when a mask takes a tenth of a second
+_MAX_ROW_ITEMS = 2000  # 450 optional properties need 1,800
+_MAX_STEP_ITEMS = 20_000  # for one mask; an ambiguous grammar reaches this limit when a mask takes a tenth of a second
 _EXCERPT = re.compile(r"\d+ \||\^+$")
 MAX_GRAMMARS = 128
-MAX_CHARS = 4 << 20  # of their texts; compiled they take some twelve bytes for each character
-STACK_BYTES = (
-    512 << 20
-)  # address space; memory is taken as it is used: 140 MB for 35,000 rules that refer to each other
+MAX_CHARS = 4 << 20  # of all grammar texts; a compiled grammar takes about twelve bytes for each character
+STACK_BYTES = 512 << 20  # of address space; memory is used on demand: 140 MB for 35,000 rules that refer to each other
 T = TypeVar("T")
 
 
 class GrammarCompiler:
-    """The vocabulary is read when the first grammar comes; compiled grammars are kept, those used last."""
+    """Reads the vocabulary with the first grammar; keeps the grammars that were used last."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
-        """`vocab_size`: width of the logits."""
+        """`vocab_size`: the width of the logits."""
         self._tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._vocabulary: LLTokenizer | None = None
@@ -45,9 +43,9 @@ class GrammarCompiler:
         return (self.vocab_size + 31) // 32
 
     def compile(self, grammar: str, param: str, tenant: str = "") -> LLMatcher:
-        """A matcher at its start: copy it. Raises InvalidParameter, naming `param`, for what is no grammar.
+        """Return a matcher at its start, of which the caller uses a copy. Raises InvalidParameter, naming `param`.
 
-        `tenant`: whose grammar it is; nobody else is served faster by it.
+        `tenant` owns the grammar: no other tenant is served faster because of it.
         """
         known = self._compiled.get(tenant, grammar)
         if known is not None:
@@ -68,7 +66,7 @@ class GrammarCompiler:
             message = f"`{param}` takes more than {_LIMIT_S} s to compile as a grammar. Make it simpler."
             raise InvalidParameter(message, param=param) from None
         if matcher.is_error():
-            raise InvalidParameter(f"`{param}` makes no grammar: {_reason(matcher)}", param=param)
+            raise InvalidParameter(f"`{param}` cannot be compiled to a grammar: {_reason(matcher)}", param=param)
         return matcher
 
     def _read_vocabulary(self) -> LLTokenizer:
@@ -78,7 +76,7 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _load_vocabulary(self) -> LLTokenizer:
-        """Added tokens, declared special or not, are tags: free text never holds one."""
+        """Mark all added tokens as special, whatever the tokenizer declares: free text never contains a tag."""
         description = json.loads(self._tokenizer.backend.to_str())
         for token in description["added_tokens"]:
             token["special"] = token["content"] in self._tokenizer.marker_tokens
@@ -87,7 +85,10 @@ class GrammarCompiler:
 
 
 class CompiledGrammars:
-    """Any thread may call it. Where room is needed, the key that holds most loses what it used longest ago."""
+    """Compiled grammars by tenant, so that compile time reveals nothing about other tenants. Thread-safe.
+
+    To make room, the tenant that holds most loses the grammar that it used longest ago.
+    """
 
     def __init__(self, max_grammars: int = MAX_GRAMMARS, max_chars: int = MAX_CHARS):
         self._max_grammars = max_grammars
@@ -127,7 +128,10 @@ class CompiledGrammars:
 
 
 class CompileThreads:
-    """At most `num_threads` at work. One that is waited for no longer works on to its end, and counts until then."""
+    """Threads with a large stack for deep recursion that cannot be stopped. At most `num_threads` run at once.
+
+    A thread whose caller gave up waiting runs to its end, and counts until then.
+    """
 
     def __init__(self, *, num_threads: int, limit_s: float):
         self._limit_s = limit_s
@@ -135,21 +139,21 @@ class CompileThreads:
         self._starting = threading.Lock()
 
     def run(self, work: Callable[[], T]) -> T:
-        """What the work returns or raises. Raises TimeoutError after the limit: for a free thread, and for the work."""
+        """Return or raise what `work` does. Raises TimeoutError if no thread gets free, or the work ends, in time."""
         if not self._free.acquire(timeout=self._limit_s):
             raise TimeoutError
         results: list[T] = []
         errors: list[BaseException] = []
 
-        def do() -> None:
+        def run_and_report() -> None:
             try:
                 results.append(work())
-            except BaseException as error:  # it is raised where the result is waited for
+            except BaseException as error:  # it is raised in the thread that waits for the result
                 errors.append(error)
             finally:
                 self._free.release()
 
-        thread = self._start(do)
+        thread = self._start(run_and_report)
         thread.join(self._limit_s)
         if errors:
             raise errors[0]
@@ -157,12 +161,12 @@ class CompileThreads:
             raise TimeoutError
         return results[0]
 
-    def _start(self, do: Callable[[], None]) -> threading.Thread:
-        """The size of a stack is that of all threads which start meanwhile: only address space is lost by it."""
+    def _start(self, target: Callable[[], None]) -> threading.Thread:
+        """Start a thread. Threads that start meanwhile get its stack size too, which costs address space only."""
         with self._starting:
             usual = threading.stack_size(STACK_BYTES)
             try:
-                thread = threading.Thread(target=do, name="grammar", daemon=True)
+                thread = threading.Thread(target=target, name="grammar", daemon=True)
                 thread.start()
             finally:
                 threading.stack_size(usual)
@@ -170,7 +174,7 @@ class CompileThreads:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Without the excerpt of the grammar, of which the client wrote only a part."""
+    """Return the error without its excerpt of the grammar, of which the client wrote only a part."""
     lines = (line.strip() for line in matcher.get_error().replace("<non-verbose/>", "").splitlines())
     return " ".join(line for line in lines if line and not _EXCERPT.match(line))[:_MAX_MESSAGE]
 

@@ -1,4 +1,4 @@
-"""How one checkpoint's thoughts begin and end, as token ids: what budgets and grammars go by."""
+"""How one checkpoint's reasoning begins and ends, as token ids. Budgets and grammars use it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ _LAYOUT = ("\n", "\n\n")
 
 @dataclass(frozen=True, slots=True)
 class PromptState:
-    """What a prompt says of thoughts: `tag` is the last one of its last turn."""
+    """What a prompt says about reasoning: `tag` is the last tag of its last turn."""
 
     tag: Tag | None
-    start: int = 0  # which start it is
-    behind: tuple[int, ...] = ()  # the ids behind an opening tag
+    start: int = 0  # index of the start tag
+    behind: tuple[int, ...] = ()  # the token ids that follow an opening tag
 
 
 class CheckpointReasoning:
-    """`reasoning` is the name of the format; `strings` are the user's, and go before it. One of them is given."""
+    """`reasoning`: the name of the format; `strings`: the user's own tags, which come first. One of them is set."""
 
     def __init__(self, tokenizer: Tokenizer, reasoning: str | None, strings: ReasoningStrings | None = None):
         self._tokenizer = tokenizer
@@ -42,7 +42,10 @@ class CheckpointReasoning:
     def rule(
         self, prompt: Sequence[int], *, budget: int | None, may_think: bool, tools: str | None, bounds_reply: bool
     ) -> ReasoningRule:
-        """`tools`: the format whose calls end a thought; `bounds_reply`: a grammar bounds what follows."""
+        """Return the rule for a reply to this prompt. `tools`: the format whose calls end reasoning.
+
+        `bounds_reply`: a grammar constrains the text that follows the reasoning.
+        """
         state = self.prompt_state(prompt)
         is_open = state.tag is Tag.START or (self.tags.is_implied and state.tag is None and may_think)
         return ReasoningRule(
@@ -57,10 +60,10 @@ class CheckpointReasoning:
         )
 
     def prompt_state(self, ids: Sequence[int]) -> PromptState:
-        """Tags before the last turn's first added token are an earlier turn's, and do not count."""
+        """Find the tag that decides. Tags before the first added token of the last turn belong to earlier turns."""
         if self._reads_text:
             return self._text_state(ids)
-        found = TokenWatch(TagIds(self._starts, self._ends)).last(ids, self._turns())
+        found = TokenWatch(TagIds(self._starts, self._ends)).last(ids, self._other_tokens())
         if found is None:
             return PromptState(None)
         tag, end = found
@@ -78,7 +81,7 @@ class CheckpointReasoning:
             return PromptState(Tag.START, number, tuple(self._encode(behind)))
         return PromptState(Tag.END if last_end >= 0 else None)
 
-    def _turns(self) -> frozenset[int]:
+    def _other_tokens(self) -> frozenset[int]:
         if self._turn_ids is None:
             in_tags = {token_id for ids in (*self._starts, *self._ends) for token_id in ids}
             added = (self._tokenizer.token_id(text) for text in self._tokenizer.marker_tokens)
@@ -106,7 +109,7 @@ class CheckpointReasoning:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _without_layout(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """White space behind an opening tag is the template's, and no thought."""
+        """Drop white space behind an opening tag: the template wrote it, and it is no reasoning."""
         skipped = 0
         while skipped < len(ids) and not self._tokenizer.token_text(ids[skipped]).strip():
             skipped += 1

@@ -1,4 +1,4 @@
-"""Finds the tags of thoughts and calls in token ids, one by one, at a cost that no history changes."""
+"""Finds the tags of reasoning and calls in a reply, token by token. The cost of a token never grows."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ..core.constraint import Tag
 
 Marker = tuple[int, ...]
-_SUFFIX = 32  # tokens that are decoded to find a tag that is plain text
+_SUFFIX = 32  # tokens that are decoded to find a tag in plain text
 
 
 @dataclass(frozen=True, slots=True)
 class TagIds:
-    """Tags as ids."""
+    """The tags of reasoning and of calls, as token ids."""
 
     starts: tuple[Marker, ...]
     ends: tuple[Marker, ...]
@@ -25,7 +25,7 @@ class TagIds:
 
 
 class TokenWatch:
-    """For tags that hold a token of their own: each is known by its ids."""
+    """Watches for tags that contain a token of their own, and are found by their ids."""
 
     def __init__(self, tags: TagIds):
         self.leftover: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class TokenWatch:
         return next((kind for ids, kind in self._tags if suffix[-len(ids) :] == ids), None)
 
     def last(self, ids: Sequence[int], turn_ids: frozenset[int] = frozenset()) -> tuple[Tag, int] | None:
-        """The last tag of `ids` and where it ends, as far back as the last of `turn_ids`."""
+        """Return the last tag of `ids` and where it ends. The search stops at the last of `turn_ids`."""
         for end in range(len(ids), 0, -1):
             if ids[end - 1] in self._last_ids:
                 for tag, kind in self._tags:
@@ -53,9 +53,9 @@ class TokenWatch:
 
 
 class TextWatch:
-    """For tags that are plain text, which tokenizers merge with what stands around them.
+    """Watches for tags that are plain text, which tokenizers merge with the text around them.
 
-    `leftover`: the text that the last tag's last token holds behind the tag, as ids of its own.
+    `leftover`: the text behind the last tag that its last token contained, as ids of its own.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TextWatch:
         self.leftover: tuple[int, ...] = ()
 
     def feed(self, token_id: int) -> Tag | None:
-        """A tag found starts the search anew: none is found twice."""
+        """Return the tag that this token completes. A found tag restarts the search, so none is found twice."""
         self._suffix.append(token_id)
         text = self._decode(list(self._suffix))
         found = max(((text.rfind(tag), tag, kind) for tag, kind in self._tags), default=(-1, "", None))

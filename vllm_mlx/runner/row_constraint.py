@@ -19,10 +19,10 @@ _TAIL = 64  # tokens; more than any end
 
 
 class _Phase(Enum):
-    OPENING = auto()  # the grammar's first tokens, or a thought's opening tag
+    OPENING = auto()  # the grammar's first tokens, or the opening tag of reasoning
     REASONING = auto()
     CLOSING = auto()  # the budget is spent: the end is written for the model
-    LAYOUT = auto()  # as BOUND, but for a line break behind the thought
+    LAYOUT = auto()  # as BOUND, but for a line break behind the reasoning
     BOUND = auto()
     FREE = auto()
 
@@ -39,10 +39,12 @@ class RowConstraint:
         self._stop_ids = seq.stop_token_ids
         self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
         self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
-        self._is_text = True  # no token of a thought's opening tag was written that the grammar did not take
+        self._is_text = (
+            True  # all tokens so far are text that the grammar accepts, not only an opening tag of reasoning
+        )
         self._num_reasoning = 0
         self._forced: deque[int] = deque()
-        self._tail: deque[int] = deque(maxlen=_TAIL)  # of the thought
+        self._tail: deque[int] = deque(maxlen=_TAIL)  # of the reasoning
         self._has_ended = False
         self._phase = _Phase.FREE
         self._begin()
@@ -156,7 +158,7 @@ class RowConstraint:
                 self._check_budget()
 
     def _check_budget(self) -> None:
-        """A tail of the thought that begins the end already is not written again."""
+        """Force the end once the budget is spent; if the model has begun the end itself, force the rest of it."""
         rule = self._reasoning_rule
         if rule.budget is None or self._num_reasoning < rule.budget:
             return

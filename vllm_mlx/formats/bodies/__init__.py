@@ -1,4 +1,4 @@
-"""Bodies of tool calls. Tags around them are not theirs."""
+"""Bodies of tool calls: the text between the tags of a call."""
 
 from .body import Body, BodyContext, BodyStatus, NewBody
 from .tool_schema import Schemas

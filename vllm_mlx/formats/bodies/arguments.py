@@ -1,4 +1,4 @@
-"""Writes a JSON object from arguments that arrive as text, one after the other."""
+"""Writes a JSON object from arguments that arrive as text, one after another."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 from .json_scanner import json_value
 from .tool_schema import ANY_ARGUMENTS, STRING, ToolSchema, Types
 
-_MAX_SCALAR = 64  # characters; a longer number or margin is text
+_MAX_SCALAR = 64  # characters; a longer number, or more white space, is text
 _INTEGER_VALUED = re.compile(r"(-?\d+)(?:\.0+)?\Z", re.ASCII)
 _MAYBE_SCALAR = re.compile(
     r"(?:[-+.\deE]*|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?|T(?:r(?:ue?)?)?|F(?:a(?:l(?:se?)?)?)?)\Z",
@@ -15,7 +15,7 @@ _MAYBE_SCALAR = re.compile(
 
 
 class ArgumentsWriter:
-    """Strings leave as they arrive; a value that may be of another type leaves when it is complete."""
+    """Strings are emitted while they arrive; a value that may have another type is emitted when it is complete."""
 
     def __init__(self, schema: ToolSchema | None):
         """`schema`: of the tool; None: it is not declared."""
@@ -23,8 +23,8 @@ class ArgumentsWriter:
         self._seen: set[str] = set()
         self._out: list[str] = []
         self._types: Types = STRING
-        self._held: list[str] | None = None  # of a value whose type is not known yet; None: it is a string
-        self._is_compound = False  # what is held begins an object or a list
+        self._held: list[str] | None = None  # the parts of a value whose type is not known yet; None: it is a string
+        self._is_compound = False  # the held text begins an object or a list
 
     def take(self) -> str:
         text = "".join(self._out)
@@ -73,7 +73,7 @@ class ArgumentsWriter:
             self._out.append('"')
 
     def cut(self) -> None:
-        """The reply ends inside a value: give what there is of it, unclosed."""
+        """The reply was cut inside a value: emit the part that was read, without closing it."""
         if self._held:
             held = "".join(self._held)
             is_string = self._types is not None and "string" in self._types
@@ -97,7 +97,7 @@ def _quoted(text: str) -> str:
 
 
 def may_be_value(text: str, types: Types) -> bool:
-    """Whether a text that begins like this can still stand for something else than itself."""
+    """Whether a text that begins like this may stand for a value that is no string."""
     if types == STRING:
         return False
     start = text[: _MAX_SCALAR + 1].lstrip()
@@ -110,9 +110,9 @@ def may_be_value(text: str, types: Types) -> bool:
 
 
 def decode(text: str, types: Types) -> str | None:
-    """The JSON value that `text` stands for, or None where it is a string.
+    """Return the JSON value that `text` stands for, or None if it is a string.
 
-    A value of a type that the schema does not allow is kept where the schema allows no string either; null is not.
+    A value of a type that the schema does not allow is kept if the schema does not allow a string either; null is not.
     """
     if not may_be_value(text, types):
         return None

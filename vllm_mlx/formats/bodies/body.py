@@ -1,4 +1,4 @@
-"""What stands between the tags of a tool call: name and arguments, read while they arrive."""
+"""The body of a tool call: name and arguments, read while they arrive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from .tool_schema import Schemas
 
 class BodyStatus(Enum):
     OPEN = auto()
-    DONE = auto()  # the call is complete; what follows is not part of it
-    STUCK = auto()  # the next character cannot stand here, unless it begins a tag around the body
+    DONE = auto()  # the call is complete; text that follows is not part of it
+    STUCK = auto()  # the next character is wrong here, unless it begins a tag around the body
     FAILED = auto()  # this is no call
-    ENDED = auto()  # no call, only what closes a list of calls
-    REASONING = auto()  # no call, only the header of a thought, which follows
-    TEXT = auto()  # no call, only the header of content, which follows
+    ENDED = auto()  # no call, only the end of a list of calls
+    REASONING = auto()  # no call, only the header of reasoning that follows
+    TEXT = auto()  # no call, only the header of content that follows
 
 
 @dataclass(frozen=True, slots=True)
 class BodyContext:
-    """`encode` gives a tag as the body will meet it; `enclosing` are the tags around the body, so encoded."""
+    """`encode` returns a tag as the body will meet it; `enclosing` are the encoded tags around the body."""
 
     schemas: Schemas = field(default_factory=dict)
     enclosing: tuple[str, ...] = ()
@@ -28,14 +28,14 @@ class BodyContext:
 
 
 class Body:
-    """What all bodies have in common."""
+    """Reads the text of one call. Every body has these methods."""
 
     name: str | None = None
     call_id: str | None = None  # written by the model
 
     @property
     def reads_tags(self) -> bool:
-        """Whether the body still waits for tags of its own, which tags around it may look like."""
+        """Whether the body waits for a tag of its own, which a tag around the body may resemble."""
         return False
 
     @property
@@ -43,31 +43,31 @@ class Body:
         raise NotImplementedError
 
     def consume(self, text: str, *, final: bool = False) -> int:
-        """Read on and return how many characters were taken; the rest is to be shown again, with more behind it.
+        """Read text and return how many characters were taken; the caller passes the rest again, with more text.
 
-        `final`: no more text of this body comes, so nothing is held back.
+        `final`: no more text of this body follows, so nothing is held back.
         """
         raise NotImplementedError
 
     def take_arguments(self) -> str:
-        """The JSON text of the arguments that was read since the last call."""
+        """Return the JSON text of the arguments that was read since the last call of this method."""
         return ""
 
     def close(self) -> bool:
-        """The closing tag has come. Returns whether the call is complete."""
+        """End the body at its closing tag. Returns whether the call is complete."""
         return False
 
     def cut(self, rest: str) -> None:
-        """A limit ends the reply inside the body, `rest` being held back: add what there is of the arguments."""
+        """A limit cut the reply inside the body: add the part of the arguments that was read. `rest` was held back."""
 
     def end(self) -> None:
-        """The model ends its turn inside the body: close the arguments, so that they are one JSON object.
+        """The model ended its turn inside the body: close the arguments, so that they are one JSON object.
 
-        What is held back goes, as the tag that it may have become, and so does an item whose value did not begin.
+        Text that was held back because it may be a tag is dropped, and so is an item whose value did not begin.
         """
 
     def follow(self) -> "Body | None":
-        """Behind a complete call: what reads a further one that has no opening tag of its own."""
+        """Return the body that reads a further call without an opening tag of its own, behind a complete call."""
         return None
 
 
@@ -75,7 +75,7 @@ NewBody = Callable[[BodyContext], Body]
 
 
 class Wrapper(Body):
-    """A body that hands over to another one once it has chosen it."""
+    """A body that chooses another body and then leaves the reading to it."""
 
     def __init__(self) -> None:
         self._inner: Body | None = None
@@ -107,7 +107,7 @@ class Wrapper(Body):
         return position + self._inner.consume(text[position:], final=final)
 
     def _choose(self, text: str, final: bool) -> int:
-        """Read up to where the inner body begins and set it, or the status. Returns how many characters were taken."""
+        """Read up to where the inner body begins, and set it or the status. Returns how many characters were taken."""
         raise NotImplementedError
 
     def take_arguments(self) -> str:

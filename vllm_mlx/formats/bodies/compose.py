@@ -1,4 +1,4 @@
-"""Bodies made of bodies: behind tags, chosen by their first character, one after the other."""
+"""Bodies built from bodies: behind tags, chosen by their first character, or one after the other."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One of the texts stands here; `optional`: or none."""
+    """A step that reads one of the texts; `optional`: or none."""
 
     texts: tuple[str, ...]
     optional: bool = False
@@ -22,13 +22,13 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name stands here; `after`: only where this text stands before it."""
+    """A step that reads a name; `after`: only if this text precedes it."""
 
     after: str | None = None
 
 
 Step = Tag | Name
-Finish = Callable[[BodyContext, list[str]], Body]  # of the names that were read, in their order
+Finish = Callable[[BodyContext, list[str]], Body]  # gets the names that were read, in order
 
 
 class StepsBody(Wrapper):
@@ -55,7 +55,7 @@ class StepsBody(Wrapper):
         return position
 
     def _read(self, step: Step, text: str, start: int, final: bool) -> int | None:
-        """Where the step ends; None: more text is needed, or the status says that it cannot stand here."""
+        """Return where the step ends; None: more text is needed, or the status says that the step is wrong here."""
         tags = step.texts if isinstance(step, Tag) else (step.after,) if step.after else ()
         encoded = [self._context.encode(tag) for tag in tags]
         end = next((start + len(tag) for tag in encoded if text.startswith(tag, start)), None)
@@ -79,7 +79,7 @@ class StepsBody(Wrapper):
 
 
 class ChoiceBody(Wrapper):
-    """A body by the first character that is no white space."""
+    """Chooses a body by the first character that is no white space."""
 
     def __init__(self, context: BodyContext, bodies: Mapping[str, NewBody], default: NewBody | None = None):
         super().__init__()
@@ -90,7 +90,7 @@ class ChoiceBody(Wrapper):
     def _choose(self, text: str, final: bool) -> int:
         position = _skip(text, 0)
         if position < len(text):
-            # A token of the tokenizer comes as one private character; those that begin a body are tags.
+            # A token of the tokenizer arrives as one private character; a token that begins a body is a tag.
             char = "<" if is_private(text[position]) else text[position]
             body = self._bodies.get(char, self._default)
             if body is None:
@@ -102,7 +102,7 @@ class ChoiceBody(Wrapper):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How calls follow one another: `opener` before the first (may be left out), `closer` behind the last."""
+    """How calls follow one another: `opener` before the first (a model may omit it), `closer` behind the last."""
 
     separators: str = ""
     opener: str = ""
@@ -111,7 +111,7 @@ class Listing:
 
 
 class ListBody(Wrapper):
-    """One call of several; `follow` reads the next."""
+    """Reads one of several calls; `follow` returns the body of the next."""
 
     def __init__(self, context: BodyContext, inner: NewBody, listing: Listing, *, is_first: bool = True):
         super().__init__()
@@ -157,7 +157,7 @@ class ListBody(Wrapper):
 
 
 def after(*texts: str, then: NewBody, optional: bool = False) -> NewBody:
-    """`then` behind one of the texts."""
+    """Read one of the texts, then the body `then`."""
     return partial(StepsBody, steps=(Tag(texts, optional),), finish=lambda context, _: then(context))
 
 

@@ -28,10 +28,10 @@ _BRACKETS = {"(": ")", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    quotes: tuple[str, ...]  # the longest first
+    quotes: tuple[str, ...]  # longest first
     assign: str  # between a name and its value in the argument list
     has_escapes: bool = True
-    has_words: bool = False  # what is no literal is a string
+    has_words: bool = False  # a word that is no literal is a string
 
 
 PYTHON = Dialect(('"""', "'''", '"', "'"), "=")
@@ -47,16 +47,16 @@ class _State(Enum):
 
 
 class LiteralScanner:
-    """Begins behind the bracket that opens the list and ends with `closer`."""
+    """Reads an argument list as JSON, from behind its opening bracket to `closer`."""
 
     def __init__(self, dialect: Dialect, closer: str):
         self.done = False
         self.failed = False
         self._dialect = dialect
-        self._closers = [closer]  # of the lists and objects being read
+        self._closers = [closer]  # of the open lists and objects
         self._state = _State.KEY
         self._is_after_assign = False
-        self._held = ""  # a separator and a key, which leave with the value they belong to
+        self._held = ""  # a separator and a key, which are emitted together with their value
         self._quote = ""
         self._is_key = False
         self._word = ""
@@ -68,7 +68,7 @@ class LiteralScanner:
         return text
 
     def add_partial(self, rest: str) -> None:
-        """The reply ends inside the list: give what was read, and `rest` where it is part of a string."""
+        """The reply was cut inside the list: emit what was read, and `rest` if it is part of a string."""
         self._release()
         if self._state is _State.WORD:
             constants = [value[: len(self._word)] for key, value in _CONSTANTS.items() if key.startswith(self._word)]
@@ -78,7 +78,7 @@ class LiteralScanner:
             self._out.append(_quoted(rest)[1:-1])
 
     def close(self) -> None:
-        """The list ends without its end: what was read becomes one object. An item whose value did not come goes."""
+        """Close a list without an end: what was read becomes one object, without an item whose value did not begin."""
         if self._state is _State.STRING and not self._is_key:
             self._out.append('"')
         elif self._state is _State.WORD and (value := _literal(self._word, has_words=self._dialect.has_words)):
@@ -102,7 +102,7 @@ class LiteralScanner:
                     white = _WHITE.match(text, position)
                     position = white.end() if white else self._read_structure(text, position, final)
             if before == (position, self._state):
-                break  # only more text can tell
+                break  # more text is needed to decide
         return position
 
     def _read_structure(self, text: str, position: int, final: bool) -> int:
@@ -152,7 +152,7 @@ class LiteralScanner:
         self._held = ""
 
     def _write(self, text: str) -> None:
-        """Of a string."""
+        """Add to the current string."""
         if self._is_key:
             self._held += text
         else:
@@ -199,7 +199,7 @@ class LiteralScanner:
         return position
 
     def _quote_at(self, text: str, position: int, final: bool) -> str | None:
-        """The quote that begins here, "" where none does; None: only more text can tell."""
+        """Return the quote that begins here, "" if none does; None: more text is needed to decide."""
         for quote in self._dialect.quotes:
             if text.startswith(quote, position):
                 return quote

@@ -1,4 +1,4 @@
-"""The header of a message, up to the tag behind which its text begins: it says what that text is."""
+"""The header of a message: it says whether the text that follows is reasoning, content or a call."""
 
 import re
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from .object_body import ObjectBody
 _MAX_HEADER = 512
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
-Route = Callable[[str, BodyContext], Body | BodyStatus]  # of a header without its last tag
+Route = Callable[[str, BodyContext], Body | BodyStatus]  # gets a header without its last tag
 
 
 class HeaderBody(Wrapper):
-    """`route` tells what follows: a call, or by a status a thought, content or nothing known."""
+    """`route` says what follows: the body of a call, or a status for reasoning, content or an unknown header."""
 
     def __init__(self, context: BodyContext, end: str, route: Route):
         super().__init__()
@@ -57,7 +57,7 @@ def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
 
 
 def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
-    """`[role] to=self` heads a thought, any other recipient content."""
+    """`[role] to=self` heads reasoning, any other recipient content."""
     recipient = _RECIPIENT.search(header)
     if recipient is None:
         return BodyStatus.TEXT if header.strip() in ("", "assistant") else BodyStatus.STUCK
@@ -65,7 +65,7 @@ def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
 
 
 def suffix_route(status: BodyStatus) -> Route:
-    """A tag that carries a word, as `<think:word>`."""
+    """Accept a tag that carries a word, as `<think:word>`."""
 
     def route(header: str, context: BodyContext) -> BodyStatus:
         return status if re.fullmatch(r"[\w-]{1,64}", header) else BodyStatus.STUCK

@@ -22,7 +22,7 @@ class _State(Enum):
 
 
 class JsonBody(Body):
-    """`is_bare`: no tag says that this is a call, so it must begin as one and have arguments."""
+    """`is_bare`: no tag says that this is a call, so it must begin like one and have arguments."""
 
     status = BodyStatus.OPEN
 
@@ -31,7 +31,7 @@ class JsonBody(Body):
         self._name: str | None = None
         self._is_bare = is_bare
         self._state = _State.START
-        self._scanner: JsonScanner | None = None  # of the key or value being read
+        self._scanner: JsonScanner | None = None  # reads the current key or value
         self._key = ""
         self._arguments = ""
         self._streams = False  # the value being read is the arguments object
@@ -83,7 +83,7 @@ class JsonBody(Body):
             self._set_arguments(_closed(self._scanner.take()) if self._scanner is not None and is_value else "{}")
 
     def _read_structure(self, char: str) -> int:
-        """Returns the number of characters read: the first one of a value is left to its scanner."""
+        """Return the number of characters read; the first character of a value is left to its scanner."""
         match self._state, char:
             case _State.START, "{":
                 self._state = _State.KEY_OR_END
@@ -148,7 +148,7 @@ class JsonBody(Body):
 
 
 def _closed(value: str) -> str:
-    """The object that a JSON string holds of which the end is missing."""
+    """Return the object inside a JSON string whose end is missing."""
     scanner = JsonScanner()
     text = json.loads(value + '"').lstrip() if value else ""
     if text.startswith("{"):
@@ -158,7 +158,7 @@ def _closed(value: str) -> str:
 
 
 def _object_in(value: str) -> str | None:
-    """The object that a JSON value stands for: null is an empty one, a string may hold one as text."""
+    """Return the object that a JSON value stands for: null is an empty object, a string may contain one as text."""
     if value == "null":
         return "{}"
     if not value.startswith('"'):

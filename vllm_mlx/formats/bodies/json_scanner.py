@@ -1,4 +1,4 @@
-"""Reads one JSON value from a text that is still growing, and gives it back as valid JSON."""
+"""Reads one JSON value from a text that still grows, and returns it as valid JSON."""
 
 import re
 from enum import Enum, auto
@@ -26,7 +26,7 @@ class _State(Enum):
 
 
 class JsonScanner:
-    """Strict but for strings: raw control characters and unknown escapes are escaped, as weak models write them."""
+    """Strict, except that strings may contain raw control characters and unknown escapes, which weak models write."""
 
     def __init__(self) -> None:
         self.done = False
@@ -34,25 +34,25 @@ class JsonScanner:
         self._state = _State.VALUE
         self._closers: list[str] = []
         self._is_key = False
-        self._partial = ""  # of a scalar or an escape
-        self._held: list[str] = []  # a separator and a key, which leave with the value they belong to
+        self._partial = ""  # the part of a scalar or an escape that was read
+        self._held: list[str] = []  # a separator and a key, which are emitted together with their value
         self._out: list[str] = []
 
     def take(self) -> str:
-        """The checked text since the last call."""
+        """Return the checked text since the last call of this method."""
         text = "".join(self._out)
         self._out.clear()
         return text
 
     def take_partial(self) -> str:
-        """What was read and not yet given; for a text that was cut."""
+        """Return text that was read but not yet returned, because the text was cut here."""
         partial = "".join(self._held) + self._partial
         self._held.clear()
         self._partial = ""
         return partial
 
     def closing(self) -> str:
-        """What makes one value of the text that was given so far. An item whose value did not come goes."""
+        """Return the text that completes the value so far. An item whose value did not begin is dropped."""
         end = ""
         if self._state is _State.SCALAR and _SCALAR.match(self._partial):
             end = self.take_partial()
@@ -61,7 +61,7 @@ class JsonScanner:
         return end + "".join(reversed(self._closers))
 
     def consume(self, text: str, start: int = 0, *, final: bool = False) -> int:
-        """Read on from `start`; return where reading ended: at the end, behind the value, or at a wrong character."""
+        """Read from `start`; return where reading stopped: at the end, behind the value, or at a wrong character."""
         position = start
         while position < len(text) and not (self.done or self.failed):
             match self._state:
@@ -197,7 +197,7 @@ def _escaped_control(char: str) -> str:
 
 
 def json_value(text: str) -> str | None:
-    """`text` as valid JSON without space around it, or None where it is not one JSON value."""
+    """Return `text` as valid JSON without white space around it, or None if it is not one JSON value."""
     scanner = JsonScanner()
     text = text.strip()
     end = scanner.consume(text, final=True)

@@ -1,4 +1,4 @@
-"""`<invoke name="f"><key>value</key></invoke>`: arguments are elements and may hold some. All tags have a prefix."""
+"""`<invoke name="f"><key>value</key></invoke>`: arguments are elements, perhaps nested. All tags have a prefix."""
 
 import json
 import re
@@ -17,14 +17,14 @@ _ITEM = "item"
 
 
 class _Element:
-    """An argument, or a part of one, that is being read."""
+    """An argument, or a part of one, while it is read."""
 
     def __init__(self, name: str, schema: Mapping[str, Any], types: Types):
         self.name = name
         self.schema = schema
         self._types = types
         self.chunks: list[str] = []
-        self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements in it
+        self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements inside
 
     def to_json(self) -> str:
         if not self.parts:
@@ -37,7 +37,7 @@ class _Element:
 
 
 class NestedXmlBody(Body):
-    """Text streams as a string where the schema says so; what may hold elements leaves when it is complete."""
+    """Text is streamed if the schema says that it is a string; other arguments are emitted when they are complete."""
 
     status = BodyStatus.OPEN
 
@@ -71,7 +71,7 @@ class NestedXmlBody(Body):
         return position
 
     def _read_tag(self, text: str, start: int, final: bool) -> int | None:
-        """Where the tag ends; None: more text is needed, or the status says that it cannot stand here."""
+        """Return where the tag ends; None: more text is needed, or the status says that the tag is wrong here."""
         begin = start + len(self._prefix)
         is_prefixed = text.startswith(self._prefix, start)
         if is_prefixed and self.name is None and (invoke := _INVOKE.match(text, begin)):
@@ -93,7 +93,7 @@ class NestedXmlBody(Body):
         return None
 
     def _take_tag(self, name: str, *, is_end: bool) -> bool:
-        """Returns whether the tag can stand here."""
+        """Return whether the tag is right here, and act on it."""
         open_name = self._elements[-1].name if self._elements else "invoke"
         if is_end and name == open_name:
             self._end_element()
@@ -154,7 +154,7 @@ class NestedXmlBody(Body):
 
 
 def _safe_end(text: str, start: int, prefix: str) -> int:
-    """Up to where no prefix begins."""
+    """Return the end of the text that is certainly no beginning of a prefix."""
     for length in range(min(len(prefix) - 1, len(text) - start), 0, -1):
         if prefix.startswith(text[len(text) - length :]):
             return len(text) - length

@@ -1,4 +1,4 @@
-"""Arguments as one JSON object, for a call whose name is written outside of it."""
+"""Arguments as one JSON object; the name of the call is written outside the object."""
 
 import json
 
@@ -9,7 +9,7 @@ _WHITE = " \t\r\n"
 
 
 class ObjectBody(Body):
-    """`trailer` ends the body where it stands behind the object; it may be left out."""
+    """One JSON object. If `trailer` follows the object, it ends the body; a model may omit it."""
 
     status = BodyStatus.OPEN
 

@@ -1,4 +1,4 @@
-"""Which JSON types the schema of a tool allows for each argument. Every schema is visited once."""
+"""The JSON types that a tool's schema allows for each argument. Every schema is visited once."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,12 +8,12 @@ from ..schema_budget import SchemaBudget
 Types = frozenset[str] | None  # None: the schema does not say
 STRING: Types = frozenset({"string"})
 
-_MAX_DEPTH = 64  # alternatives and references inside of each other; what lies deeper says nothing
-_MAX_REFERENCES = 16  # one after the other
+_MAX_DEPTH = 64  # alternatives and references inside each other; a deeper schema says nothing
+_MAX_REFERENCES = 16  # that refer to one another in a chain
 
 
 class SchemaTypes:
-    """The types that schemas allow whose references point into `root`. `param` names them in errors."""
+    """The types that schemas allow. Their references point into `root`; `param` names them in errors."""
 
     def __init__(self, root: Mapping[str, Any], budget: SchemaBudget, param: str):
         self._root = root
@@ -24,7 +24,10 @@ class SchemaTypes:
         self._depth = 0
 
     def of(self, schema: Any) -> Types:
-        """Raises InvalidParameter when the budget is spent. A schema that only refers back to itself says nothing."""
+        """Return the types of a schema. Raises InvalidParameter when the budget is spent.
+
+        A schema that only refers back to itself says nothing.
+        """
         if not isinstance(schema, Mapping):
             return None
         known = self._known.get(id(schema))
@@ -42,14 +45,14 @@ class SchemaTypes:
         return self._known[id(schema)][1]
 
     def target(self, reference: str) -> Any:
-        """What the reference points to; None: nothing."""
+        """Return the schema that the reference points to; None: there is none."""
         if reference not in self._targets:
             self._budget.spend(self._param, reference.count("/"))
             self._targets[reference] = resolve(reference, self._root)
         return self._targets[reference]
 
     def resolved(self, schema: Any) -> Any:
-        """The schema itself, or the one that it refers to."""
+        """Return the schema itself, or the one that it refers to."""
         for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
@@ -74,7 +77,7 @@ class SchemaTypes:
                 return self._union(branches)
             case {"allOf": [_, *_] as branches}:
                 self._budget.spend(self._param, len(branches))
-                known = [each for branch in branches if (each := self.of(branch)) is not None]
+                known = [allowed for branch in branches if (allowed := self.of(branch)) is not None]
                 return frozenset.intersection(*known) if known else None
             case {"properties": _}:
                 types = frozenset({"object"})
@@ -96,7 +99,7 @@ class SchemaTypes:
 
 
 class ToolSchema:
-    """The arguments of one tool, by the schema of its parameters. All of it is visited when this is made."""
+    """The arguments of one tool, by the schema of its parameters. The constructor visits the complete schema."""
 
     def __init__(self, parameters: Any = None, budget: SchemaBudget | None = None, param: str = "parameters"):
         """Raises InvalidParameter, naming `param`, when the budget is spent. None: a budget of its own."""
@@ -108,20 +111,23 @@ class ToolSchema:
         self._visit_all()
 
     def declares(self, name: str) -> bool | None:
-        """Whether the tool has this argument; None: its schema declares none at all."""
+        """Whether the tool has this argument; None: its schema declares no arguments."""
         return name in self._properties if self._properties is not None else None
 
     def types(self, name: str) -> Types:
-        """The types of the argument of this name."""
+        """Return the types of the argument with this name."""
         schema = (self._properties or {}).get(name)
         return self._types.of(self._root.get("additionalProperties") if schema is None else schema)
 
     def types_of(self, schema: Mapping[str, Any]) -> Types:
-        """The types that a schema allows which `child` gave."""
+        """Return the types of a schema that `child` returned."""
         return self._types.of(schema) if schema else None
 
     def child(self, name: str, schema: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """The schema of a property, or of the items of a list; empty where there is none. None: of the arguments."""
+        """Return the schema of a property of `schema`, or of its items if `name` is "item"; {} if there is none.
+
+        `schema` None: the schema of the arguments.
+        """
         schema = self._types.resolved(self._root if schema is None else schema)
         if not isinstance(schema, Mapping):
             return {}
@@ -130,7 +136,7 @@ class ToolSchema:
         return child if isinstance(child, Mapping) else {}
 
     def _visit_all(self) -> None:
-        """What is asked for while a reply is read is known by then."""
+        """Visit everything now, so that reading a reply looks up known types only."""
         visited: set[int] = set()
         others = self._root.get("additionalProperties")
         self._types.of(others)
@@ -147,12 +153,12 @@ class ToolSchema:
 
 
 def read_schemas(tools: Iterable[tuple[str, Any, str]], budget: SchemaBudget) -> "Schemas":
-    """`tools`: the name of each, the schema of its parameters, and where the client gave it."""
+    """Read the schemas of `tools`: (name, schema of the parameters, the request field that contains it)."""
     return {name: ToolSchema(parameters, budget, param) for name, parameters, param in tools}
 
 
 def resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """What the reference points to in `root`; None: nothing."""
+    """Return the schema in `root` that the reference points to; None: there is none."""
     if not reference.startswith("#"):
         return None
     node: Any = root
@@ -188,6 +194,6 @@ ANY_ARGUMENTS = ToolSchema()
 
 
 def schemas_in(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    """The schemas that a keyword lists; none where its value is no list."""
+    """Return the schemas that a keyword lists; [] if its value is no list."""
     value = schema.get(keyword)
     return value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Calls with a tag for each argument, as `<function=name><parameter=key>value</parameter></function>`."""
+"""Calls with a tag for each argument: `<function=name><parameter=key>value</parameter></function>`."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from .arguments import ArgumentsWriter
 from .body import Body, BodyContext, BodyStatus
 from .xml_tags import MAX_HEAD, Head, XmlTags
 
-_MAX_MARGIN = 64  # white space that may follow a closing tag before we believe it anyway
+_MAX_MARGIN = 64  # characters of white space behind a closing tag, after which the tag counts in any case
 _WHITE = re.compile(r"\s*")
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
@@ -25,9 +25,9 @@ class _State(Enum):
 
 
 class XmlBody(Body):
-    """A tag inside a value ends it only where the format goes on behind it; otherwise it is part of the value.
+    """A tag inside a value ends the value only if the format continues behind the tag; otherwise it is text.
 
-    The tags around the body end a value, too, behind a line break. `name`: of a call whose name was read before.
+    A tag around the body ends a value, too, if it begins a line. `name`: the call's name, if it was read before.
     """
 
     status = BodyStatus.OPEN
@@ -42,11 +42,11 @@ class XmlBody(Body):
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
         self._head = Head("")  # of the argument being read
-        self._is_waiting = False  # for more text, to tell what the text in hand is
-        self._is_fresh = False  # no character of the value was looked at
-        self._is_empty = False  # no character of the value was kept
-        self._ends_line = False  # the value so far does
-        self._final_break = ""  # the line break that ends a value, unless the reply was cut behind it
+        self._is_waiting = False  # more text is needed to decide what this text is
+        self._is_fresh = False  # no character of the value was read
+        self._is_empty = False  # no character of the value was emitted
+        self._ends_line = False  # the value so far ends with a line break
+        self._final_break = ""  # the last line break of a value, which is layout unless the reply was cut behind it
         if name is not None:
             self._set_name(name)
 
@@ -244,7 +244,7 @@ class XmlBody(Body):
         self._state = _State.BETWEEN
 
     def _tag_at(self, text: str, start: int, starts_line: bool, final: bool) -> int | None:
-        """Where to read on if a tag at `start` ends the value. Sets `_is_waiting` where only more text can tell."""
+        """Return where to continue if a tag at `start` ends the value. Sets `_is_waiting` if more text is needed."""
         tags = self._tags
         if text.startswith(tags.end_parameter, start):
             end = start + len(tags.end_parameter)
@@ -272,7 +272,7 @@ class XmlBody(Body):
         return False
 
     def _is_next_parameter(self, text: str, position: int, starts_line: bool, final: bool) -> bool:
-        """Whether the tag of an argument inside a value begins the next one, the closing tag being left out."""
+        """Whether an argument's tag inside a value begins the next argument: the model omitted the closing tag."""
         end, head = self._tags.head_at(text, position, self._tags.head_end)
         if head is None:
             self._is_waiting = not final and self._tags.head_end.startswith(text[end:])

@@ -1,4 +1,4 @@
-"""How families spell the tags of calls that name each argument in a tag of its own."""
+"""How families write the tags of calls that name each argument in a tag of its own."""
 
 import html
 import re
@@ -22,9 +22,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class XmlTags:
-    """`function` and `parameter` are how a tag begins; its head ends with `head_end`.
+    """`function` and `parameter` begin a tag; its head ends with `head_end`.
 
-    Without `function` the name of the call is written before; without `end_function` the enclosing tag ends it.
+    Without `function`, the name of the call is written before; without `end_function`, the enclosing tag ends the call.
     """
 
     parameter: str
@@ -35,8 +35,8 @@ class XmlTags:
     value: str = ""  # between the head of an argument and its value
     type: str = ""  # before `value`, may hold the type of the argument
     end_type: str = ""
-    has_attributes: bool = False  # a head is name="…"; without: it is the name
-    trims_breaks: bool = False  # one line break at either end of a value is layout
+    has_attributes: bool = False  # a head is name="…"; otherwise it is the name alone
+    trims_breaks: bool = False  # one line break at either end of a value is layout, not text
     has_cdata: bool = False
 
     @property
@@ -49,7 +49,7 @@ class XmlTags:
         return replace(self, **coded)
 
     def head_at(self, text: str, start: int, end_tag: str) -> tuple[int, Head | None]:
-        """Return (end, head) of a head that `end_tag` ends at `end`; without a head, `end` is where reading stopped."""
+        """Return (end, head) of the head that `end_tag` ends at `end`. If head is None, reading stopped at `end`."""
         match = _HEAD.match(text, start)
         end = match.end() if match else start
         written = text[start:end]

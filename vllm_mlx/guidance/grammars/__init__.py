@@ -1,4 +1,4 @@
-"""Grammars, as text in llguidance's Lark notation, of what the parsers read. Nothing here knows a tokenizer."""
+"""Writes grammars, in llguidance's Lark notation, of text that the parsers read. Knows no tokenizer."""
 
 from .calls import calls, calls_in_text, required_calls
 from .guide_grammar import NO_HEADER, Header, guide_grammar

@@ -29,22 +29,22 @@ _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
 def calls(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, most: int | None) -> str:
-    """The expression of one or several calls. `name`: of the format; `most`: calls, None: MAX_CALLS."""
+    """Return an expression for one or several calls. `name`: of the format; `most`: calls, None: MAX_CALLS."""
     written = spelling(name, writer.token_texts)
     return f"{writer.text(written.begin)} {_section(tools, written, writer, _most(written, most))}".strip()
 
 
 def required_calls(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, header: Header, most: int | None) -> str:
-    """A reply that makes calls and says nothing else."""
+    """Write the grammar of a reply that makes calls and says nothing else."""
     start = f"{optional(writer.text(header.lead))} {calls(tools, name, writer, most)}".strip()
     return grammars(writer.build(start))
 
 
 def calls_in_text(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, header: Header, most: int | None) -> str:
-    """Free text, in which whatever begins as a call is one."""
+    """Write the grammar of free text in which text that begins like a call is a call."""
     written = spelling(name, writer.token_texts)
     most = _most(written, most)
-    if header.answer:  # a call is a message of its own
+    if header.answer:  # a call is a message of its own here
         answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
         start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, name, writer, most)))}"
         return grammars(writer.build(start.strip()))
@@ -67,7 +67,7 @@ def _interrupted(tools: Sequence[GuidedTool], name: str, written: Spelling, writ
 def _section(
     tools: Sequence[GuidedTool], written: Spelling, writer: LarkWriter, most: int, without_first: str = ""
 ) -> str:
-    """Behind what begins the section. `without_first`: of the first call, so much was written already."""
+    """Write the calls of a section, from behind its `begin`. `without_first`: the part of `open` already written."""
     call = writer.rule(either(call_expression(written.kind, tool, writer, written.close) for tool in tools))
     first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
     more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()
@@ -80,7 +80,7 @@ def _most(written: Spelling, most: int | None) -> int:
 
 
 def _other_markers(name: str) -> Iterable[str]:
-    """Tags, written as text, that the parser would take for the start of a call."""
+    """Return tags that the parser would read as the start of a call if they occurred as text."""
     known = calls_by_name()
     for format in (known[name].reads, known["generic"].reads):
         for opening in format.openings:
@@ -92,7 +92,7 @@ def _other_markers(name: str) -> Iterable[str]:
 
 
 def call_expression(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-    """The expression of one call to the tool, up to and with `close`."""
+    """Return an expression for one call to the tool, up to and including `close`."""
     match kind:
         case JsonCall():
             before = f'{{"{kind.name}": {json.dumps(tool.name)}, "{kind.arguments}": '
@@ -201,7 +201,7 @@ class _XmlWriter:
         return f"{before} {key} {writer.text(behind + tags.head_end)}"
 
     def _type(self, is_text: bool) -> str:
-        """What a tag says of the value's type; empty where the family's tags say nothing."""
+        """Return the type that a tag names; "" if the family's tags name none."""
         match self._kind.kind:
             case "":
                 return ""

@@ -1,4 +1,4 @@
-"""What a client wants a reply to look like → a grammar."""
+"""Writes the grammar of a reply in the form that the client asked for."""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, opt
 from .schema_costs import check_grammar
 from .structural import StructuralWriter
 
-_INNER = "inner"  # the grammar that a client wrote
+_INNER = "inner"  # the name of the grammar that a client wrote
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a family writes before an answer: `lead`, where a thought came before, then `answer`."""
+    """The text that a family writes before an answer: `lead` if reasoning precedes it, then `answer`."""
 
     lead: str = ""
     answer: str = ""
@@ -25,7 +25,10 @@ NO_HEADER = Header()
 
 
 def guide_grammar(guide: Guide, writer: LarkWriter, header: Header = NO_HEADER, *, calls: str = "") -> str:
-    """`calls`: an expression of what the reply may be instead. Raises InvalidParameter for a schema that cannot be."""
+    """Write the grammar. `calls`: an expression of calls that the reply may make instead.
+
+    Raises InvalidParameter for a form that cannot be enforced.
+    """
     if isinstance(guide.form, Grammar):
         check_grammar(guide.form.text, guide.param, writer.budget)
     if isinstance(guide.form, Grammar) and not calls and header == NO_HEADER:
@@ -43,7 +46,9 @@ def _body(guide: Guide, writer: LarkWriter) -> str:
         case Regex(pattern):
             return f"/{in_slashes(pattern)}/"
         case Choice(options):
-            return writer.terminal(either(map(literal, options)))  # of one lexeme: as many literals are too many items
+            return writer.terminal(
+                either(map(literal, options))
+            )  # one lexeme: as many separate literals exceed the limit of parser items
         case Grammar():
             return f"@{_INNER}"
         case StructuralTag(structures, triggers):
@@ -53,13 +58,13 @@ def _body(guide: Guide, writer: LarkWriter) -> str:
 
 
 def grammars(start: str, **others: str) -> str:
-    """llguidance's form for a grammar and those it refers to by `@name`."""
+    """Return llguidance's JSON for a grammar and the grammars that it refers to by `@name`."""
     named = [{"name": name, "lark_grammar": text} for name, text in others.items()]
     return json.dumps({"grammars": [{"lark_grammar": start}, *named]}, ensure_ascii=False)
 
 
 def _structures(structures: Sequence[TagStructure], triggers: Sequence[str], param: str, writer: LarkWriter) -> str:
-    """A structure belongs to the longest trigger that begins it."""
+    """Write free text with structures. A structure belongs to the longest trigger that it begins with."""
     rests: dict[str, list[str]] = {}
     for number, structure in enumerate(structures):
         trigger = max(filter(structure.begin.startswith, triggers), key=len)

@@ -1,4 +1,4 @@
-"""Which JSON schemas a grammar can be made of. What it could only approximate is refused, by keyword and place."""
+"""Checks that a grammar can enforce a JSON schema exactly. Other schemas are refused, by keyword and place."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,13 +9,13 @@ from ...formats.schema_budget import SchemaBudget
 from .schema_costs import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALUES, check_conjunctions
 
 MAX_SCHEMA_DEPTH = 64
-MAX_INTEGER = 2**53 - 1  # that every client reads exactly
+MAX_INTEGER = 2**53 - 1  # the largest integer that every client reads exactly
 REFUSED_KEYWORDS = (
     "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if",
     "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
     "uniqueItems",
 )  # fmt: skip
-_OPTIONS = {"whitespace_pattern": "[ ]?"}  # more white space invites a weak model to write nothing else
+_OPTIONS = {"whitespace_pattern": "[ ]?"}  # with more white space allowed, a weak model may write nothing else
 
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -43,13 +43,13 @@ FORMATS: Mapping[str, str] = {
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "uri": rf"https?:\/\/{_LABEL}(\.{_LABEL}){{0,4}}(:[0-9]{{1,5}})?(\/[a-zA-Z0-9._~\-]{{1,64}}){{0,16}}\/?",
 }
-NARROWED = frozenset({"date", "time", "date-time"})  # of which llguidance lets invalid ones pass
+NARROWED = frozenset({"date", "time", "date-time"})  # llguidance accepts some invalid values of these
 
 
 def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) -> Any:
-    """The schema as a grammar takes it. Raises InvalidParameter, naming the keyword and where it stands.
+    """Return the schema as the grammar library takes it. Raises InvalidParameter, naming the keyword and its place.
 
-    A format that no grammar is known for is left out: JSON Schema makes it an annotation. `budget` pays for it.
+    A format without a known grammar is left out: JSON Schema makes it an annotation. The work is paid from `budget`.
     """
     budget = SchemaBudget() if budget is None else budget
     checked = _checked(schema, param, MAX_SCHEMA_DEPTH, budget)
@@ -58,7 +58,7 @@ def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) 
 
 
 def with_options(schema: Any, **options: Any) -> Any:
-    """For a `%json` of a grammar: how the JSON may be spaced and escaped."""
+    """Add options for a `%json` of a grammar: how the JSON may be spaced and escaped."""
     if schema is True:
         schema = {}
     return {**schema, "x-guidance": {**_OPTIONS, **options}} if isinstance(schema, dict) else schema
@@ -80,19 +80,21 @@ def _checked(schema: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
             )
     kept = {key: value for key, value in schema.items() if key not in REFUSED_KEYWORDS and key != "x-guidance"}
     check_values(kept, path)
-    kept |= {keyword: int(kept[keyword]) for keyword in COUNTS if keyword in kept}  # 3.0 is a whole number too
+    kept |= {
+        keyword: int(kept[keyword]) for keyword in COUNTS if keyword in kept
+    }  # JSON Schema takes 3.0 as an integer
     _set_format(kept)
     _bound_digits(kept)
     return {key: _checked_value(key, value, path, depth - 1, budget) for key, value in kept.items()}
 
 
 def _checked_value(keyword: str, value: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
-    """Where other schemas stand in one: never inside of enum, const, default or examples."""
+    """Check the schemas inside a keyword's value. Values of enum, const, default and examples contain none."""
     path = f"{path}.{shown(keyword)}"
     if keyword in SCHEMA_LISTS and isinstance(value, list):
-        return [_checked(each, f"{path}[{number}]", depth, budget) for number, each in enumerate(value)]
+        return [_checked(inner, f"{path}[{number}]", depth, budget) for number, inner in enumerate(value)]
     if keyword in SCHEMA_MAPS:
-        return {key: _checked(each, f"{path}.{shown(key)}", depth, budget) for key, each in value.items()}
+        return {key: _checked(inner, f"{path}.{shown(key)}", depth, budget) for key, inner in value.items()}
     return _checked(value, path, depth, budget) if keyword in SCHEMA_VALUES else value
 
 
@@ -107,7 +109,7 @@ def _set_format(schema: dict[str, Any]) -> None:
 
 
 def _bound_digits(schema: dict[str, Any]) -> None:
-    """An integer that nothing bounds has no last digit for a weak model."""
+    """Bound an integer that has no bounds: a weak model may never end it."""
     types = schema.get("type")
     bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
     if types == "integer" and not bounds & schema.keys():
@@ -115,7 +117,7 @@ def _bound_digits(schema: dict[str, Any]) -> None:
 
 
 def _says_nothing(keyword: str, schema: Mapping[str, Any]) -> bool:
-    """`then` without `if`, `uniqueItems: false` and their kin."""
+    """Whether a refused keyword has no effect here, as `then` without `if`, or `uniqueItems: false`."""
     match keyword:
         case "uniqueItems":
             return schema[keyword] is False
@@ -129,7 +131,7 @@ def _says_nothing(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 
 def check_values(schema: Mapping[str, Any], path: str) -> None:
-    """Raises InvalidParameter, naming the keyword and where it stands, for a value without a meaning in JSON Schema."""
+    """Raises InvalidParameter, naming the keyword and its place, for a value without a meaning in JSON Schema."""
     for keyword, value in schema.items():
         is_meant, wanted = _VALUES.get(keyword, _ANY)
         if not is_meant(value):
@@ -141,7 +143,7 @@ def check_values(schema: Mapping[str, Any], path: str) -> None:
 def _check_type(types: Any, path: str) -> None:
     for name in types if isinstance(types, list) else [types]:
         if not isinstance(name, str) or name not in TYPES:
-            raise InvalidParameter(f"`{path}`: {shown(repr(name))} is no JSON type.", param=path)
+            raise InvalidParameter(f"`{path}`: {shown(repr(name))} is not a JSON type.", param=path)
 
 
 def _is_number(value: Any) -> bool:
@@ -172,7 +174,7 @@ def _is_full_list(value: Any) -> bool:
 _ANY = (lambda value: True), ""
 _COUNT = _is_count, "a whole number, 0 or greater"
 _NUMBER = _is_number, "a number"
-_TEXT = _is_text, "a text"
+_TEXT = _is_text, "a string"
 _MAP = _is_map, "an object that holds schemas"
 _LIST = _is_full_list, "a list of at least one schema"
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -182,6 +184,6 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), _MAP),
     **dict.fromkeys(("anyOf", "oneOf", "allOf"), _LIST),
     "prefixItems": (lambda value: isinstance(value, list), "a list of schemas"),
-    "required": (_are_texts, "a list of texts"),
+    "required": (_are_texts, "a list of strings"),
     "enum": (_is_full_list, "a list of at least one value"),
 }

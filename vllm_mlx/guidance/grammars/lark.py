@@ -1,4 +1,4 @@
-"""Writes a grammar in Lark notation. A tag that the tokenizer has as a token is that token, never its characters."""
+"""Writes a grammar in Lark notation. A tag that is a token of the tokenizer is written as that token."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from .json_schema import with_options
 from .schema_costs import pay_for_alternatives
 
 TEXT = r"/(?s:.+)/"
-_CHARS_PER_VISIT = 64  # of text that is written
+_CHARS_PER_VISIT = 64  # of grammar text
 _SLASH_OR_DIGIT = re.compile(r"\\d|\\.|/|\n", re.DOTALL)
 _REGEX_SPECIALS = re.compile(r"([.^$*+?()\[\]{}|\\/~&#\-])")
 
 
 class LarkWriter:
-    """`tokens`: the tokenizer's added tokens, text to id. Rules are named as they are made.
+    """Collects the rules of one grammar and names them. `tokens`: the tokenizer's added tokens, text to id.
 
-    What is written is paid for by `budget`; `param`, in errors, is the field that asks for the grammar.
+    Written text is paid for from `budget`. `param` is the request field that errors name.
     """
 
     def __init__(self, tokens: Mapping[str, int], budget: SchemaBudget | None = None, param: str = "tools"):
@@ -35,11 +35,11 @@ class LarkWriter:
         return frozenset(self._tokens)
 
     def spend(self, text: str) -> None:
-        """Pay for text of a grammar. Raises InvalidParameter when the budget is spent."""
+        """Pay for grammar text. Raises InvalidParameter when the budget is spent."""
         self.budget.spend(self._param, 1 + len(text) // _CHARS_PER_VISIT)
 
     def parts(self, text: str) -> list[str]:
-        """`text` cut into tokens and what stands between them."""
+        """Split `text` into tokens and the plain text between them."""
         self.spend(text)
         return [part for part in self._pattern.split(text) if part] if self._pattern else [text] if text else []
 
@@ -47,11 +47,14 @@ class LarkWriter:
         return part in self._tokens
 
     def text(self, text: str) -> str:
-        """An expression for exactly this text."""
+        """Return an expression for exactly this text."""
         return " ".join(self._part(part) for part in self.parts(text))
 
     def json(self, schema: Any, **options: Any) -> str:
-        """One JSON text. `options` are llguidance's, which joins alternatives: they are paid for here."""
+        """Return an expression for JSON that follows the schema. `options` are llguidance's.
+
+        llguidance joins alternatives, so they are paid for first.
+        """
         pay_for_alternatives(schema, self._param, self.budget)
         if schema is False:
             schema = {"not": {}}
@@ -64,24 +67,24 @@ class LarkWriter:
         return self._name("T", definition, "")
 
     def value(self, text: str, end: str, *, without: Iterable[str] = ()) -> str:
-        """Text that matches the terminal expression `text` and holds none of `without`, then `end`."""
+        """Return an expression for text that matches the terminal `text` and contains none of `without`, then `end`."""
         head, tail = self.split_tokens(end)
         bounded = self.bounded(text, without)
         closed = f"({bounded}) {literal(head)}" if head else bounded
         return f"{self.terminal(closed)} {self.text(tail)}".strip()
 
     def bounded(self, text: str, without: Iterable[str]) -> str:
-        """A terminal's expression. Tags that hold a token need no care: text never holds one."""
+        """Return a terminal's expression. Only tags without a token need excluding: text never contains a token."""
         tags = [tag for tag in dict.fromkeys(without) if tag and not any(map(self.is_token, self.parts(tag)))]
         return f"({text}) & ~/(?s:.*)({'|'.join(map(quoted_regex, tags))})(?s:.*)/" if tags else text
 
     def plain(self, text: str) -> str:
-        """The characters of this text, whatever tokens it looks like."""
+        """Return an expression for these characters, even if they spell a token."""
         self.spend(text)
         return literal(text)
 
     def split_tokens(self, text: str) -> tuple[str, str]:
-        """The plain text before the first token, and the rest."""
+        """Return the plain text before the first token, and the rest."""
         parts = self.parts(text)
         num_plain = next((number for number, part in enumerate(parts) if self.is_token(part)), len(parts))
         return "".join(parts[:num_plain]), "".join(parts[num_plain:])
@@ -105,12 +108,12 @@ def literal(text: str) -> str:
 
 
 def quoted_regex(text: str) -> str:
-    """`text` inside of a pattern between slashes."""
+    """Quote `text` for a pattern between slashes."""
     return _REGEX_SPECIALS.sub(r"\\\1", text).replace("\n", r"\n").replace("\t", r"\t").replace("\r", r"\r")
 
 
 def in_slashes(pattern: str) -> str:
-    """A client's pattern as it stands between slashes; its digits are those of ASCII."""
+    """Quote a client's pattern for use between slashes; `\\d` means the ASCII digits."""
 
     def written(match: re.Match[str]) -> str:
         return {"/": r"\/", "\n": r"\n", r"\d": "[0-9]"}.get(match.group(), match.group())
@@ -129,7 +132,10 @@ def either(expressions: Iterable[str]) -> str:
 def interrupted_text(
     rests: Mapping[str, str], writer: LarkWriter, *, without: Iterable[str] = (), most: str = "*"
 ) -> str:
-    """Free text, holding none of `without`, in which each trigger is followed by its expression; `most`: how often."""
+    """Return an expression for free text without `without`, in which the rest of its expression follows a trigger.
+
+    `most`: how often, as a repetition operator.
+    """
     text = writer.terminal(writer.bounded(TEXT, without))
     pieces = []
     for trigger, rest in rests.items():

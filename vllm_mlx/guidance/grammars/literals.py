@@ -1,4 +1,4 @@
-"""Values of a family's own literals, whose strings stand in quotes that nothing escapes."""
+"""Writes argument values as a family's own literals, whose quoted strings have no escapes."""
 
 import json
 from collections.abc import Mapping
@@ -12,22 +12,24 @@ from .values import Values
 
 
 class Literals:
-    """Of the arguments of one tool. Each schema is written once, however many others refer to it."""
+    """Values of one tool's arguments. Each schema is written once, however many others refer to it."""
 
     def __init__(self, values: Values, writer: LarkWriter, quote: str):
         self._values = values
         self._writer = writer
         self._quote = quote
-        self._written: dict[int, tuple[Any, str]] = {}  # by the id of the schema, which is held with it
-        self._open: set[int] = set()  # ids of the schemas that are being written
+        self._written: dict[
+            int, tuple[Any, str]
+        ] = {}  # by the id of the schema, which is kept so that its id stays its own
+        self._open: set[int] = set()  # ids of the schemas that are currently written
 
     def value(self, schema: Any, path: str) -> str:
-        """Raises InvalidParameter for what such literals cannot be held to."""
+        """Return an expression for a value. Raises InvalidParameter for a schema that such literals cannot follow."""
         schema = self._values.resolved(schema, path)
         if id(schema) in self._written:
             return self._written[id(schema)][1]
         if id(schema) in self._open or len(self._open) == MAX_SCHEMA_DEPTH:
-            message = f"`{path}` refers to itself, or is nested too deeply, for this model's format of calls."
+            message = f"`{path}` refers to itself, or is nested too deeply, for this model's tool-call format."
             raise InvalidParameter(message, param=path)
         self._open.add(id(schema))
         written = self._expression(schema, path)
@@ -38,11 +40,11 @@ class Literals:
     def _expression(self, schema: Mapping[str, Any], path: str) -> str:
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list):
-                options = [self.value(each, path) for each in schema[keyword]]
+                options = [self.value(branch, path) for branch in schema[keyword]]
                 return self._writer.rule(either(options))
         if "enum" in schema or "const" in schema:
             fixed = schema["enum"] if "enum" in schema else [schema["const"]]
-            return self._writer.rule(either(self._fixed(each, path) for each in fixed))
+            return self._writer.rule(either(self._fixed(value, path) for value in fixed))
         types = self._values.types(schema)
         if types is None:
             types = frozenset({"string", "integer", "boolean"})
@@ -62,7 +64,9 @@ class Literals:
 
     def _array(self, schema: Mapping[str, Any], path: str) -> str:
         if "prefixItems" in schema:
-            raise InvalidParameter(f"`{path}.prefixItems` cannot be kept in this model's format of calls.", param=path)
+            raise InvalidParameter(
+                f"`{path}.prefixItems` cannot be enforced in this model's tool-call format.", param=path
+            )
         low, high = schema.get("minItems") or 0, schema.get("maxItems")
         if high == 0:
             return '"[" "]"'
@@ -75,8 +79,8 @@ class Literals:
         options = []
         for shape in object_shapes(schema, path, self._writer.budget):
             members = []
-            for key, each, is_required in shape.arguments:
-                value = self.value(each, f"{path}.properties.{key}")
+            for key, inner, is_required in shape.arguments:
+                value = self.value(inner, f"{path}.properties.{key}")
                 members.append((f"{self._writer.plain(key + ':')} {value}", is_required))
             options.append(separated(members, '","', self._writer))
         return f'"{{" {either(options)} "}}"'
@@ -89,5 +93,5 @@ class Literals:
             case None | bool() | int() | float():
                 return self._writer.plain(json.dumps(value))
         raise InvalidParameter(
-            f"`{path}` holds a value that cannot be kept in this model's format of calls.", param=path
+            f"`{path}` contains a value that cannot be enforced in this model's tool-call format.", param=path
         )

@@ -1,4 +1,4 @@
-"""What a schema costs the grammar library when it joins keywords: both numbers multiply, so they are bounded first."""
+"""Bounds what a schema costs the grammar library when it joins keywords, because the costs multiply."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which arguments a call may have, by the schema of its tool: what formats with a tag for each argument go by."""
+"""The sets of arguments that a tool's schema allows, for formats that write each argument by itself."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _ALTERNATIVES = ("anyOf", "oneOf")
 
 @dataclass(frozen=True, slots=True)
 class GuidedTool:
-    """`param`: where the client gave its schema, for errors."""
+    """A tool whose calls are guided. `param`: the request field that contains its schema, for errors."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -28,7 +28,7 @@ class GuidedTool:
 
     @classmethod
     def of(cls, tool: ToolSpec, param: str, *, is_strict: bool, budget: SchemaBudget | None = None) -> "GuidedTool":
-        """Without `is_strict` any arguments will do."""
+        """Check the tool's schema. Without `is_strict`, calls may have any arguments."""
         if not is_strict:
             return cls(tool.name, {"type": "object"}, param, is_strict=False)
         schema = checked_schema(tool.parameters or {}, param, budget)
@@ -39,27 +39,27 @@ class GuidedTool:
 
 @dataclass(frozen=True, slots=True)
 class ObjectShape:
-    """The arguments that a call may have: those that it must have first, each group in the schema's order."""
+    """The arguments that a call may have: required ones first, otherwise in the schema's order."""
 
     arguments: tuple[tuple[str, Any, bool], ...]  # key, schema, whether it is required
-    others: Any = None  # the schema of arguments that are not declared, where none is; None: there are no others
+    others: Any = None  # the schema of undeclared arguments; None: they are not allowed
 
 
 def object_shapes(schema: Mapping[str, Any], param: str, budget: SchemaBudget) -> list[ObjectShape]:
-    """One for each alternative of the schema. Raises InvalidParameter for keywords that join arguments."""
+    """Return a shape for each alternative of the schema. Raises InvalidParameter for keywords that join arguments."""
     num_shapes = _num_alternatives(schema)
     if num_shapes > MAX_SHAPES:
-        keyword = next(each for each in (*_ALTERNATIVES, "allOf") if isinstance(schema.get(each), list))
+        keyword = next(name for name in (*_ALTERNATIVES, "allOf") if isinstance(schema.get(name), list))
         message = (
-            f"`{param}.{keyword}`: the arguments have more alternatives than the {MAX_SHAPES} that this model's format "
-            "of calls takes. Those of `anyOf`, `oneOf` and `allOf` multiply: use fewer."
+            f"`{param}.{keyword}`: the arguments have more than the {MAX_SHAPES} alternatives that this model's "
+            "tool-call format allows. Alternatives of `anyOf`, `oneOf` and `allOf` multiply: use fewer."
         )
         raise InvalidParameter(message, param=f"{param}.{keyword}")
-    return [_shape(each, budget, param) for each in _alternatives(schema, param)]
+    return [_shape(parts, budget, param) for parts in _alternatives(schema, param)]
 
 
 def _num_alternatives(schema: Any) -> int:
-    """As many as `_alternatives` gives."""
+    """Count the alternatives that `_alternatives` returns, without listing them."""
     if not isinstance(schema, Mapping):
         return int(schema is not False)
     lists = (schema[keyword] for keyword in _ALTERNATIVES if isinstance(schema.get(keyword), list))
@@ -68,7 +68,7 @@ def _num_alternatives(schema: Any) -> int:
 
 
 def _alternatives(schema: Any, param: str) -> Iterable[tuple[Mapping[str, Any], ...]]:
-    """The schemas without alternatives that arguments follow together, for each alternative of this one."""
+    """For each alternative of this schema, list the schemas that the arguments must follow together."""
     if not _num_alternatives(schema):
         return []
     if not isinstance(schema, Mapping):
@@ -79,7 +79,7 @@ def _alternatives(schema: Any, param: str) -> Iterable[tuple[Mapping[str, Any], 
         for keyword in _ALTERNATIVES
         if isinstance(schema.get(keyword), list)
     ]
-    choices += [list(_alternatives(each, param)) for each in _joined(schema)]
+    choices += [list(_alternatives(part, param)) for part in _joined(schema)]
     return ((schema, *chain.from_iterable(chosen)) for chosen in product(*choices))
 
 
@@ -91,11 +91,11 @@ def _check_keywords(schema: Mapping[str, Any], param: str) -> None:
     for keyword in ("patternProperties", "minProperties", "maxProperties", "$ref", "enum", "const"):
         if keyword in schema and not (keyword == "minProperties" and not schema[keyword]):
             path = f"{param}.{keyword}"
-            raise InvalidParameter(f"`{path}` cannot be kept in this model's format of calls.", param=path)
+            raise InvalidParameter(f"`{path}` cannot be enforced in this model's tool-call format.", param=path)
 
 
 def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str) -> ObjectShape:
-    """Of the schemas that the arguments follow together; what a later one says of an argument counts."""
+    """Merge schemas that the arguments must follow together; a later schema of an argument replaces an earlier one."""
     properties: dict[str, Any] = {}
     required: dict[str, None] = {}
     others: Any = True
@@ -107,19 +107,18 @@ def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str)
         others = part.get("additionalProperties", others)
     for key in required:
         properties.setdefault(key, others)
-    first = [(key, each, True) for key, each in properties.items() if key in required]
-    rest = [(key, each, False) for key, each in properties.items() if key not in required and each is not False]
+    first = [(key, inner, True) for key, inner in properties.items() if key in required]
+    rest = [(key, inner, False) for key, inner in properties.items() if key not in required and inner is not False]
     return ObjectShape((*first, *rest), None if properties or others is False else others)
 
 
 def separated(items: list[tuple[str, bool]], separator: str, writer: LarkWriter) -> str:
-    """Items in their order, those that must stand first, with separators between those that do."""
+    """Write items, required ones first, in order, with separators between the items that occur."""
     tail = ""
     starts: list[str] = []
     for number in range(len(items) - 1, -1, -1):
         expression, is_required = items[number]
-        whole = f"{expression} {tail}".strip()
-        starts.insert(0, whole)
+        starts.insert(0, f"{expression} {tail}".strip())
         rest = f"({separator} {expression})" + ("" if is_required else "?")
         tail = writer.rule(f"{rest} {tail}".strip())
     num_required = sum(is_required for _, is_required in items)

@@ -1,4 +1,4 @@
-"""Structural tags in their newer form, a tree of formats, as grammar."""
+"""Writes structural tags in their newer form, a tree of formats, as grammar."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,13 @@ _MAX_DEPTH = 32
 
 
 class StructuralWriter:
-    """Raises InvalidParameter, naming the place, for what is no such tree or cannot be enforced."""
+    """Writes one tree. Raises InvalidParameter, naming the place, for a tree that is wrong or cannot be enforced."""
 
     def __init__(self, writer: LarkWriter):
         self._writer = writer
 
     def expression(self, format_: Any, path: str, end: str = "", depth: int = _MAX_DEPTH) -> str:
-        """What the format allows, and `end`, which free text does not hold."""
+        """Return an expression for the format, then `end`, which free text does not contain."""
         writer = self._writer
         kind = self._field(format_, "type", str, path)
         if depth == 0:
@@ -36,7 +36,7 @@ class StructuralWriter:
                 return self._sequence(format_, path, end, depth)
             case "or":
                 elements = enumerate(self._field(format_, "elements", list, path))
-                return either(self.expression(each, f"{path}.elements[{at}]", end, depth - 1) for at, each in elements)
+                return either(self.expression(part, f"{path}.elements[{at}]", end, depth - 1) for at, part in elements)
             case "tag":
                 body = self._tag(format_, path, depth)
             case "triggered_tags":
@@ -50,18 +50,18 @@ class StructuralWriter:
     def _sequence(self, format_: Mapping[str, Any], path: str, end: str, depth: int) -> str:
         elements = self._field(format_, "elements", list, path)
         parts = []
-        for at, each in enumerate(elements):
+        for at, part in enumerate(elements):
             is_last = at == len(elements) - 1
-            if not is_last and isinstance(each, Mapping) and each.get("type") in ("any_text", "triggered_tags"):
+            if not is_last and isinstance(part, Mapping) and part.get("type") in ("any_text", "triggered_tags"):
                 raise InvalidParameter(
-                    f"`{path}.elements[{at}]`: free text stands only at the end of a sequence.",
+                    f"`{path}.elements[{at}]`: free text is allowed only at the end of a sequence.",
                     param=f"{path}.elements[{at}]",
                 )
-            parts.append(self.expression(each, f"{path}.elements[{at}]", end if is_last else "", depth - 1))
+            parts.append(self.expression(part, f"{path}.elements[{at}]", end if is_last else "", depth - 1))
         return " ".join(parts) or self._writer.text(end) or '""'
 
     def _tag(self, format_: Any, path: str, depth: int, *, behind: str = "") -> str:
-        """`behind`: of `begin`, so much was written already."""
+        """Write a tag. `behind`: the part of `begin` that was already written."""
         begin = self._field(format_, "begin", str, path)[len(behind) :]
         end = self._field(format_, "end", str, path)
         content = self.expression(format_.get("content"), f"{path}.content", end, depth - 1)
@@ -73,7 +73,7 @@ class StructuralWriter:
         for at, tag in enumerate(self._field(format_, "tags", list, path)):
             begin = self._field(tag, "begin", str, f"{path}.tags[{at}]")
             self._writer.budget.spend(path, len(triggers))
-            known = [each for each in triggers if isinstance(each, str) and each and begin.startswith(each)]
+            known = [text for text in triggers if isinstance(text, str) and text and begin.startswith(text)]
             if not known:
                 raise InvalidParameter(
                     f"`{path}.tags[{at}].begin` begins with none of the triggers.", param=f"{path}.tags[{at}].begin"

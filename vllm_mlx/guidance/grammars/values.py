@@ -1,4 +1,4 @@
-"""Values of arguments that are written without JSON's quotes: text as it is, all else as JSON."""
+"""Writes argument values without JSON's quotes: a string as plain text, any other value as JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,34 +9,34 @@ from .json_schema import FORMATS
 from .lark import LarkWriter, either, in_slashes
 
 ANY_TEXT = r"/(?s:.*)/"
-# What is read as something else than text where a schema allows both.
+# Text that the parser would read as another value than a string, if the schema allows both.
 _NO_TEXT = r"~/\s*([-+.0-9][-+.0-9eE]*|true|false|null|True|False)?\s*/ & ~/\s*[{\[](?s:.*)/"
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 
 
 class Values:
-    """Of the arguments of one tool. `param` is where the client gave its schema."""
+    """Values of one tool's arguments. `param`: the request field that contains its schema."""
 
     def __init__(self, writer: LarkWriter, parameters: Mapping[str, Any], param: str):
         self._writer = writer
         self._root = parameters
         self._types = SchemaTypes(parameters, writer.budget, param)
-        self._unions: dict[tuple[int, str, bool], list[tuple[bool, str]]] = {}  # by the id of their schema
-        self._open: set[int] = set()  # ids of the unions that are being written
+        self._unions: dict[tuple[int, str, bool], list[tuple[bool, str]]] = {}  # by the id of the schema
+        self._open: set[int] = set()  # ids of the unions that are currently written
 
     def value(
         self, schema: Any, path: str, end: str, *, without: Iterable[str], tells_type: bool = False
     ) -> list[tuple[bool, str]]:
-        """What may stand for a value, up to and with `end`: whether it is text, and its expression.
+        """Return the ways to write a value with its `end`: (whether it is text, expression) of each.
 
-        `without`: what text must not hold; `tells_type`: a tag says whether the value is text.
+        `without`: tags that text must not contain; `tells_type`: a tag says whether the value is text.
         """
         schema = self.resolved(schema, path)
         types = self.types(schema)
         if types is None and schema.keys() <= _ANNOTATIONS:
             return [(True, self._writer.value(ANY_TEXT, end, without=without))]
         if types is None:
-            raise InvalidParameter(f"`{path}` needs a `type`, in this model's format of calls.", param=path)
+            raise InvalidParameter(f"`{path}` needs a `type` in this model's tool-call format.", param=path)
         if "string" not in types:
             return [(False, f"{self.json(schema)} {self._writer.text(end)}")]
         if types == STRING:
@@ -74,7 +74,7 @@ class Values:
         return list(dict.fromkeys(branches))
 
     def string(self, schema: Mapping[str, Any], path: str, end: str, without: Iterable[str], barred: str = "") -> str:
-        """A text by the schema, and `end`. `barred`: a terminal's further condition."""
+        """Return an expression for a string that follows the schema, then `end`. `barred`: a further condition."""
         fixed = _texts(schema)
         if fixed is not None:
             return f"{either(self._writer.plain(text) for text in fixed)} {self._writer.text(end)}"
@@ -86,7 +86,7 @@ class Values:
         if schema is True:
             return {}
         if not isinstance(schema, Mapping):
-            raise InvalidParameter(f"`{path}` is no JSON schema that an argument can follow.", param=path)
+            raise InvalidParameter(f"`{path}` is not a JSON schema that an argument can follow.", param=path)
         return schema
 
 
@@ -123,7 +123,7 @@ def _string_parts(schema: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _unanchored(pattern: str) -> str:
-    """A pattern of JSON Schema is met anywhere in the text: each of its branches says by itself where."""
+    """Let a pattern match anywhere in the text, as in JSON Schema; each of its branches may be anchored by itself."""
     return "|".join(f"({_anywhere(branch)})" for branch in _branches_of(in_slashes(pattern)))
 
 
@@ -135,7 +135,7 @@ def _anywhere(branch: str) -> str:
 
 
 def _branches_of(pattern: str) -> list[str]:
-    """Cut at the bars that stand in no group and no class."""
+    """Split a pattern at the bars that are in no group and in no character class."""
     branches, depth, start, at, in_class = [], 0, 0, 0, False
     while at < len(pattern):
         char = pattern[at]
