@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, guiding, serving, vision, watching
+from . import caching, encoding, guiding, serving, vision, watching
 from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -26,6 +26,7 @@ WORKLOAD_SETS: dict[str, Workloads] = {
     "vision": vision.prepared,
     "guided": guiding.prepared,
     "watching": watching.prepared,
+    "encoding": encoding.prepared,
 }
 
 

@@ -40,7 +40,7 @@ def chat(**fields: Any) -> ChatStream:
 
 def chunk(delta: dict[str, Any], **choice: Any) -> str:
     """The same chunk, written by pydantic from the documented type."""
-    calls = [replies.ToolCallDelta.model_validate(call) for call in delta.pop("tool_calls", [])]
+    calls = [replies.ToolCallChunk.model_validate(call) for call in delta.pop("tool_calls", [])]
     fields = {**delta, **({"tool_calls": calls} if calls else {})}
     described = replies.ChatCompletionChunk(
         id="chatcmpl-1",

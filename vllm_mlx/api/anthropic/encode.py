@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
+from typing import Any
 
 from ...core.errors import VLLMMLXError
-from ...core.events import Finished, GenerationEvent, Started
+from ...core.events import Finished, GenerationEvent, Started, ToolCallStart
 from ..arguments import decode_arguments
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind, ReasoningMode
 from ..encoder import FoldedChoice, ReplyFold
@@ -93,13 +94,7 @@ class MessageStream:
                 return self._block_end(event)
 
     def _block_start(self, event: BlockStart) -> bytes:
-        if event.call is not None:
-            name = f'"id":{escape(encode_call_id(event.call.call_id))},"name":{escape(event.call.name)}'
-            block = f'{{"type":"tool_use",{name},"input":{{}}}}'
-        elif event.kind == "reasoning":
-            block = '{"type":"thinking","thinking":"","signature":""}'
-        else:
-            block = '{"type":"text","text":""}'
+        block = _start_of(event).model_dump_json()
         data = f'{{"type":"content_block_start","index":{event.index},"content_block":{block}}}'
         return f"event: content_block_start\ndata: {data}\n\n".encode()
 
@@ -139,9 +134,18 @@ def _reasoning_mode(spec: MessageSpec) -> ReasoningMode:
 
 def _content(spec: MessageSpec, block: BlockEnd) -> TextReply | ThinkingReply | ToolUseReply:
     if block.call is not None:
-        call_id = encode_call_id(block.call.call_id)
-        return ToolUseReply(id=call_id, name=block.call.name, input=decode_arguments(block.text))
+        return _tool_use(block.call, decode_arguments(block.text))
     if block.kind == "reasoning":
         shown = "" if spec.thinking == "sealed" else block.text
         return ThinkingReply(thinking=shown, signature=signature(spec, block.text))
     return TextReply(text=block.text)
+
+
+def _start_of(block: BlockStart) -> TextReply | ThinkingReply | ToolUseReply:
+    if block.call is not None:
+        return _tool_use(block.call, {})
+    return ThinkingReply(thinking="", signature="") if block.kind == "reasoning" else TextReply(text="")
+
+
+def _tool_use(call: ToolCallStart, arguments: dict[str, Any]) -> ToolUseReply:
+    return ToolUseReply(id=encode_call_id(call.call_id), name=call.name, input=arguments)

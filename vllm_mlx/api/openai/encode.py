@@ -1,8 +1,7 @@
 """Events → replies of chat and completions, streamed or complete. A streamed text costs one escape and one join."""
 
-import json
-from collections.abc import Iterable, Sequence
-from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
+from collections.abc import Sequence
+from functools import lru_cache
 
 from ...core.errors import VLLMMLXError
 from ...core.events import (
@@ -11,7 +10,6 @@ from ...core.events import (
     GenerationEvent,
     ReasoningDelta,
     TextDelta,
-    TokenLogprob,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
@@ -19,16 +17,22 @@ from ...core.events import (
 from ..blocks import ReasoningView
 from ..encoder import FoldedChoice, ReplyFold, TokenNames
 from ..error_replies import OPENAI
+from ..reply import TEXT, Reply, Template
 from ..usage import UsageTally
 from .decode import ReplySpec
 from .logprobs import CompletionLogprobWriter, chat_logprobs
 from .replies import (
     ChatChoice,
     ChatCompletion,
+    ChatCompletionChunk,
+    ChunkChoice,
     Completion,
     CompletionChoice,
+    Delta,
+    FunctionChunk,
     FunctionReply,
     MessageReply,
+    ToolCallChunk,
     ToolCallReply,
     UsageReply,
 )
@@ -36,39 +40,37 @@ from .replies import (
 DONE = b"data: [DONE]\n\n"
 
 
-class _Chunks:
-    """The constant text around what changes from chunk to chunk."""
-
-    def __init__(self, spec: ReplySpec, kind: str) -> None:
-        head = f'data: {{"id":{escape(spec.reply_id)},"object":"{kind}","created":{spec.created},'
-        self.head = f'{head}"model":{escape(spec.model)},"choices":['
-        self.tail = "]" + (',"usage":null' if spec.include_usage else "") + "}\n\n"
-
-    def choice(self, text: str) -> bytes:
-        return f"{self.head}{text}{self.tail}".encode()
-
-    def usage(self, tally: UsageTally) -> bytes:
-        return f'{self.head}],"usage":{UsageReply.of(tally.total()).to_json()}}}\n\n'.encode()
-
-
 class _Stream:
-    """What chat and completions share: the usage chunk, the end, and errors."""
+    """What chat and completions share: the chunk around a choice, the usage chunk, the end, and errors."""
 
-    def __init__(self, spec: ReplySpec, kind: str) -> None:
+    def __init__(self, spec: ReplySpec, chunk: ChatCompletionChunk | Completion) -> None:
+        """`chunk` has no choices yet."""
         self._spec = spec
-        self._chunks = _Chunks(spec, kind)
+        self._chunk = chunk
+        if spec.include_usage:
+            chunk.usage = None  # set, so that it is sent
+        self._head, _, self._tail = _event(chunk).rpartition("[]")
         self._tally = UsageTally(spec.choices_per_prompt)
 
     def close(self) -> bytes:
-        return self._chunks.usage(self._tally) + DONE if self._spec.include_usage else DONE
+        if not self._spec.include_usage:
+            return DONE
+        self._chunk.usage = UsageReply.of(self._tally.total())
+        return _event(self._chunk).encode() + DONE
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """The last event of a stream that failed: `[DONE]` would say that the reply is whole."""
-        return f"data: {OPENAI.error(error).body.to_json()}\n\n".encode()
+        """The last event of a stream that failed: `[DONE]` would say that the reply is complete."""
+        return _event(OPENAI.error(error).body).encode()
 
-    def _finish(self, index: int, event: Finished) -> str:
-        self._tally.add(index, event.usage)
-        return f'"finish_reason":"{finish_reason(event)}","stop_reason":{json.dumps(event.stop, ensure_ascii=False)}}}'
+    def _around(self, choice: str) -> str:
+        return f"{self._head}[{choice}]{self._tail}"
+
+    def _send(self, choice: ChunkChoice | CompletionChoice) -> bytes:
+        return self._around(choice.to_json()).encode()
+
+
+def _event(reply: Reply) -> str:
+    return f"data: {reply.to_json()}\n\n"
 
 
 def finish_reason(event: Finished) -> str:
@@ -76,98 +78,152 @@ def finish_reason(event: Finished) -> str:
     return event.reason.value
 
 
+def _delta(index: int, delta: Delta) -> str:
+    """The choice of a chunk, as JSON."""
+    return ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None).to_json()
+
+
+@lru_cache(1024)
+def _opening(index: int) -> str:
+    return _delta(index, Delta(role="assistant", content=""))
+
+
+@lru_cache(1024)
+def _text(index: int) -> str:
+    return _delta(index, Delta(content=TEXT))
+
+
+@lru_cache(1024)
+def _reasoning(index: int) -> str:
+    return _delta(index, Delta(reasoning_content=TEXT, reasoning=TEXT))
+
+
+@lru_cache(1024)
+def _arguments(index: int, call_index: int) -> str:
+    chunk = ToolCallChunk(index=call_index, function=FunctionChunk(arguments=TEXT))
+    return _delta(index, Delta(tool_calls=[chunk]))
+
+
 class ChatStream(_Stream):
-    """`api.encoder.StreamEncoder` of chat completions."""
+    """The `StreamEncoder` of chat completions."""
 
     def __init__(self, spec: ReplySpec, names: TokenNames) -> None:
-        super().__init__(spec, "chat.completion.chunk")
+        super().__init__(
+            spec,
+            ChatCompletionChunk(
+                id=spec.reply_id, object="chat.completion.chunk", created=spec.created, model=spec.model, choices=[]
+            ),
+        )
         self._names = names
         self._views = [ReasoningView(spec.reasoning) for _ in range(spec.num_choices)]
-        self._is_plain = spec.reasoning == "separate"
-        head = self._chunks.head
-        self._heads = [f'{head}{{"index":{index},"delta":{{' for index in range(spec.num_choices)]
-        self._tail = f'}},"logprobs":null,"finish_reason":null}}{self._chunks.tail}'
-        self._calls_with_arguments: set[tuple[int, int]] = set()
+        self._sees_all = spec.reasoning == "separate"
+        self._texts: dict[int, Template] = {}
+        self._reasonings: dict[int, Template] = {}
+        self._arguments: dict[tuple[int, int], Template] = {}
 
     def open(self) -> bytes:
-        role = '"role":"assistant","content":""'
-        return b"".join(self._delta(index, role) for index in range(self._spec.num_choices))
+        return "".join([self._around(_opening(index)) for index in range(self._spec.num_choices)]).encode()
 
     def keep_alive(self) -> bytes:
-        return self._delta(0, "")
+        return self._around(_delta(0, Delta())).encode()
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
-        if self._is_plain:
+        if self._sees_all:
             return self._feed(index, event)
-        return b"".join(self._feed(index, each) for each in self._views[index].feed(event))
+        return b"".join(self._feed(index, seen) for seen in self._views[index].feed(event))
 
     def _feed(self, index: int, event: GenerationEvent) -> bytes:
         match event:
-            case TextDelta(text, logprobs):
-                if logprobs and self._spec.logprobs:
-                    return self._with_logprobs(index, text, logprobs)
-                return self._delta(index, f'"content":{escape(text)}') if text else b""
-            case ReasoningDelta(text):
-                escaped = escape(text)
-                return self._delta(index, f'"reasoning_content":{escaped},"reasoning":{escaped}')
+            case TextDelta():
+                return self._text(index, event)
+            case ReasoningDelta():
+                if (template := self._reasonings.get(index)) is None:
+                    template = self._reasonings[index] = Template(self._around(_reasoning(index)))
+                return template.write(event.text)
             case ToolCallStart():
-                function = f'{{"name":{escape(event.name)},"arguments":""}}'
-                call = f'"index":{event.index},"id":{escape(event.call_id)},"type":"function","function":{function}'
-                return self._delta(index, f'"tool_calls":[{{{call}}}]')
-            case ToolCallDelta(call_index, arguments):
-                self._calls_with_arguments.add((index, call_index))
-                return self._arguments(index, call_index, arguments)
-            case ToolCallEnd(call_index) if (index, call_index) not in self._calls_with_arguments:
-                return self._arguments(index, call_index, "{}")
+                return self._call(index, event)
+            case ToolCallDelta():
+                return self._call_arguments(index, event.index, event.arguments)
+            case ToolCallEnd() if (index, event.index) not in self._arguments:  # the call had none so far
+                return self._call_arguments(index, event.index, "{}")
             case Finished():
-                return self._chunks.choice(
-                    f'{{"index":{index},"delta":{{}},"logprobs":null,{self._finish(index, event)}'
-                )
+                return self._end(index, event)
             case _:
                 return b""
 
-    def _delta(self, index: int, fields: str) -> bytes:
-        return f"{self._heads[index]}{fields}{self._tail}".encode()
+    def _text(self, index: int, event: TextDelta) -> bytes:
+        if event.logprobs and self._spec.logprobs:
+            return self._send(
+                ChunkChoice(
+                    index=index,
+                    delta=Delta(content=event.text),
+                    logprobs=chat_logprobs(event.logprobs, self._names),
+                    finish_reason=None,
+                )
+            )
+        if not event.text:
+            return b""
+        if (template := self._texts.get(index)) is None:
+            template = self._texts[index] = Template(self._around(_text(index)))
+        return template.write(event.text)
 
-    def _arguments(self, index: int, call_index: int, arguments: str) -> bytes:
-        call = f'{{"index":{call_index},"function":{{"arguments":{escape(arguments)}}}}}'
-        return self._delta(index, f'"tool_calls":[{call}]')
+    def _call(self, index: int, call: ToolCallStart) -> bytes:
+        function = FunctionChunk(name=call.name, arguments="")
+        chunk = ToolCallChunk(index=call.index, id=call.call_id, type="function", function=function)
+        return self._around(_delta(index, Delta(tool_calls=[chunk]))).encode()
 
-    def _with_logprobs(self, index: int, text: str, tokens: Iterable[TokenLogprob]) -> bytes:
-        logprobs = chat_logprobs(tokens, self._names).to_json()
-        delta = f'{{"index":{index},"delta":{{"content":{escape(text)}}},"logprobs":{logprobs},"finish_reason":null}}'
-        return self._chunks.choice(delta)
+    def _call_arguments(self, index: int, call_index: int, text: str) -> bytes:
+        place = index, call_index
+        if (template := self._arguments.get(place)) is None:
+            template = self._arguments[place] = Template(self._around(_arguments(*place)))
+        return template.write(text)
+
+    def _end(self, index: int, event: Finished) -> bytes:
+        self._tally.add(index, event.usage)
+        reason = finish_reason(event)
+        return self._send(
+            ChunkChoice(index=index, delta=Delta(), logprobs=None, finish_reason=reason, stop_reason=event.stop)
+        )
 
 
 class CompletionStream(_Stream):
-    """`api.encoder.StreamEncoder` of completions."""
+    """The `StreamEncoder` of completions."""
 
     def __init__(self, spec: ReplySpec, names: TokenNames) -> None:
-        super().__init__(spec, "text_completion")
+        super().__init__(
+            spec,
+            Completion(id=spec.reply_id, object="text_completion", created=spec.created, model=spec.model, choices=[]),
+        )
         self._logprobs = [CompletionLogprobWriter(names) for _ in range(spec.num_choices)]
+        self._templates: dict[int, Template] = {}
 
     def open(self) -> bytes:
         return b""
 
     def keep_alive(self) -> bytes:
-        return self._text(0, "", "null")
+        return self._send(CompletionChoice(index=0, text="", logprobs=None, finish_reason=None))
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         match event:
-            case TextDelta(text, logprobs):
-                if logprobs and self._spec.logprobs:
-                    return self._text(index, text, self._logprobs[index].write(logprobs).to_json())
-                return self._text(index, text, "null") if text else b""
-            case ReasoningDelta(text):
-                return self._text(index, text, "null")
+            case TextDelta(text, logprobs) if logprobs and self._spec.logprobs:
+                written = self._logprobs[index].write(logprobs)
+                return self._send(CompletionChoice(index=index, text=text, logprobs=written, finish_reason=None))
+            case TextDelta() | ReasoningDelta():
+                return self._text(index, event.text) if event.text else b""
             case Finished():
-                return self._chunks.choice(f'{{"index":{index},"text":"","logprobs":null,{self._finish(index, event)}')
+                self._tally.add(index, event.usage)
+                reason = finish_reason(event)
+                return self._send(
+                    CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason, stop_reason=event.stop)
+                )
             case _:
                 return b""
 
-    def _text(self, index: int, text: str, logprobs: str) -> bytes:
-        fields = f'"index":{index},"text":{escape(text)},"logprobs":{logprobs},"finish_reason":null'
-        return self._chunks.choice(f"{{{fields}}}")
+    def _text(self, index: int, text: str) -> bytes:
+        if (template := self._templates.get(index)) is None:
+            choice = CompletionChoice(index=index, text=TEXT, logprobs=None, finish_reason=None)
+            template = self._templates[index] = Template(self._around(choice.to_json()))
+        return template.write(text)
 
 
 def chat_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:

@@ -99,16 +99,16 @@ class ChatCompletion(Reply):
     usage: UsageReply
 
 
-class FunctionDelta(Reply):
+class FunctionChunk(Reply):
     name: str = ""
     arguments: str
 
 
-class ToolCallDelta(Reply):
+class ToolCallChunk(Reply):
     index: int
     id: str = ""
     type: Literal["function"] = "function"
-    function: FunctionDelta
+    function: FunctionChunk
 
 
 class Delta(Reply):
@@ -116,7 +116,7 @@ class Delta(Reply):
     content: str = ""
     reasoning_content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
+    tool_calls: list[ToolCallChunk] = Field(default_factory=list)
 
 
 class ChunkChoice(Reply):
