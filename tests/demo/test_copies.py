@@ -33,6 +33,7 @@ def overall(folder: Path) -> float:
     return scoring.score(scoring.verdicts(asking.Greedy(folder), questions)).overall()
 
 
+@pytest.mark.full
 def test_copy_answers_the_frozen_prompts(copied: Path) -> None:
     copy, cases = Asker(copied), frozen_cases()
     right = [answer(copy.reply(case)) == answer(case.reply) for case in cases]

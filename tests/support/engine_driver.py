@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -121,9 +123,14 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
     return Engine(scheduler, Runner(model, engine._watch), engine._watch, engine.facts)
 
 
+@lru_cache(maxsize=2)
+def _plain_model(path: Path) -> Any:
+    return load_text_model(path)[0]
+
+
 def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[list[int], list[mx.array]]:
     """Greedy tokens of one row and the logits behind each, without any of our code."""
-    model, _ = load_text_model(path)
+    model = _plain_model(path)
     caches = make_prompt_cache(model)
     logits = model(mx.array([list(prompt)]), cache=caches)[0, -1]
     tokens, rows = [], []
