@@ -28,7 +28,7 @@ from vllm_mlx.cache.match import Match, Piece
 from vllm_mlx.cache.node import Node
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import ReasoningDelta, TextDelta
-from vllm_mlx.core.messages import Message
+from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.sequence import Sequence as EngineSequence
@@ -67,6 +67,11 @@ def _holds_question(value: Any) -> bool:
     return isinstance(value, bytes | bytearray) and _MARK.encode() in value
 
 
+def _asks(message: Message) -> bool:
+    """Whether the message has the question: another conversation's next turn may be probed at the same time."""
+    return any(isinstance(part, TextPart) and _MARK in part.text for part in message.parts)
+
+
 def _is_key(value: Any) -> bool:
     """Token ids as the prefix cache packs them: big-endian words."""
     return isinstance(value, bytes) and len(value) >= 32 and not len(value) % 4 and not any(value[::4])
@@ -82,10 +87,10 @@ def _is_layer_state(value: Any) -> bool:
 CHAT = (
     Form("body", lambda value: isinstance(value, dict) and _holds_question(value.get("body"))),
     _instance("ChatCompletionBody", ChatCompletionBody),
-    _instance("Message", Message),
-    _instance("Request", Request),
+    Form("Message", lambda value: isinstance(value, Message) and _asks(value)),
+    Form("Request", lambda value: isinstance(value, Request) and any(map(_asks, value.messages or ()))),
     Form("rendered prompt", lambda value: isinstance(value, str) and _MARK in value and "<|im_start|>" in value),
-    _instance("EncodedText", EncodedText),
+    Form("EncodedText", lambda value: isinstance(value, EncodedText) and _MARK in value.text),
     _instance("PromptInputs", PromptInputs),
     _instance("Sequence", EngineSequence),
     Form("StepPlan", lambda value: isinstance(value, StepPlan) and bool(value.decode)),

@@ -1,4 +1,4 @@
-"""Pieces of a reply's text → events, by the formats' parser. Knows no token ids and no stop strings."""
+"""The parser of one reply, and what its events are counted and joined by. Knows no token ids and no stop strings."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,56 +14,7 @@ from ..core.events import (
 )
 from ..core.request import Request
 from ..formats import OutputParser, SchemaBudget, Schemas, make_parser, read_schemas
-from ..tokens.detokenizer import Piece
 from ..tokens.tokenizer import Tokenizer
-
-
-class ParseStage:
-    """Feeds the parser what is text, and counts reasoning tokens and tool calls of its events.
-
-    A piece that the tokenizer calls no part of any text is dropped, unless it is a tag of the format or the request
-    asks for such pieces.
-    """
-
-    def __init__(self, parser: OutputParser, request: Request):
-        self._parser = parser
-        self._skips_control = request.sampling.skip_special_tokens
-        self._logprobs = None if request.sampling.logprobs is None else LogprobQueue()
-        self.calls = CallCounter(request.max_tool_calls)
-        self.num_reasoning_tokens = 0
-        self.closed_open_call = False  # True if `finish` completed a call that the model had left open
-
-    def add_token(self, logprob: TokenLogprob | None) -> None:
-        """Announce a sampled token, before the piece that has its text."""
-        if self._logprobs is not None:
-            self._logprobs.add_token(logprob)
-
-    def feed(self, piece: Piece) -> list[ContentEvent]:
-        """Events after the end of the last permitted tool call are left out."""
-        was_in_reasoning = self._parser.in_reasoning
-        is_text = not piece.control or not self._skips_control or piece.text in self._parser.markers
-        if self._logprobs is not None:
-            self._logprobs.add_piece(piece.num_tokens, len(piece.text) if is_text else 0)
-        events = self._counted(self._parser.feed(piece.text, piece.special)) if is_text else []
-        if was_in_reasoning and self._parser.in_reasoning:
-            self.num_reasoning_tokens += piece.num_tokens
-        return events
-
-    def feed_end_token(self, text: str) -> list[ContentEvent]:
-        """The token that ended the reply is no text, but it may be a tag that the format needs."""
-        return self._counted(self._parser.feed(text, special=True)) if text in self._parser.markers else []
-
-    def finish(self, *, is_end: bool) -> list[ContentEvent]:
-        """`is_end`: the model ended the reply. The arguments of a call that is still open are then completed."""
-        num_calls = self.calls.num_calls
-        events = self._counted(self._parser.finish(is_end=is_end))
-        self.closed_open_call = self.calls.num_calls > num_calls
-        return events
-
-    def _counted(self, events: list[ContentEvent]) -> list[ContentEvent]:
-        if self._logprobs is not None:
-            events = self._logprobs.attach(events, self._parser.text_starts)
-        return self.calls.feed(events)
 
 
 class CallCounter:
