@@ -112,6 +112,31 @@ def test_a_tenant_takes_no_more_than_an_even_share_of_places_from_another() -> N
     bench.check_replies()
 
 
+@pytest.mark.parametrize("first", ["ann", "ben"])
+def test_places_are_shared_in_proportion_to_priorities(first: str) -> None:
+    bench = Tenants(max_num_seqs=8)
+    priorities = {"ann": 3, "ben": 1}
+    asked = {}
+    for tenant in sorted(priorities, key=lambda tenant: tenant != first):
+        asked[tenant] = [bench.ask(tenant, 10, 200, priority=priorities[tenant]) for _ in range(20)]
+        for _ in range(5):
+            bench.step()
+    assert {tenant: sum(map(bench.is_running, seqs)) for tenant, seqs in asked.items()} == {"ann": 6, "ben": 2}
+    bench.run()
+    bench.check_replies()
+
+
+@pytest.mark.parametrize("priority", [1, 3, 10])
+def test_engine_time_is_shared_in_proportion_to_priorities(priority: int) -> None:
+    bench = Tenants(max_num_seqs=8)
+    bench.ask("ann", 30_000, priority=priority)
+    bench.ask("ben", 30_000)
+    for _ in range(100):
+        bench.step()
+    ann_s, ben_s = (engine_s(bench.plans, of=tenant) for tenant in ("ann", "ben"))
+    assert ben_s > 0 and abs(ann_s - priority * ben_s) <= 0.2 * (priority + 1), "within one chunk of each"
+
+
 def test_places_that_come_free_go_to_whoever_has_had_least() -> None:
     bench = Tenants(max_num_seqs=1)
     asked = [bench.ask("ann", 300), bench.ask("ann", 300), bench.ask("ann", 300), *(bench.ask("ben", 30) for _ in "xy")]

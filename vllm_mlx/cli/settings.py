@@ -151,7 +151,9 @@ class Settings(BaseSettings):
         Panel.SERVER, (), "Key that clients must send, as `Authorization: Bearer` or `x-api-key`. Default: none asked."
     )
     api_key_file: Path | None = setting(
-        Panel.SERVER, None, "File of such keys, one on each line, as `NAME:KEY`. Their holders share no cache."
+        Panel.SERVER,
+        None,
+        "File of such keys, one on each line, as `NAME:KEY` or `NAME:KEY PRIORITY`. Their holders share no cache.",
     )
     admin_key_file: Path | None = setting(
         Panel.SERVER, None, "File of keys, written alike, that may also cancel and clear what belongs to others."

@@ -9,6 +9,7 @@ class APIKey:
     name: str
     secret: str = field(repr=False)
     is_admin: bool = False  # may see, cancel and clear what belongs to others
+    priority: int = 1  # how many times the share of a key of priority 1 its holder gets
 
 
 def unnamed_keys(secrets: Iterable[str], *, taken: Iterable[str] = ()) -> tuple[APIKey, ...]:

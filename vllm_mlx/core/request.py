@@ -145,4 +145,5 @@ class Request:
     cache_reasoning: CacheReasoning | None = None  # None: the engine's setting
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
+    priority: int = 1  # of that key
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission

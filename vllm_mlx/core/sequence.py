@@ -115,6 +115,7 @@ class Sequence:
     constraint: Constraint | None = None
     cache_salt: str = ""
     tenant: str = ""  # the owner of the request; tenants take turns
+    priority: int = 1  # of the tenant: its shares are in proportion
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -41,6 +41,7 @@ class AdmissionQueue:
         self._max_request_s = config.max_request_s
         self._open_generations = open_generations
         self._preparing: Counter[str] = Counter()  # replies to requests that become prompts, by tenant
+        self._priorities: dict[str, int] = {}  # by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
         self._refusals = Refusals()
         self.num_refused = 0
@@ -54,8 +55,9 @@ class AdmissionQueue:
         tenant, replies = request.tenant, [*self._open_replies()]
         held = Counter(self._preparing)
         held.update(tenant for tenant, _ in replies)
+        self._priorities[tenant] = request.priority
         is_first = not held[tenant] and (num_choices == 1 or not replies)
-        if not is_first and not has_room(held, tenant, num_choices, self._max_open):
+        if not is_first and not has_room(held, tenant, num_choices, self._max_open, self._priorities):
             error = self._refusal([reply for _, reply in replies])
             await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error

@@ -268,6 +268,7 @@ class EngineClient:
             constraint=prepared.constraint,
             cache_salt=prepared.request.cache_salt,
             tenant=prepared.request.tenant,
+            priority=prepared.request.priority,
         )
 
     def _choice(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Reply:

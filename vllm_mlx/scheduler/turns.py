@@ -2,11 +2,11 @@
 
 A tenant that has fewer rows comes first, then the one that had less engine time while others were here. A tenant that
 waits for the first token of a reply gets at least its share of engine time until then; decoding of the others gets the
-rest.
+rest. All shares are in proportion to the priorities of the tenants.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LEAST_PREFILL_SHARE = 0.25  # of a stall: shorter chunks would cost too much
 class _Mark:
     """Engine time in seconds, at the moment when a tenant began to wait for a first token."""
 
-    own_s: float
+    own_s: float  # over the tenant's priority
     all_s: float
 
 
@@ -31,7 +31,8 @@ class Turns:
         """`row_bytes`: what a row takes at its present length."""
         self._row_bytes = row_bytes
         self._num_here: Counter[str] = Counter()  # sequences that wait or run, by tenant
-        self._served: dict[str, float] = {}  # seconds of engine time, by which a tenant is compared with others
+        self._priorities: dict[str, int] = {}  # by tenant
+        self._served: dict[str, float] = {}  # seconds of engine time over priority, by which tenants are compared
         self._all_s = 0.0  # engine time of all tenants
         self._marks: dict[str, _Mark] = {}  # of the tenants that wait for a first token
         self._start_s: dict[str, float] = {}  # engine time that a tenant's last first token took beside others
@@ -45,6 +46,7 @@ class Turns:
     def join(self, seq: Sequence) -> None:
         """A tenant that comes back, or is new, has no credit for the time in which it asked for nothing."""
         tenant = seq.tenant
+        self._priorities[tenant] = seq.priority
         if tenant not in self._num_here:
             least = min((self._served[other] for other in self._num_here), default=0)
             self._served[tenant] = max(self._served.get(tenant, 0), least)
@@ -70,7 +72,7 @@ class Turns:
                 self._pay(seqs[seq_id].tenant, timing.seconds)
 
     def _pay(self, tenant: str, seconds: float) -> None:
-        self._served[tenant] += seconds
+        self._served[tenant] += seconds / self._priorities[tenant]
         self._all_s += seconds
 
     def longest_prefill_s(self, max_stall_s: float) -> float:
@@ -95,7 +97,8 @@ class Turns:
         starting = [row for row in rows if not row.output_token_ids] if self.are_taken else []
         now = {row.tenant: _Mark(self._served[row.tenant], self._all_s) for row in starting}
         for tenant in self._marks.keys() - now.keys():
-            self._start_s[tenant] = self._served.get(tenant, 0.0) - self._marks[tenant].own_s
+            own_s = self._served.get(tenant, 0.0) - self._marks[tenant].own_s
+            self._start_s[tenant] = own_s * self._priorities[tenant]
         self._marks = {tenant: self._marks.get(tenant, mark) for tenant, mark in now.items()}
         behind = {tenant for tenant, mark in self._marks.items() if self._is_behind(now[tenant], mark)}
         return [row for row in starting if row.tenant in behind]
@@ -106,14 +109,15 @@ class Turns:
             self._seen_s = {tenant: seen_s for tenant, seen_s in self._seen_s.items() if now_s - seen_s <= _RECENT_S}
 
     def _is_behind(self, now: _Mark, since: _Mark) -> bool:
-        return len(self._num_here) * (now.own_s - since.own_s) <= now.all_s - since.all_s
+        total = sum(self._priorities[tenant] for tenant in self._num_here)
+        return total * (now.own_s - since.own_s) <= now.all_s - since.all_s
 
     def next(self, waiting: Iterable[Sequence], rows: Iterable[Sequence], but: Collection[int]) -> Sequence | None:
         """The sequence to admit before the others; `but`: ids of those that wait for something else."""
         ready = (seq for seq in waiting if seq.seq_id not in but)
         if not self.are_taken:
             return next(ready, None)
-        num_rows = Counter(row.tenant for row in rows)
+        num_rows = self._held(rows, lambda row: 1)
         first: dict[str, Sequence] = {}
         for seq in ready:
             first.setdefault(seq.tenant, seq)
@@ -163,22 +167,24 @@ class Turns:
         """
         if not self.are_taken:
             return None
-        held: Counter[str] = Counter()
-        for row in rows:
-            held[row.tenant] += 1 if lacks_place else self._row_bytes(row)
-        [(tenant, most)] = held.most_common(1) or [(seq.tenant, 0)]
-        if most <= held[seq.tenant] + (1 if lacks_place else coming_bytes):
-            return None
-        return _youngest(rows, tenant)
+        held = self._held(rows, (lambda row: 1) if lacks_place else self._row_bytes)
+        tenant = max(held, key=held.__getitem__, default=seq.tenant)
+        coming = (1 if lacks_place else coming_bytes) / seq.priority
+        return None if held[tenant] <= held[seq.tenant] + coming else _youngest(rows, tenant)
 
     def row_to_preempt(self, rows: Rows[Sequence]) -> Sequence:
         """The row that goes when memory is short: the youngest of the tenant that has most of it."""
         if not self.are_taken:
             return rows[-1]
-        held: Counter[str] = Counter()
-        for row in rows:
-            held[row.tenant] += self._row_bytes(row)
+        held = self._held(rows, self._row_bytes)
         return _youngest(rows, max(held, key=held.__getitem__))
+
+    def _held(self, rows: Iterable[Sequence], amount: Callable[[Sequence], int]) -> defaultdict[str, float]:
+        """What each tenant has, over its priority."""
+        held: defaultdict[str, float] = defaultdict(float)
+        for row in rows:
+            held[row.tenant] += amount(row) / row.priority
+        return held
 
 
 def _youngest(rows: Rows[Sequence], tenant: str) -> Sequence:

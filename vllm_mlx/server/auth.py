@@ -38,7 +38,7 @@ class APIKeyAuth:
             state = scope.setdefault("state", {})
             state["is_admin"] = False
             if key is not None:
-                state["tenant"], state["key_name"] = digest.hex(), key.name
+                state["tenant"], state["key_name"], state["priority"] = digest.hex(), key.name, key.priority
                 state["is_admin"] = key.is_admin or len(self._keys) == 1
             await self._app(scope, receive, send)
             return

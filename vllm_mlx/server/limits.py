@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.shares import has_room
 from .error_handlers import http_error
-from .tenants import tenant_of
+from .tenants import priority_of, tenant_of
 
 LEAST_BYTES_PER_S = 1024  # of a body that takes longer than every body may
 BODIES = 4  # of the largest size, that requests under way may hold together
@@ -40,6 +40,7 @@ class BodyLimit:
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
             await http_error(scope["path"], 413, _too_long(self._max_body_bytes))(scope, receive, send)
             return
+        self._held.know(tenant_of(scope), priority_of(scope))
         body = _Body(receive, self._max_body_bytes, self._body_s, self._held, tenant_of(scope))
         try:
             await self._app(scope, body.receive, send)
@@ -53,10 +54,14 @@ class _Held:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes: Counter[str] = Counter()
+        self._priorities: dict[str, int] = {}  # by tenant
+
+    def know(self, tenant: str, priority: int) -> None:
+        self._priorities[tenant] = priority
 
     def take(self, tenant: str, num_bytes: int) -> bool:
         """Whether there was room for that, or the tenant holds no more than its share."""
-        has_room_left = has_room(self._num_bytes, tenant, num_bytes, self._max_bytes)
+        has_room_left = has_room(self._num_bytes, tenant, num_bytes, self._max_bytes, self._priorities)
         self._num_bytes[tenant] += num_bytes
         return has_room_left
 

@@ -23,6 +23,12 @@ def tenant_of(scope: Scope) -> str:
     return tenant
 
 
+def priority_of(scope: Scope) -> int:
+    """The priority of the key that was sent."""
+    priority: int = scope.get("state", {}).get("priority", 1)
+    return priority
+
+
 def is_admin(scope: Scope) -> bool:
     """Whether the sender may see, cancel and clear what belongs to any client.
 
@@ -47,7 +53,8 @@ def kept_apart(request: Request, scope: Scope) -> Request:
     tenant = tenant_of(scope)
     if not tenant:
         return request
-    return replace(request, tenant=tenant, cache_salt=_salts_of(tenant) + request.cache_salt)
+    salt = _salts_of(tenant) + request.cache_salt
+    return replace(request, tenant=tenant, priority=priority_of(scope), cache_salt=salt)
 
 
 def _salts_of(tenant: str) -> str:
