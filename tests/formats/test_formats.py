@@ -1,4 +1,4 @@
-"""What each way of writing thoughts and calls means, at every cut."""
+"""What each way of writing reasoning and calls means, at every cut."""
 
 import json
 
@@ -9,7 +9,7 @@ from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolC
 
 from .support import MARKERS, TOOLS, as_special, cuts, run
 
-Text, Thought = TextDelta, ReasoningDelta
+Text, Reasoning = TextDelta, ReasoningDelta
 
 
 def call(name: str, arguments: str, index: int = 0) -> list:
@@ -32,41 +32,41 @@ WELL_FORMED = {
     "plain": ("Hi  there\n", [Text("Hi  there\n")]),
     "white space around a text is kept": ("  \n a \n", [Text("  \n a \n")]),
     "white space alone is content": (" \n", [Text(" \n")]),
-    "thought then text": ("<think>\nhm\n</think>\n\nHi", [Thought("hm"), Text("Hi")]),
-    "thought without line breaks": ("<think>hm</think>Hi", [Thought("hm"), Text("Hi")]),
-    "white space inside a thought is kept": (
+    "reasoning then text": ("<think>\nhm\n</think>\n\nHi", [Reasoning("hm"), Text("Hi")]),
+    "reasoning without line breaks": ("<think>hm</think>Hi", [Reasoning("hm"), Text("Hi")]),
+    "white space inside reasoning is kept": (
         "<think>\n\n  a\n\nb \n\n</think>c",
-        [Thought("\n  a\n\nb \n"), Text("c")],
+        [Reasoning("\n  a\n\nb \n"), Text("c")],
     ),
-    "empty thought": ("<think>\n\n</think>\n\nHi", [Text("Hi")]),
-    "empty thought before a call": (f"<think>\n\n</think>\n\n{WEATHER_JSON}", call("get_weather", WEATHER)),
-    "indented text after a thought": ("<think>a</think>\n\n  code", [Thought("a"), Text("  code")]),
-    "two closing tags": ("<think>a</think>\n</think>\n\nb", [Thought("a"), Text("b")]),
-    "closing tag without a thought": ("</think>\n\nb", [Text("b")]),
-    "opening tag twice": ("<think><think>\na</think>b", [Thought("a"), Text("b")]),
-    "two thoughts": ("<think>a</think>b<think>c</think>\nd", [Thought("a"), Text("b"), Thought("c"), Text("d")]),
-    "unfinished thought": ("<think>\na\n", [Thought("a\n")]),
+    "empty reasoning": ("<think>\n\n</think>\n\nHi", [Text("Hi")]),
+    "empty reasoning before a call": (f"<think>\n\n</think>\n\n{WEATHER_JSON}", call("get_weather", WEATHER)),
+    "indented text after reasoning": ("<think>a</think>\n\n  code", [Reasoning("a"), Text("  code")]),
+    "two closing tags": ("<think>a</think>\n</think>\n\nb", [Reasoning("a"), Text("b")]),
+    "closing tag without reasoning": ("</think>\n\nb", [Text("b")]),
+    "opening tag twice": ("<think><think>\na</think>b", [Reasoning("a"), Text("b")]),
+    "reasoning twice": ("<think>a</think>b<think>c</think>\nd", [Reasoning("a"), Text("b"), Reasoning("c"), Text("d")]),
+    "unfinished reasoning": ("<think>\na\n", [Reasoning("a\n")]),
     "json call": (WEATHER_JSON, call("get_weather", WEATHER)),
     "xml call": (WEATHER_XML, call("get_weather", WEATHER)),
     "text before and after": (
         f"One.\n{WEATHER_JSON}\nTwo.",
         [Text("One.\n"), *call("get_weather", WEATHER), Text("\nTwo.")],
     ),
-    "thought, text, two calls": (
+    "reasoning, text, two calls": (
         f"<think>\na\n</think>\n\nb\n\n{WEATHER_XML}\n{WEATHER_JSON}\n",
-        [Thought("a"), Text("b\n\n"), *call("get_weather", WEATHER), *call("get_weather", WEATHER, 1)],
+        [Reasoning("a"), Text("b\n\n"), *call("get_weather", WEATHER), *call("get_weather", WEATHER, 1)],
     ),
     "calls without space between": (
         WEATHER_JSON + WEATHER_XML,
         [*call("get_weather", WEATHER), *call("get_weather", WEATHER, 1)],
     ),
-    "call inside an unfinished thought": (
+    "call inside unfinished reasoning": (
         f"<think>\nlet me\n\n{WEATHER_XML}",
-        [Thought("let me\n"), *call("get_weather", WEATHER)],
+        [Reasoning("let me\n"), *call("get_weather", WEATHER)],
     ),
-    "thought closed behind a call": (
+    "reasoning closed behind a call": (
         f"<think>a{WEATHER_JSON}</think>b",
-        [Thought("a"), *call("get_weather", WEATHER), Text("b")],
+        [Reasoning("a"), *call("get_weather", WEATHER), Text("b")],
     ),
     "arguments before the name": (
         '<tool_call>{"arguments": {"city": "Rome"}, "name": "get_weather"}</tool_call>',
@@ -146,12 +146,12 @@ WELL_FORMED = {
         WEATHER_XML.replace("get_weather", "rm"),
         [Text(WEATHER_XML.replace("get_weather", "rm"))],
     ),
-    "undeclared tool in a thought": (
+    "undeclared tool in reasoning": (
         '<think>a <tool_call>{"name": "rm"}</tool_call> b</think>c',
-        [Thought('a <tool_call>{"name": "rm"}</tool_call> b'), Text("c")],
+        [Reasoning('a <tool_call>{"name": "rm"}</tool_call> b'), Text("c")],
     ),
     "no call at all": ("<tool_call>\nnot a call</tool_call>.", [Text("<tool_call>\nnot a call</tool_call>.")]),
-    "no call in a thought": ("<think>a <tool_call> tag</think>b", [Thought("a <tool_call> tag"), Text("b")]),
+    "no call in reasoning": ("<think>a <tool_call> tag</think>b", [Reasoning("a <tool_call> tag"), Text("b")]),
     "no call, then one": (
         f"<tool_call> <tool_call>{WEATHER_JSON.removeprefix('<tool_call>')}",
         [Text("<tool_call> "), *call("get_weather", WEATHER)],
@@ -203,9 +203,9 @@ TEXTUAL = {
         call("write", '{"text": "a </tool_call> <tool_call> b"}'),
     ),
     "tail that may become a marker": ("a <tool_cal", [Text("a <tool_cal")]),
-    "tail in a thought": ("<think>a </thin", [Thought("a </thin")]),
-    "half marker before a marker": ("<think>a</thi</think>b", [Thought("a</thi"), Text("b")]),
-    "less-than signs": ("1 < 2 <<think>a</think>", [Text("1 < 2 <"), Thought("a")]),
+    "tail in reasoning": ("<think>a </thin", [Reasoning("a </thin")]),
+    "half marker before a marker": ("<think>a</thi</think>b", [Reasoning("a</thi"), Text("b")]),
+    "less-than signs": ("1 < 2 <<think>a</think>", [Text("1 < 2 <"), Reasoning("a")]),
 }
 
 

@@ -1,4 +1,4 @@
-"""Every family's thoughts: whole, at every cut, every character alone, and with their tags as tokens."""
+"""Every family's reasoning: whole, at every cut, every character alone, and with their tags as tokens."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from vllm_mlx.formats import make_parser
 
 from .support import REASONING_FORMATS, as_special, cuts, run, tool
 
-Text, Thought = TextDelta, ReasoningDelta
+Text, Reasoning = TextDelta, ReasoningDelta
 TOOLS = [tool("f", a={"type": "string"}), tool("g")]
 PLAIN_TAGS = {
     "qwen3": ("<think>", "</think>"),
@@ -59,29 +59,29 @@ def check(name: str, text: str, expected: list[Any], *, tools: str | None = None
 
 
 @pytest.mark.parametrize("name", PLAIN_TAGS)
-def test_thought_then_answer(name: str) -> None:
+def test_reasoning_then_answer(name: str) -> None:
     open, close = PLAIN_TAGS[name]
-    check(name, f"{open}東京 <b> 1 < 2\n\nx{close}Hi", [Thought("東京 <b> 1 < 2\n\nx"), Text("Hi")])
-    check(name, f"{open}\na\n{close}\n\nHi \n", [Thought("a"), Text("Hi \n")])
+    check(name, f"{open}東京 <b> 1 < 2\n\nx{close}Hi", [Reasoning("東京 <b> 1 < 2\n\nx"), Text("Hi")])
+    check(name, f"{open}\na\n{close}\n\nHi \n", [Reasoning("a"), Text("Hi \n")])
 
 
 @pytest.mark.parametrize("name", PLAIN_TAGS)
-def test_thought_that_the_prompt_opened(name: str) -> None:
+def test_reasoning_that_the_prompt_opened(name: str) -> None:
     _, close = PLAIN_TAGS[name]
-    check(name, f"a{close}Hi", [Thought("a"), Text("Hi")], starts_in_reasoning=True)
-    check(name, "a\nb", [Thought("a\nb")], starts_in_reasoning=True)
+    check(name, f"a{close}Hi", [Reasoning("a"), Text("Hi")], starts_in_reasoning=True)
+    check(name, "a\nb", [Reasoning("a\nb")], starts_in_reasoning=True)
 
 
 @row("S0-3")
 @pytest.mark.parametrize("name", PLAIN_TAGS)
-def test_empty_and_unfinished_thoughts(name: str) -> None:
+def test_empty_and_unfinished_reasoning(name: str) -> None:
     open, close = PLAIN_TAGS[name]
     check(name, f"{open}\n\n{close}\n\nHi", [Text("Hi")])
-    check(name, f"{open}a b", [Thought("a b")])
+    check(name, f"{open}a b", [Reasoning("a b")])
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN_TAGS if not REASONING_FORMATS[name].is_implied])
-def test_answer_without_thoughts(name: str) -> None:
+def test_answer_without_reasoning(name: str) -> None:
     check(name, "Just  this.\n", [Text("Just  this.\n")])
 
 
@@ -89,24 +89,27 @@ def test_answer_without_thoughts(name: str) -> None:
 @pytest.mark.parametrize("name", PLAIN_TAGS)
 def test_partial_tags_are_released(name: str) -> None:
     open, close = PLAIN_TAGS[name]
-    check(name, f"{open}a {close[:-1]} b{close}c {close[:3]}", [Thought(f"a {close[:-1]} b"), Text(f"c {close[:3]}")])
+    check(name, f"{open}a {close[:-1]} b{close}c {close[:3]}", [Reasoning(f"a {close[:-1]} b"), Text(f"c {close[:3]}")])
 
 
-def test_implied_thoughts_need_no_opening_tag() -> None:
+def test_implied_reasoning_need_no_opening_tag() -> None:
     for name in ("deepseek_r1", "minimax_m2", "step3", "step5"):
-        assert run(["a</think>b"], reasoning=name, tools=None) == [Thought("a"), Text("b")]
+        assert run(["a</think>b"], reasoning=name, tools=None) == [Reasoning("a"), Text("b")]
 
 
-def test_appended_thoughts_are_content() -> None:
+def test_appended_reasoning_are_content() -> None:
     for text in ("a\n</think>\n\nb", "<think>a\n</think>\n\nb"):
         for pieces in cuts(text):
             assert run(pieces, reasoning="minimax_m2_append_think", tools=None) == [Text("<think>a\n</think>\n\nb")]
 
 
 def test_wrapped_answers_lose_their_tags() -> None:
-    check("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nHi\nyou\n</answer>", [Thought("a"), Text("Hi\nyou")])
+    check("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nHi\nyou\n</answer>", [Reasoning("a"), Text("Hi\nyou")])
     check(
-        "ernie45", "a\n</think>\n\n<response>\nHi\n</response>\n", [Thought("a"), Text("Hi")], starts_in_reasoning=True
+        "ernie45",
+        "a\n</think>\n\n<response>\nHi\n</response>\n",
+        [Reasoning("a"), Text("Hi")],
+        starts_in_reasoning=True,
     )
     check("hunyuan_a13b", "Use <answer> and </answer>.", [Text("Use <answer> and </answer>.")])
     check("hunyuan_a13b", "<answer>\nHi\n", [Text("Hi\n")])
@@ -114,11 +117,11 @@ def test_wrapped_answers_lose_their_tags() -> None:
 
 def test_cohere_and_frames_mark_their_answers() -> None:
     text = "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>"
-    check("cohere_command3", text, [Thought("a"), Text("Hi")])
+    check("cohere_command3", text, [Reasoning("a"), Text("Hi")])
     text = "<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|>"
-    check("kimi_k3", text, [Thought("a"), Text("Hi")])
+    check("kimi_k3", text, [Reasoning("a"), Text("Hi")])
     text = "<|content_thinking|>a<|end_message|><|message_model|><|content_text|>Hi<|end_message|>"
-    check("inkling", text, [Thought("a"), Text("Hi")])
+    check("inkling", text, [Reasoning("a"), Text("Hi")])
 
 
 HARMONY_CALL = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
@@ -130,9 +133,9 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
     [
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
-            [Thought("a"), Text("Hi")],
+            [Reasoning("a"), Text("Hi")],
         ),
-        (f"<|channel|>analysis<|message|>a<|end|>{HARMONY_CALL}", [Thought("a"), *CALL]),
+        (f"<|channel|>analysis<|message|>a<|end|>{HARMONY_CALL}", [Reasoning("a"), *CALL]),
         (
             "<|channel|>commentary<|message|>I look.<|end|>" + HARMONY_CALL,
             [Text("I look."), *CALL],
@@ -145,7 +148,7 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
         (HARMONY_CALL[: HARMONY_CALL.index('"}')], [CALL[0], ToolCallDelta(0, '{"a": "x')]),
         (
             "<|channel|>analysis<|message|>a<|channel|>final<|message|>Hi",
-            [Thought("a"), Text("Hi")],
+            [Reasoning("a"), Text("Hi")],
         ),
     ],
 )
@@ -154,7 +157,7 @@ def test_harmony(text: str, expected: list[Any]) -> None:
 
 
 def test_harmony_reads_messages_without_a_reasoning_format() -> None:
-    assert run(["<|channel|>analysis<|message|>a<|end|>"], reasoning=None, tools="openai") == [Thought("a")]
+    assert run(["<|channel|>analysis<|message|>a<|end|>"], reasoning=None, tools="openai") == [Reasoning("a")]
 
 
 def test_muse_calls_follow_their_recipient() -> None:
@@ -163,14 +166,14 @@ def test_muse_calls_follow_their_recipient() -> None:
         '<atem:function_calls><atem:invoke name="f"><atem:parameter name="a">x</atem:parameter></atem:invoke>'
         "</atem:function_calls><|eom|>"
     )
-    check("muse", text, [Thought("hm"), Text("Hi"), *CALL], tools="muse")
+    check("muse", text, [Reasoning("hm"), Text("Hi"), *CALL], tools="muse")
 
 
 @row("S0-10")
 @pytest.mark.parametrize(
     ("reasoning", "tools"), [("qwen3", "glm45"), ("qwen3", "kimi_k2"), ("deepseek_v4", "deepseek_v4")]
 )
-def test_a_call_ends_an_unfinished_thought(reasoning: str, tools: str) -> None:
+def test_a_call_ends_unfinished_reasoning(reasoning: str, tools: str) -> None:
     call = {
         "glm45": "<tool_call>g</tool_call>",
         "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{}"
@@ -178,7 +181,7 @@ def test_a_call_ends_an_unfinished_thought(reasoning: str, tools: str) -> None:
         "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
     }[tools]
     events = run(list(f"<think>hm {call}"), reasoning=reasoning, tools=tools, tool_specs=TOOLS)
-    assert events[0] == Thought("hm ")
+    assert events[0] == Reasoning("hm ")
     assert [type(event) for event in events[1:]] == [ToolCallStart, ToolCallDelta, ToolCallEnd]
 
 
@@ -246,9 +249,9 @@ def test_after_a_call_in_its_own_way_no_other_is_looked_for() -> None:
     assert events[3:] == [Text(foreign)]
 
 
-def test_foreign_calls_inside_thoughts_are_thoughts() -> None:
+def test_foreign_calls_inside_reasoning_are_reasoning() -> None:
     text = f"<think>{FOREIGN['json in tags']}</think>"
-    assert run([text], tools="kimi_k2", tool_specs=TOOLS) == [Thought(FOREIGN["json in tags"])]
+    assert run([text], tools="kimi_k2", tool_specs=TOOLS) == [Reasoning(FOREIGN["json in tags"])]
 
 
 # The ends of messages

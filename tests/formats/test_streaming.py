@@ -80,13 +80,13 @@ def test_a_marker_token_inside_a_json_string_ends_the_call() -> None:
     assert events[-1] == TextDelta('<tool_call>{"name": "write", "arguments": {"text": "a</tool_call>b')
 
 
-def test_a_thought_token_inside_arguments_is_data() -> None:
+def test_a_reasoning_tag_inside_arguments_is_data() -> None:
     pieces = [("<tool_call>", True), '{"name": "write", "arguments": {"text": "', ("</think>", True), '"}}']
     events = run(pieces, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS))
     assert events[1:] == [ToolCallDelta(0, '{"text": "</think>"}'), ToolCallEnd(0)]
 
 
-def test_a_thought_token_ends_what_only_looked_like_a_call() -> None:
+def test_a_reasoning_tag_ends_what_only_looked_like_a_call() -> None:
     pieces = [("<think>", True), "a ", ("<tool_call>", True), " {", ("</think>", True), "b"]
     events = run(pieces, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS))
     assert events == [ReasoningDelta("a <tool_call> {"), TextDelta("b")]
@@ -99,7 +99,7 @@ def test_markers_turn_into_tokens_when_they_come_as_special_pieces() -> None:
     ]
 
 
-def test_reply_that_starts_inside_a_thought() -> None:
+def test_reply_that_starts_inside_reasoning() -> None:
     assert run(["a\n</think>\n\nb"], starts_in_reasoning=True) == [ReasoningDelta("a"), TextDelta("b")]
     assert run(["\na</think>b"], reasoning="deepseek_r1") == [ReasoningDelta("a"), TextDelta("b")]
     assert run(["a", "b"], starts_in_reasoning=True) == [ReasoningDelta("ab")]
@@ -116,8 +116,8 @@ def test_reply_that_starts_inside_a_thought() -> None:
         (False, {"<think>": True, "<tool_call>": True, '{"name": "now"': False}),
     ],
 )
-def test_in_reasoning_counts_nested_thoughts(starts: bool, states: dict[str, bool]) -> None:
-    """`states` behind each piece. An opening tag inside a thought needs a closing tag of its own."""
+def test_in_reasoning_counts_nested_reasoning(starts: bool, states: dict[str, bool]) -> None:
+    """`states` behind each piece. An opening tag inside reasoning needs a closing tag of its own."""
     parser = make_parser("qwen3", "hermes", starts_in_reasoning=starts)
     for piece, state in states.items():
         parser.feed(piece)

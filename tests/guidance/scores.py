@@ -14,7 +14,7 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.guide import Guide, JsonSchema
 from vllm_mlx.guidance.grammars import guide_grammar
 
-from .walks import Speaker, speaker
+from .random_sampler import RandomSampler, sampler
 
 SUITE = Path(__file__).parent / "suite" / "draft2020-12.json.xz"
 PAGE = Path(__file__).parents[2] / "docs" / "json-schema.md"
@@ -42,11 +42,11 @@ class Score:
 
 def scores() -> dict[str, Score]:
     cases = json.loads(lzma.decompress(SUITE.read_bytes()))
-    one = speaker()
+    one = sampler()
     return {keyword: _score(groups, one) for keyword, groups in cases.items()}
 
 
-def _score(groups: list[dict[str, Any]], one: Speaker) -> Score:
+def _score(groups: list[dict[str, Any]], one: RandomSampler) -> Score:
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     for group in groups:
@@ -64,7 +64,7 @@ def _score(groups: list[dict[str, Any]], one: Speaker) -> Score:
     return Score(counts["True True"], counts["True False"], counts["False False"], counts["refused"], tuple(wrong))
 
 
-def _can_write(one: Speaker, matcher: Any, value: Any) -> bool:
+def _can_write(one: RandomSampler, matcher: Any, value: Any) -> bool:
     ids = one.tokenizer.encode(json.dumps(value, ensure_ascii=False, separators=(",", ":")), add_special_tokens=False)
     copy = matcher.deep_copy()
     return bool(copy.try_consume_tokens(ids) == len(ids) and copy.is_accepting())

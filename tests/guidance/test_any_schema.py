@@ -18,7 +18,7 @@ from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.output.parsing import declared_schemas
 
-from .walks import speaker
+from .random_sampler import sampler
 
 FORMATS = ("hermes", "qwen3_xml", "gemma4", "minimax_m3", "lfm2", "deepseek_v32")
 MAX_VISITS = 20_000
@@ -89,7 +89,7 @@ def _nested(keyword: str, depth: int, leaf: Any) -> Any:
 
 @cache
 def guidance(name: str) -> ConstraintBuilder:
-    tokenizer = speaker().tokenizer
+    tokenizer = sampler().tokenizer
     return ConstraintBuilder(tokenizer, EngineConfig(model="m"), vocab_size=tokenizer.vocab_size, tools=name)
 
 

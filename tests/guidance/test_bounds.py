@@ -15,7 +15,7 @@ from vllm_mlx.guidance.grammars.lark import LarkWriter
 from vllm_mlx.guidance.grammars.shapes import MAX_SHAPES
 
 from ..formats.test_tool_schema import WIDTH, folded
-from .walks import speaker
+from .random_sampler import sampler
 
 FORMATS = ("qwen3_xml", "minimax_m3", "gemma4", "lfm2", "hermes", "deepseek_v32")
 SPLIT = ("qwen3_xml", "minimax_m3", "gemma4", "lfm2")  # with a place of their own for each argument
@@ -122,7 +122,7 @@ def test_structural_tags_pay_for_their_triggers() -> None:
     tags = [{"begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}] * 1000
     form = StructuralFormat({"type": "triggered_tags", "triggers": ["<"] * 1000, "tags": tags})
     with pytest.raises(InvalidParameter, match="visits"):
-        guide_grammar(Guide(form=form), speaker().writer())
+        guide_grammar(Guide(form=form), sampler().writer())
 
 
 def _odd() -> Iterator[tuple[dict[str, Any], str]]:
@@ -196,12 +196,12 @@ def test_patterns_of_different_texts_are_not_joined() -> None:
 )
 def test_operators_of_a_grammar_that_multiply_are_counted(text: str) -> None:
     with pytest.raises(InvalidParameter, match=r"more than 10|at most 10"):
-        guide_grammar(Guide(form=Grammar(text)), speaker().writer())
+        guide_grammar(Guide(form=Grammar(text)), sampler().writer())
 
 
 def test_operators_in_texts_and_patterns_are_none() -> None:
     text = "start: /[&~]/ | " + " | ".join(['"&&"', "/a&b\\/~/"] * 20) + " // &&&&&&&&&&&&"
-    guide_grammar(Guide(form=Grammar(text)), speaker().writer())
+    guide_grammar(Guide(form=Grammar(text)), sampler().writer())
 
 
 DEFINED = {"x": {"anyOf": [{}] * 400}}

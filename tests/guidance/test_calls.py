@@ -17,7 +17,7 @@ from vllm_mlx.formats.reasoning_formats import tags
 from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, calls_in_text, required_calls
 
 from ..formats.support import TOOL_FORMATS
-from .walks import Speaker, speaker
+from .random_sampler import RandomSampler, sampler
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -50,12 +50,12 @@ GUIDED = [GuidedTool.of(tool, "tools", is_strict=True) for tool in TOOLS]
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 
 
-def speaker_of(name: str, *, has_tokens: bool) -> Speaker:
+def sampler_of(name: str, *, has_tokens: bool) -> RandomSampler:
     """One whose tokenizer has the tags of a format as tokens, or none of them."""
     if not has_tokens:
-        return speaker()
+        return sampler()
     tags = [tag for tag in TOOL_FORMATS[name].tags if tag[0] in "<[" and tag[-1] in ">]" and len(tag) > 2]
-    return speaker(tuple(dict.fromkeys(tags)))
+    return sampler(tuple(dict.fromkeys(tags)))
 
 
 def check_calls(calls: list[tuple[str, Any]]) -> None:
@@ -67,10 +67,10 @@ def check_calls(calls: list[tuple[str, Any]]) -> None:
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_forced_calls_are_read_as_they_were_meant(name: str, has_tokens: bool) -> None:
-    one = speaker_of(name, has_tokens=has_tokens)
+    one = sampler_of(name, has_tokens=has_tokens)
     grammar = required_calls(GUIDED, name, one.writer(), NO_HEADER, None)
     for seed in range(2):
-        ids = one.walk(grammar, seed, most=2500, ends=0.5)
+        ids = one.draw_reply(grammar, seed, most=2500, ends=0.5)
         assert ids is not None, "it ends"
         read = one.read(ids, name, TOOLS)
         assert read.calls and read.num_open == 0 and not read.text.strip(), one.text(ids)
@@ -79,9 +79,9 @@ def test_forced_calls_are_read_as_they_were_meant(name: str, has_tokens: bool) -
 
 @pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {"generic"}))
 def test_one_call_where_one_is_allowed(name: str) -> None:
-    one = speaker()
+    one = sampler()
     grammar = required_calls(GUIDED[1:], name, one.writer(), NO_HEADER, 1)
-    ids = one.walk(grammar, most=300)
+    ids = one.draw_reply(grammar, most=300)
     assert ids is not None
     assert one.read(ids, name, TOOLS).calls == [("noop", {})]
 
@@ -90,11 +90,11 @@ def test_one_call_where_one_is_allowed(name: str) -> None:
     "name", ["hermes", "qwen3_xml", "glm45", "deepseek_v32", "kimi_k2", "lfm2", "gemma4", "mistral"]
 )
 def test_text_is_free_until_a_call_begins(name: str) -> None:
-    one = speaker_of(name, has_tokens=True)
+    one = sampler_of(name, has_tokens=True)
     grammar = calls_in_text(GUIDED, name, one.writer(), NO_HEADER, None)
     num_calls = 0
     for seed in range(6):
-        ids = one.walk(grammar, seed, most=2500, ends=0.02)
+        ids = one.draw_reply(grammar, seed, most=2500, ends=0.02)
         assert ids is not None
         read = one.read(ids, name, TOOLS)
         assert read.num_open == 0
@@ -108,7 +108,7 @@ def test_text_is_free_until_a_call_begins(name: str) -> None:
 
 
 def test_a_tool_that_is_not_strict_takes_any_arguments() -> None:
-    one = speaker_of("hermes", has_tokens=True)
+    one = sampler_of("hermes", has_tokens=True)
     tools = [GUIDED[0], GuidedTool.of(ToolSpec("free", None, WEATHER), "tools", is_strict=False)]
     matcher = one.compiler.compile(calls_in_text(tools, "hermes", one.writer(), NO_HEADER, None), "tools")
 
@@ -133,7 +133,7 @@ def test_a_tool_that_is_not_strict_takes_any_arguments() -> None:
 def test_what_a_call_cannot_be_held_to_is_refused_by_its_place(schema: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         tool = GuidedTool.of(ToolSpec("f", None, schema), "tools", is_strict=True)
-        required_calls([tool], "qwen3_xml", speaker().writer(), NO_HEADER, None)
+        required_calls([tool], "qwen3_xml", sampler().writer(), NO_HEADER, None)
     assert caught.value.param == path
 
 
@@ -147,11 +147,11 @@ def test_alternatives_of_a_whole_call() -> None:
         "additionalProperties": False,
     }
     spec = ToolSpec("f", None, schema)
-    one = speaker()
+    one = sampler()
     grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], "qwen3_xml", one.writer(), NO_HEADER, 1)
     seen = set()
     for seed in range(12):
-        ids = one.walk(grammar, seed)
+        ids = one.draw_reply(grammar, seed)
         assert ids is not None
         [(_, arguments)] = one.read(ids, "qwen3_xml", [spec]).calls
         jsonschema.validate(arguments, {key: value for key, value in schema.items() if key != "additionalProperties"})
@@ -163,7 +163,7 @@ def test_alternatives_of_a_whole_call() -> None:
 def test_patterns_are_met_where_they_say(pattern: str) -> None:
     schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}, "required": ["p"]}
     spec = ToolSpec("f", None, schema)
-    one = speaker()
+    one = sampler()
     grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], "qwen3_xml", one.writer(), NO_HEADER, 1)
     matcher = one.compiler.compile(grammar, "tools")
     for value in ("a", "b", "ab", "ba", "ac", "xay", "12", "1|", "bc", "7|", ""):
@@ -189,9 +189,11 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [*parser.feed(written), *parser.finish()]
     assert events[0] == ReasoningDelta("hm")
     assert isinstance(events[1], ToolCallStart) and events[1].name == "noop"
-    for one in (speaker(), speaker(("<acme:calls>", "</acme:calls>"))):
+    for one in (sampler(), sampler(("<acme:calls>", "</acme:calls>"))):
         for seed in range(3):
-            ids = one.walk(required_calls(GUIDED, "acme", one.writer(), NO_HEADER, None), seed, most=2500, ends=0.5)
+            ids = one.draw_reply(
+                required_calls(GUIDED, "acme", one.writer(), NO_HEADER, None), seed, most=2500, ends=0.5
+            )
             assert ids is not None
             read = one.read(ids, "acme", TOOLS)
             assert read.calls and not read.text.strip()

@@ -1,6 +1,6 @@
 """Models that know nothing, made to answer by a schema or to call a tool: replies end, are valid, are read back.
 
-Random weights are the worst speakers there are. A few dozen replies always; a thousand where all is checked.
+Random weights write the worst replies. A few dozen always; a thousand with `-m full`.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 def request(temperature: float, seed: int, **fields: Any) -> Request:
-    """A prompt of its own for each seed. Thoughts are off: nothing would end them."""
+    """Another prompt for each seed. Reasoning is off, because random weights would not end it."""
     body = ChatCompletionBody.model_validate(
         {
             "messages": [{"role": "user", "content": f"Say something about number {seed}."}],

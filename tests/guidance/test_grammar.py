@@ -11,7 +11,7 @@ from vllm_mlx.guidance import grammar_compiler
 from vllm_mlx.guidance.grammar_compiler import CompiledGrammars, CompileThreads, GrammarCompiler
 from vllm_mlx.guidance.grammars.json_schema import MAX_SCHEMA_DEPTH, checked_schema
 
-from .walks import speaker
+from .random_sampler import sampler
 
 
 def lark(start: str) -> str:
@@ -20,7 +20,7 @@ def lark(start: str) -> str:
 
 @pytest.fixture
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(speaker().tokenizer, 1100)
+    return GrammarCompiler(sampler().tokenizer, 1100)
 
 
 def test_a_grammar_is_compiled_once(compiler) -> None:
@@ -101,7 +101,7 @@ def test_text_never_holds_a_tag(compiler) -> None:
     """Qwen's tokenizers do not call `<tool_call>` special, and llguidance would take it for text."""
     matcher = compiler.compile(lark("/(?s:.*)/"), "x").deep_copy()
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-    tokenizer = speaker().tokenizer
+    tokenizer = sampler().tokenizer
     for tag in tokenizer.marker_tokens:
         token = tokenizer.token_id(tag)
         assert bits[token] == (token in tokenizer.eos_token_ids)

@@ -9,7 +9,7 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.guide import Choice, Grammar, Guide, Regex, StructuralFormat, StructuralTag, TagStructure
 from vllm_mlx.guidance.grammars import Header, guide_grammar
 
-from .walks import speaker
+from .random_sampler import sampler
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
 TAG: dict[str, Any] = {
@@ -29,7 +29,7 @@ FREE = {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "
 
 
 def takes(form: Any, text: str) -> bool:
-    one = speaker()
+    one = sampler()
     matcher = one.compiler.compile(guide_grammar(Guide(form=form), one.writer()), "guide").deep_copy()
     ids = one.tokenizer.encode(text, add_special_tokens=False)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
@@ -49,10 +49,10 @@ def takes(form: Any, text: str) -> bool:
     ],
 )  # fmt: skip
 def test_what_is_drawn_is_of_the_form(form: Any, pattern: str) -> None:
-    one = speaker()
+    one = sampler()
     grammar = guide_grammar(Guide(form=form), one.writer())
     for seed in range(4):
-        ids = one.walk(grammar, seed, most=3000, ends=0.5)
+        ids = one.draw_reply(grammar, seed, most=3000, ends=0.5)
         if ids is not None:
             assert re.fullmatch(pattern, one.text(ids))
 
@@ -77,7 +77,7 @@ def test_how_often_a_tag_may_come() -> None:
 
 
 def test_a_header_stands_before_the_answer() -> None:
-    one = speaker()
+    one = sampler()
     header = Header("<lead>", "<answer>")
     for form in (Choice(("a",)), Grammar('start: "a"')):
         matcher = one.compiler.compile(guide_grammar(Guide(form=form), one.writer(), header), "guide")
@@ -101,5 +101,5 @@ def test_a_header_stands_before_the_answer() -> None:
 )
 def test_a_tree_that_cannot_be_enforced_is_refused_by_its_place(format_: Any, param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        guide_grammar(Guide(form=StructuralFormat(format_)), speaker().writer())
+        guide_grammar(Guide(form=StructuralFormat(format_)), sampler().writer())
     assert caught.value.param == param

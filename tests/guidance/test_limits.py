@@ -15,7 +15,7 @@ from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.runner.grammar_time import GRACE_S, REFILL, START_S, TOKEN_S, Grace
 from vllm_mlx.runner.masks import Masks
 
-from .walks import speaker
+from .random_sampler import sampler
 
 PARAM = "structured_outputs.grammar"
 LETTERS = "start: (A | B)*\nA: /[a-m]/\nB: /[n-z]/"
@@ -35,7 +35,7 @@ class Clock:
 
 
 def sequence(grammar: str, written: str = "", *, tenant: str = "") -> Sequence:
-    one = speaker()
+    one = sampler()
     matcher = one.compiler.compile(json.dumps({"grammars": [{"lark_grammar": grammar}]}), PARAM)
     return Sequence(
         seq_id=7,
@@ -102,7 +102,7 @@ def test_one_slow_mask_is_forgiven() -> None:
     masks.words([seq])
     clock.tick_s = TOKEN_S / 3
     masks.feed(
-        [TokenOutput(seq.seq_id, token) for token in speaker().tokenizer.encode("abcxyz", add_special_tokens=False)]
+        [TokenOutput(seq.seq_id, token) for token in sampler().tokenizer.encode("abcxyz", add_special_tokens=False)]
     )
     assert masks.take_failed() == []
 
@@ -122,7 +122,7 @@ def test_a_grammar_of_too_many_items_meets_a_limit_by_count() -> None:
 def test_a_token_that_no_mask_allowed_is_not_the_clients_fault() -> None:
     masks, seq = Masks(Clock(0)), sequence(LETTERS)
     masks.start(seq)
-    masks.feed([TokenOutput(seq.seq_id, token) for token in speaker().tokenizer.encode("7", add_special_tokens=False)])
+    masks.feed([TokenOutput(seq.seq_id, token) for token in sampler().tokenizer.encode("7", add_special_tokens=False)])
     masks.words([seq])
     [(_, error)] = masks.take_failed()
     assert not isinstance(error, GrammarLimit)
@@ -131,7 +131,7 @@ def test_a_token_that_no_mask_allowed_is_not_the_clients_fault() -> None:
 @pytest.mark.parametrize("num", [450, 30])
 def test_schemas_of_many_optional_properties_are_within_the_limits(num: int) -> None:
     schema = {"type": "object", "properties": {f"option_{n}": {"type": "string"} for n in range(num)}}
-    one = speaker()
+    one = sampler()
     grammar = guide_grammar(Guide(form=JsonSchema(schema)), one.writer())
     matcher = one.compiler.compile(grammar, "x").deep_copy()
     for token in one.tokenizer.encode('{"option_2":"', add_special_tokens=False):
@@ -141,7 +141,7 @@ def test_schemas_of_many_optional_properties_are_within_the_limits(num: int) -> 
 
 
 def test_as_many_choices_as_are_allowed_are_within_the_limits() -> None:
-    one = speaker()
+    one = sampler()
     options = tuple(f"{number:04} is a number" for number in range(4096))
     matcher = one.compiler.compile(guide_grammar(Guide(form=Choice(options)), one.writer()), "x").deep_copy()
     for token in one.tokenizer.encode(options[1234], add_special_tokens=False):

@@ -16,28 +16,28 @@ from vllm_mlx.guidance.tag_watch import TextWatch
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from ..formats.support import REASONING_FORMATS
-from .walks import Speaker, speaker
+from .random_sampler import RandomSampler, sampler
 
 NAMES = sorted({id(format): name for name, format in REASONING_FORMATS.items()}.values())
 TURNS = ("<|turn>", "<|start|>", "<tool_call>")
 
 
-def speaker_of(name: str, *, has_tokens: bool) -> Speaker:
-    """A speaker with a tokenizer that has the tags of a format as tokens, or none of them."""
+def sampler_of(name: str, *, has_tokens: bool) -> RandomSampler:
+    """A sampler with a tokenizer that has the tags of a format as tokens, or none of them."""
     tags = [tag for tag in REASONING_FORMATS[name].tags if tag[0] in "<[" and tag[-1] in ">]"]
-    return speaker((*dict.fromkeys([*tags, *TURNS]),) if has_tokens else ())
+    return sampler((*dict.fromkeys([*tags, *TURNS]),) if has_tokens else ())
 
 
 class Model:
     """The reasoning of one format, over one tokenizer."""
 
-    def __init__(self, name: str, one: Speaker | None = None, *, has_tokens: bool = True):
-        self.speaker = speaker_of(name, has_tokens=has_tokens) if one is None else one
-        self.reasoning = CheckpointReasoning(self.speaker.tokenizer, name)
+    def __init__(self, name: str, one: RandomSampler | None = None, *, has_tokens: bool = True):
+        self.sampler = sampler_of(name, has_tokens=has_tokens) if one is None else one
+        self.reasoning = CheckpointReasoning(self.sampler.tokenizer, name)
         self.start, self.end = self.reasoning.tags.starts[0], self.reasoning.tags.ends[0]
 
     def ids(self, text: str) -> list[int]:
-        return self.speaker.tokenizer.encode(text, add_special_tokens=False)
+        return self.sampler.tokenizer.encode(text, add_special_tokens=False)
 
     def tag(self, prompt: str) -> Tag | None:
         """The tag that decides about the prompt."""
@@ -49,11 +49,11 @@ class Model:
 
     def row(self, prompt: str, answer: str) -> RowConstraint:
         """A reply that reasons freely and then says `answer`."""
-        grammar = guide_grammar(Guide(form=Choice((answer,))), self.speaker.writer(), self.reasoning.header)
+        grammar = guide_grammar(Guide(form=Choice((answer,))), self.sampler.writer(), self.reasoning.header)
         ids = tuple(self.ids(prompt))
         constraint = Constraint(
-            matcher=self.speaker.compiler.compile(grammar, "guide"),
-            mask_words=self.speaker.compiler.mask_words,
+            matcher=self.sampler.compiler.compile(grammar, "guide"),
+            mask_words=self.sampler.compiler.mask_words,
             reasoning=self.reasoning.rule(ids, budget=None, may_think=True, tools=None, bounds_reply=True),
         )
         seq = Sequence(
@@ -61,15 +61,15 @@ class Model:
             prompt=PromptInputs(token_ids=ids),
             sampling=TokenSampling(),
             max_tokens=1000,
-            stop_token_ids=self.speaker.tokenizer.eos_token_ids,
+            stop_token_ids=self.sampler.tokenizer.eos_token_ids,
             constraint=constraint,
         )
         return RowConstraint(constraint, seq)
 
     def allowed(self, row: RowConstraint) -> list[int]:
-        mask = np.full(self.speaker.compiler.mask_words, 0xFFFFFFFF, dtype=np.uint32)
+        mask = np.full(self.sampler.compiler.mask_words, 0xFFFFFFFF, dtype=np.uint32)
         row.fill(mask)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.speaker.tokenizer.vocab_size]
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.sampler.tokenizer.vocab_size]
         return np.flatnonzero(bits).tolist()
 
 
@@ -88,10 +88,10 @@ def test_prompt_and_reply_are_judged_by_the_same_tags(name: str, has_tokens: boo
 @row("S2-3")
 def test_only_what_stands_behind_the_end_reaches_the_grammar() -> None:
     model = Model("qwen3")
-    answer, stops = model.ids("yes"), sorted(model.speaker.tokenizer.eos_token_ids)
-    for thought in ("", "a", "no no no", "yes yes"):
+    answer, stops = model.ids("yes"), sorted(model.sampler.tokenizer.eos_token_ids)
+    for reasoning in ("", "a", "no no no", "yes yes"):
         row = model.row("<think>", "yes")
-        for token_id in model.ids(f"{thought}</think>"):
+        for token_id in model.ids(f"{reasoning}</think>"):
             assert not set(stops) & set(model.allowed(row))
             row.feed(token_id)
         for token_id in answer:
@@ -102,7 +102,7 @@ def test_only_what_stands_behind_the_end_reaches_the_grammar() -> None:
 @row("S2-4")
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 def test_an_end_of_several_tokens_is_found_over_deltas(size: int) -> None:
-    model = Model("kimi_k3", speaker(("<|open|>", "<|close|>", "<|sep|>")))
+    model = Model("kimi_k3", sampler(("<|open|>", "<|close|>", "<|sep|>")))
     ids = model.ids("hm <|close|>thi <|close|>think <|close|>think<|sep|>")
     watch = model.watch()
     found = []
@@ -119,7 +119,7 @@ def test_reasoning_that_has_ended_is_not_opened_again_for_the_grammar(name: str)
     row = model.row(model.start, answer)
     for token_id in [*model.ids(f" hm {model.end}"), *model.ids(answer)]:
         row.feed(token_id)
-    assert model.allowed(row) == sorted(model.speaker.tokenizer.eos_token_ids)
+    assert model.allowed(row) == sorted(model.sampler.tokenizer.eos_token_ids)
 
 
 @row("S2-6", "S2-8")
@@ -176,7 +176,7 @@ def test_tags_that_are_plain_text_are_found_by_a_few_tokens_of_text() -> None:
 
     def decode(ids: Ids[int]) -> str:
         decoded.append(len(ids))
-        return model.speaker.tokenizer.decode(list(ids))
+        return model.sampler.tokenizer.decode(list(ids))
 
     watch = TextWatch(model.reasoning.tags.starts, model.reasoning.tags.ends, model.ids, decode)
     ids = model.ids(f"Here is my thought process: {'hm. ' * 200}Here is my response: 1")

@@ -1,4 +1,4 @@
-"""Thoughts of every family, then what the grammar bounds: read back, the thought is a thought and the answer valid."""
+"""Reasoning of every family, then a guided answer: the parser reads the reasoning back, and the answer is valid."""
 
 import json
 from typing import Any
@@ -14,31 +14,31 @@ from vllm_mlx.core.messages import ToolChoice, ToolSpec
 from vllm_mlx.formats import reasoning_tags
 
 from ..formats.support import REASONING_FORMATS
-from .rows import GuidedSpeaker
+from .guided_sampler import GuidedSampler
+from .random_sampler import sampler
 from .schemas import closed, text, whole
-from .walks import speaker
 
 SCHEMA = closed(name=text(8), age=whole())
 GUIDE = Guide(form=JsonSchema(SCHEMA))
 TOOL = ToolSpec("save", None, SCHEMA)
-SHOWN = {"minimax_m2_append_think", "minimax-append-think"}  # thoughts are content there
+SHOWN = {"minimax_m2_append_think", "minimax-append-think"}  # reasoning are content there
 NAMES = sorted({id(format): name for name, format in REASONING_FORMATS.items() if name not in SHOWN}.values())
 
 
 def guided(
     reasoning: str | None, tools: str | None = "hermes", *, has_tokens: bool = True, **config: Any
-) -> GuidedSpeaker:
+) -> GuidedSampler:
     tags = REASONING_FORMATS[reasoning].tags if reasoning is not None else ()
     tokens = [tag for tag in tags if tag[0] in "<[" and tag[-1] in ">]"] if has_tokens else []
-    return GuidedSpeaker(
-        speaker((*dict.fromkeys([*tokens, "<tool_call>", "</tool_call>"]),)), reasoning, tools, **config
+    return GuidedSampler(
+        sampler((*dict.fromkeys([*tokens, "<tool_call>", "</tool_call>"]),)), reasoning, tools, **config
     )
 
 
 @row("S0-9")
 @pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_open_thought_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
+def test_open_reasoning_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
     one = guided(name, has_tokens=has_tokens)
     opened = reasoning_tags(name).starts[0]
     for budget in (0, 12):
@@ -61,7 +61,7 @@ def test_a_call_follows_a_spent_budget(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral", "cohere_command3", "seed_oss"])
-def test_a_reply_may_open_the_thought_itself(name: str) -> None:
+def test_a_reply_may_open_the_reasoning_itself(name: str) -> None:
     one = guided(name)
     opened = reasoning_tags(name).starts[0]
     ids = one.reply("", guide=GUIDE, thinking_token_budget=9, opens=opened)
@@ -72,7 +72,7 @@ def test_a_reply_may_open_the_thought_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral"])
-def test_without_thoughts_the_grammar_holds_from_the_first_token(name: str) -> None:
+def test_without_reasoning_the_grammar_holds_from_the_first_token(name: str) -> None:
     one = guided(name)
     for seed in range(3):
         ids = one.reply("", guide=GUIDE, thinking="off", seed=seed)
@@ -82,7 +82,7 @@ def test_without_thoughts_the_grammar_holds_from_the_first_token(name: str) -> N
         jsonschema.validate(json.loads(reply.text), SCHEMA)
 
 
-def test_harmony_calls_behind_a_thought() -> None:
+def test_harmony_calls_behind_reasoning() -> None:
     one = guided("openai_gptoss", "openai")
     start = "<|channel|>analysis<|message|>"
     for opens, budget in ((start, 5), ("", None)):
@@ -94,7 +94,7 @@ def test_harmony_calls_behind_a_thought() -> None:
 
 
 @row("S2-9")
-def test_tags_of_calls_and_the_end_are_barred_from_a_thought_that_an_answer_must_follow() -> None:
+def test_tags_of_calls_and_the_end_are_barred_from_reasoning_that_an_answer_must_follow() -> None:
     one = guided("qwen3")
     for seed in range(4):
         ids = one.reply("<think>", tools=[TOOL], guide=GUIDE, thinking_token_budget=60, seed=seed)
@@ -120,11 +120,11 @@ def test_a_form_or_calls_where_tools_may_be_called() -> None:
 
 
 @row("S2-12")
-def test_enabled_in_reasoning_the_grammar_bounds_the_thought() -> None:
+def test_enabled_in_reasoning_the_grammar_bounds_the_reasoning() -> None:
     one = guided("qwen3")
     inside = Guide(form=Choice(("yes", "no")), in_reasoning=True)
     ids = one.reply("<think>", guide=inside)
-    assert ids is not None and one.speaker.text(ids) in ("yes", "no")
+    assert ids is not None and one.sampler.text(ids) in ("yes", "no")
     with pytest.raises(InvalidParameter, match="enable_in_reasoning"):
         one.reply("<think>", guide=inside, thinking_token_budget=4)
 
@@ -146,7 +146,7 @@ def test_tool_grammar() -> None:
 @row("S3-19")
 def test_a_default_budget_bounds_only_those_who_think() -> None:
     one = guided("qwen3", default_thinking_token_budget=3)
-    end = one.speaker.tokenizer.token_id("</think>")
+    end = one.sampler.tokenizer.token_id("</think>")
     ids = one.reply("<think>", guide=GUIDE)
     assert ids is not None and ids.index(end) <= 3
     plain = guided(None, default_thinking_token_budget=3)
@@ -154,11 +154,11 @@ def test_a_default_budget_bounds_only_those_who_think() -> None:
 
 
 def test_strings_of_the_user_without_a_reasoning_format() -> None:
-    one = GuidedSpeaker(
-        speaker(("<muse>", "</muse>")), None, None, reasoning_config=ReasoningStrings("<muse>", "Enough.</muse>")
+    one = GuidedSampler(
+        sampler(("<muse>", "</muse>")), None, None, reasoning_config=ReasoningStrings("<muse>", "Enough.</muse>")
     )
     ids = one.reply("<muse>", guide=Guide(form=Choice(("a", "b"))), thinking_token_budget=4)
     assert ids is not None
     forced = one.ids("Enough.</muse>")
-    text_behind = one.speaker.text(ids[4 + len(forced) :])
+    text_behind = one.sampler.text(ids[4 + len(forced) :])
     assert ids[4 : 4 + len(forced)] == forced and text_behind.strip() in ("a", "b")

@@ -1,4 +1,4 @@
-"""The worst speaker there is: draws any token that a grammar allows, all as likely. And what the parsers read of it."""
+"""Draws any token that a grammar allows, all as likely, and reads the reply with its parser."""
 
 import codecs
 import json
@@ -20,8 +20,8 @@ from vllm_mlx.guidance.grammars import LarkWriter
 from vllm_mlx.tokens.tokenizer import Tokenizer as OurTokenizer
 
 
-class Speaker:
-    """Over the test tokenizer with `tokens` added to it."""
+class RandomSampler:
+    """Samples with the test tokenizer, to which `tokens` are added."""
 
     def __init__(self, tokens: Iterable[str] = ()):
         backend = Tokenizer.from_str(train_tokenizer().to_str())
@@ -38,8 +38,8 @@ class Speaker:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         return np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self.tokenizer.vocab_size])
 
-    def walk(self, grammar: str, seed: int = 0, *, most: int = 600, ends: float = 0.2) -> list[int] | None:
-        """Ids without the one that ends the reply; None where it did not end. `ends`: how likely, when it may."""
+    def draw_reply(self, grammar: str, seed: int = 0, *, most: int = 600, ends: float = 0.2) -> list[int] | None:
+        """Return a reply without its last id; None: it did not end. `ends`: how probably it ends where it may."""
         matcher = self.compiler.compile(grammar, "test").deep_copy()
         draw = random.Random(seed)
         ids: list[int] = []
@@ -55,11 +55,11 @@ class Speaker:
         return None
 
     def _pick(self, draw: random.Random, tokens: list[int]) -> int:
-        """What closes something is drawn more often, or no string would ever end."""
+        """Draw a token. Tokens that close something are drawn more often: otherwise no string would end."""
         closing = [token for token in tokens if self._closes(token)]
         return draw.choice(closing if closing and draw.random() < 0.15 else tokens)
 
-    @cache  # noqa: B019 - as long as the tests run
+    @cache  # noqa: B019 - samplers live as long as the tests
     def _closes(self, token: int) -> bool:
         return self.tokenizer.token_text(token)[:1] in ('"', "}", "]", ")", "<", "\n") or (
             self.tokenizer.added_token(token) is not None
@@ -91,7 +91,7 @@ class Speaker:
 
 
 class Read:
-    """What a reply holds: its text, and its calls as (name, arguments)."""
+    """The text of a reply, and its calls as (name, arguments)."""
 
     def __init__(self, events: Iterable[ContentEvent]):
         self.text = ""
@@ -114,5 +114,5 @@ class Read:
 
 
 @cache
-def speaker(tokens: tuple[str, ...] = ()) -> Speaker:
-    return Speaker(tokens)
+def sampler(tokens: tuple[str, ...] = ()) -> RandomSampler:
+    return RandomSampler(tokens)

@@ -1,4 +1,4 @@
-"""One constrained reply without a model: any token that its mask allows, and what the parsers read of it all."""
+"""Draws one constrained reply without a model, any token that its mask allows, and reads it with its parsers."""
 
 import random
 from collections.abc import Sequence as Ids
@@ -15,25 +15,25 @@ from vllm_mlx.formats import make_parser
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.runner.row_constraint import RowConstraint
 
-from .walks import Read, Speaker
+from .random_sampler import RandomSampler, Read
 
 
-class GuidedSpeaker:
-    """Of one pair of formats."""
+class GuidedSampler:
+    """Samples replies in one pair of formats."""
 
-    def __init__(self, speaker: Speaker, reasoning: str | None, tools: str | None, **config: Any):
-        self.speaker = speaker
+    def __init__(self, sampler: RandomSampler, reasoning: str | None, tools: str | None, **config: Any):
+        self.sampler = sampler
         self._formats = (reasoning, tools)
         self._guidance = ConstraintBuilder(
-            speaker.tokenizer,
+            sampler.tokenizer,
             EngineConfig(model="m", **config),
-            vocab_size=speaker.tokenizer.vocab_size,
+            vocab_size=sampler.tokenizer.vocab_size,
             reasoning=reasoning,
             tools=tools,
         )
 
     def ids(self, text: str) -> list[int]:
-        return self.speaker.tokenizer.encode(text, add_special_tokens=False)
+        return self.sampler.tokenizer.encode(text, add_special_tokens=False)
 
     def reply(
         self,
@@ -47,7 +47,7 @@ class GuidedSpeaker:
         most: int = 1500,
         **sampling: Any,
     ) -> list[int] | None:
-        """Ids; None where it did not end. `opens`: text that the reply begins with."""
+        """Return the ids of a reply; None: it did not end. `opens`: text that the reply begins with."""
         request = Request(
             request_id="r",
             messages=(Message("user", (TextPart("hi"),)),),
@@ -59,7 +59,7 @@ class GuidedSpeaker:
         inputs = PromptInputs(token_ids=tuple(self.ids(prompt)))
         constraint = self._guidance.constraint(request, inputs)
         assert constraint is not None
-        stop = self.speaker.tokenizer.eos_token_ids
+        stop = self.sampler.tokenizer.eos_token_ids
         seq = Sequence(
             seq_id=0,
             prompt=inputs,
@@ -78,7 +78,7 @@ class GuidedSpeaker:
             if row.is_bounding:
                 row.fill(mask)
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-            allowed = [token for token in allowed if token < self.speaker.tokenizer.vocab_size]
+            allowed = [token for token in allowed if token < self.sampler.tokenizer.vocab_size]
             ids.append(self._pick(draw, allowed, stop))
             row.feed(ids[-1])
             if ids[-1] in stop:
@@ -89,7 +89,7 @@ class GuidedSpeaker:
         ends = sorted(stop.intersection(allowed))
         if ends and draw.random() < 0.3:
             return ends[0]
-        return self.speaker._pick(draw, [token for token in allowed if token not in stop] or ends)
+        return self.sampler._pick(draw, [token for token in allowed if token not in stop] or ends)
 
     def read(self, prompt: str, ids: Ids[int], specs: Ids[ToolSpec] = ()) -> "ReadReply":
         reasoning, tools = self._formats
@@ -98,10 +98,10 @@ class GuidedSpeaker:
             tools if specs else None,
             tool_specs=[spec.to_openai() for spec in specs],
             starts_in_reasoning=bool(prompt),
-            marker_tokens=self.speaker.tokenizer.marker_tokens,
+            marker_tokens=self.sampler.tokenizer.marker_tokens,
         )
         events: list[Any] = []
-        for text, special in self.speaker.pieces(ids):
+        for text, special in self.sampler.pieces(ids):
             events += parser.feed(text, special)
         return ReadReply([*events, *parser.finish()])
 
