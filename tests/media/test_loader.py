@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -244,6 +245,20 @@ def test_whoever_gives_up_gives_back() -> None:
 
     asyncio.run(run())
     loading.close()
+
+
+def test_a_refusal_that_nobody_waits_for_is_not_logged(loading: Loading, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        for pause_s in (0, 0.0003, 0.0006, 0.001, 0.002) * 20:
+            load = asyncio.create_task(loading._load([ImagePart("no address")]))
+            await asyncio.sleep(pause_s)
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+
+    asyncio.run(run())
+    loading.close()
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_closing_fails_what_is_under_way(pictures: Host) -> None:

@@ -128,7 +128,9 @@ class MediaLoader:
             if not is_loaded:
                 deadline.cancel()  # so that what runs for this request in other threads ends
             clear_locals(error)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            _fail(answer, error)  # raised, it would be logged where the caller has left
 
     @asynccontextmanager
     async def _loaded(self, wanted: Sequence[Wanted], allowance: Allowance) -> AsyncIterator[LoadedMedia]:
@@ -228,8 +230,12 @@ def _check_count(number: int, most: int, kind: str) -> None:
 
 
 def _pass_on(ended: "Future[None]", answer: "Future[LoadedMedia]") -> None:
-    """A holder that ended before it answered has failed, or the loader was closed."""
-    if answer.done() or answer.running() or not answer.set_running_or_notify_cancel():
-        return
+    """A holder that ended before it answered was cancelled: the loader was closed."""
     error = None if ended.cancelled() else ended.exception()
-    answer.set_exception(error or Overloaded("The server is shutting down.", retry_after_s=5))
+    _fail(answer, error or Overloaded("The server is shutting down.", retry_after_s=5))
+
+
+def _fail(answer: "Future[LoadedMedia]", error: BaseException) -> None:
+    """Answer with an error, unless there is an answer or nobody waits for one."""
+    if not answer.done() and not answer.running() and answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
