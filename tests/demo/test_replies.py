@@ -5,9 +5,8 @@ import json
 import pytest
 from mlx_lm import load as load_text
 
+from tests.support.demo_cases import Asker, Case, frozen_cases
 from vllm_mlx.demo import demo_path
-
-from .asking import Asker, Case, frozen_cases
 
 MAX_BYTES = 8_000_000
 

@@ -32,12 +32,6 @@ FLAGS = (
     | {"--config", "--help", "--version"}
 )
 OTHERS_FLAGS = {
-    "--out",
-    "--freeze",
-    "--score",
-    "--per-skill",
-    "--forced",
-    "--far",
     "--minutes",
     "--protocol",
     "--seed",

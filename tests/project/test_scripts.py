@@ -9,7 +9,8 @@ import pytest
 
 from tests.project.sources import ROOT
 
-SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "vllm-mlx", "lock")
+SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "soak", "fuzz", "vllm-mlx", "lock")
+TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
 
 
@@ -84,6 +85,18 @@ def test_what_the_lock_files_name_is_installed_by_hash_and_again_once_they_chang
     with lock.open("a") as file:
         file.write("# changed\n")
     assert len(installed("serve")) == 2
+
+
+@pytest.mark.parametrize("name", TOOLS_IN_FOLDERS)
+def test_a_tool_is_the_folder_of_its_name(tmp_path: Path, name: str) -> None:
+    project = copy_project(tmp_path / "a project")
+    executable(project / ".venv/bin/python", NOTING)
+    environment = {**os.environ, "NOTES": str(tmp_path / "notes")}
+    command = [str(project / "scripts" / name), "--some", "flag"]
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    module = f"_{name.replace('-', '_')}"
+    assert (tmp_path / "notes").read_text().splitlines()[-1] == f"-m scripts.{module} --some flag"
+    assert (ROOT / "scripts" / module / "__main__.py").exists()
 
 
 @pytest.mark.full

@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
-from scripts.accepting.faults import FAULTS, Cut, Fault, Refuse
-from scripts.accepting.outside import walled_in
-from scripts.accepting.relay import Relay, Seen, relaying
+from scripts._accept_clients.faults import FAULTS, Cut, Fault, Refuse
+from scripts._accept_clients.outside import walled_in
+from scripts._accept_clients.relay import Relay, Seen, relaying
 from tests.support.running import Running, serving
 
 from .fakes import FakeEngine, says

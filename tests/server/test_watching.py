@@ -8,9 +8,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.benchmarks.client import MODEL_NAME
-from scripts.benchmarks.figures import OURS
-from scripts.benchmarks.watching import OUTSIDE, Watched, figures
+from scripts._bench.client import MODEL_NAME
+from scripts._bench.figures import OURS
+from scripts._bench.watching import OUTSIDE, Watched, figures
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.bench.workloads import Words
 from vllm_mlx.server.history import History

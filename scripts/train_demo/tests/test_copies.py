@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from mlx_vlm import convert
 
-from scripts.demo_training import asking, scoring
+from scripts.train_demo import asking, scoring
+from tests.support.demo_cases import Asker, answer, frozen_cases
 from vllm_mlx.demo import demo_path
-
-from .asking import Asker, answer, frozen_cases
 
 PRECISIONS = {"bf16": {"dtype": "bfloat16"}, "8-bit": {"quantize": True, "q_bits": 8, "q_group_size": 64}}
 MAX_LOSS = 0.03

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from scripts.demo_training import mixture
-from scripts.demo_training.encode import check_template
+from scripts.train_demo import mixture
+from scripts.train_demo.encode import check_template
 from vllm_mlx.demo import demo_path
 
 AMOUNT = 10

@@ -1,4 +1,4 @@
-"""`python -m scripts.replaying.checkpoint TRACE DIR`: a tiny random checkpoint whose vocabulary is that of a trace.
+"""`python -m scripts._replay.checkpoint TRACE DIR`: a tiny random checkpoint whose vocabulary is that of a trace.
 
 Serving real checkpoints' prompts takes minutes without a GPU; what is cached of them does not depend on the weights.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from scripts.benchmarks.checkpoint import is_word_token
+from scripts._bench.checkpoint import is_word_token
 from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 
 from .trace import load

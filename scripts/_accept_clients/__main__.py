@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from scripts.benchmarks.client import BenchmarkError
-from scripts.benchmarks.servers import free_port, running
+from scripts._bench.client import BenchmarkError
+from scripts._bench.servers import free_port, running
 
 from .clients import CLIENTS, Client
 from .faults import FAULTS, Fault

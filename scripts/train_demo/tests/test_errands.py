@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from scripts.demo_training import agent_tools, words
-from scripts.demo_training.agent_tools import RUN, WRITE, Kit
-from scripts.demo_training.chat import Assistant, Conversation
-from scripts.demo_training.errands import SHELL_WRITE, Step, by_echo, call
+from scripts.train_demo import agent_tools, words
+from scripts.train_demo.agent_tools import RUN, WRITE, Kit
+from scripts.train_demo.chat import Assistant, Conversation
+from scripts.train_demo.errands import SHELL_WRITE, Step, by_echo, call
 
 RUNS = Step(RUN, "run `echo hello`", {"command": "echo hello"})
 WRITES = Step(WRITE, "write good day to a.txt", {"path": "a.txt", "content": "good day"})

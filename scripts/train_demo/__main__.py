@@ -1,4 +1,4 @@
-"""Makes the bundled demo checkpoint from nothing, or scores one. `python scripts/train_demo.py --out vllm_mlx/demo`"""
+"""Makes the bundled demo checkpoint from nothing, or scores one: `python -m scripts.train_demo`. README.md says how."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
 
 def scored(what: str, options: argparse.Namespace) -> dict:
     """Prints the table; gives what scores.json holds."""
-    from demo_training import scoring
+    from . import scoring
 
     questions = [
         *scoring.items(options.seed, options.per_skill, text_only=options.text_only),
@@ -57,7 +57,7 @@ def scored(what: str, options: argparse.Namespace) -> dict:
 
 def asked(what: str) -> Callable:
     """Items to verdicts, by what a checkpoint or a server replies."""
-    from demo_training import asking, scoring
+    from . import asking, scoring
 
     asker = asking.Served(what) if what.startswith("http") else asking.Greedy(Path(what))
     return partial(scoring.verdicts, asker)
@@ -65,7 +65,7 @@ def asked(what: str) -> Callable:
 
 def forced(what: str) -> Callable:
     """The same by teacher forcing."""
-    from demo_training.forced import Forced
+    from .forced import Forced
 
     return Forced(Path(what)).verdicts
 
@@ -99,14 +99,14 @@ def main() -> int:
         scored(options.score, options)
         return 0
     if options.freeze:
-        from demo_training.frozen import freeze
+        from .frozen import freeze
 
         freeze(*options.freeze)
         return 0
     if options.offer:
         fresh, folder = options.offer
         return 0 if offer(fresh, folder, scored(str(fresh), options), force=options.force) else 1
-    from demo_training import recipe
+    from . import recipe
 
     fresh = options.out.with_name(options.out.name + ".new")
     taken = (int(options.taken[0]), Path(options.taken[1])) if options.taken else None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.train_demo import offer
+from scripts.train_demo.__main__ import offer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlx_vlm import generate, load
 
-from tests.support.shapes import draw_shape
+from .shapes import draw_shape
 
 MAX_TOKENS = 160
 
@@ -24,7 +24,7 @@ class Case:
 
 
 def frozen_cases() -> list[Case]:
-    return [Case(**fields) for fields in json.loads(Path(__file__).with_name("replies.json").read_text())]
+    return [Case(**fields) for fields in json.loads((Path(__file__).parents[1] / "demo" / "replies.json").read_text())]
 
 
 class Asker:
