@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prompt.habits import HABITS
+from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 
@@ -17,10 +17,10 @@ def engine_with(tmp_path: Path):
     """An engine that answers by rote, with one of the templates."""
     engines = []
 
-    def start(architecture: str, habit: str, *, thought_tokens: int = 12, **settings: object) -> EngineClient:
-        opens = habit != "opens the thought"
+    def start(architecture: str, variant: str, *, thought_tokens: int = 12, **settings: object) -> EngineClient:
+        opens = variant != "opens the thought"
         folder = rote_checkpoint(tmp_path, architecture, thought_tokens=thought_tokens, opens_thought=opens)
-        template = HABITS[habit]
+        template = TEMPLATE_VARIANTS[variant]
         if architecture.startswith("gemma"):
             template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
         settings = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", **settings}

@@ -68,12 +68,12 @@ async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> i
     return await asyncio.wrap_future(find)
 
 
-@pytest.mark.parametrize("habit", ["after the last question", "strips reasoning"])
+@pytest.mark.parametrize("variant", ["after the last question", "strips reasoning"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_thought_that_no_next_turn_contains_leaves_nothing(
-    engine_with: Callable[..., EngineClient], architecture: str, habit: str
+    engine_with: Callable[..., EngineClient], architecture: str, variant: str
 ) -> None:
-    engine = engine_with(architecture, habit, thought_tokens=60)
+    engine = engine_with(architecture, variant, thought_tokens=60)
 
     async def run() -> tuple[Left, int]:
         left = await leave(engine, ReasoningDelta, NUM_SEEN)

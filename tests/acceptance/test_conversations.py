@@ -60,9 +60,9 @@ CASES = [(architecture, "after the last question") for architecture in ARCHITECT
 
 
 @row("S0-12")
-@pytest.mark.parametrize(("architecture", "habit"), CASES)
-def test_twenty_turns_with_tools(engine_with: Callable[..., EngineClient], architecture: str, habit: str) -> None:
-    engine = engine_with(architecture, habit)
+@pytest.mark.parametrize(("architecture", "variant"), CASES)
+def test_twenty_turns_with_tools(engine_with: Callable[..., EngineClient], architecture: str, variant: str) -> None:
+    engine = engine_with(architecture, variant)
     agent = asyncio.run(
         converse(engine, echo=as_many_clients_do, num_turns=NUM_TURNS, words=30, question_every=QUESTION_EVERY)
     )
@@ -72,16 +72,16 @@ def test_twenty_turns_with_tools(engine_with: Callable[..., EngineClient], archi
 
 @pytest.mark.full
 @pytest.mark.parametrize("echo", ECHOES)
-@pytest.mark.parametrize("habit", ["keeps reasoning", "strips reasoning", "after the last question"])
+@pytest.mark.parametrize("variant", ["keeps reasoning", "strips reasoning", "after the last question"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_twenty_turns_of_every_client(
-    engine_with: Callable[..., EngineClient], architecture: str, habit: str, echo: str
+    engine_with: Callable[..., EngineClient], architecture: str, variant: str, echo: str
 ) -> None:
-    engine = engine_with(architecture, habit)
+    engine = engine_with(architecture, variant)
     agent = asyncio.run(
         converse(engine, echo=ECHOES[echo], num_turns=NUM_TURNS, words=100, question_every=QUESTION_EVERY)
     )
-    if habit != "strips reasoning":
+    if variant != "strips reasoning":
         assert_replies_stand_as_sampled(agent)
     assert_all_known_was_cached(agent)
 

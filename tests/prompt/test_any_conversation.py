@@ -15,11 +15,13 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .test_points import shared
 from .turns import ECHOES, Session, Turn, canonical, letter_by_letter, make_processor, system, user
 
-TEMPLATES = {name: HABITS[name] for name in HABITS if name not in ("gemma", "strict roles", "tools last")}
+TEMPLATES = {
+    name: TEMPLATE_VARIANTS[name] for name in TEMPLATE_VARIANTS if name not in ("gemma", "strict roles", "tools last")
+}
 # Words and spaces alone, so that texts without spaces can be compared; some look like parts of markup.
 TEXTS = st.lists(st.sampled_from(["a", "é東", "🙂", " ", "\n", "think", "{", "<", "0", "the"]), max_size=6).map("".join)
 VALUES = st.one_of(
@@ -89,13 +91,13 @@ def check_points(processor: RequestProcessor, session: Session, done: Turn, prep
         assert shared(before.token_ids, prepared.prompt.token_ids) >= points[-1]
 
 
-@pytest.mark.parametrize("habit", TEMPLATES)
+@pytest.mark.parametrize("variant", TEMPLATES)
 @settings(max_examples=examples(60), deadline=None)
 @given(conversation=st.lists(turns(), min_size=1, max_size=4))
 def test_prompts_say_the_same_and_share_what_was_kept(
-    tokenizers: dict[str, Tokenizer], habit: str, conversation: list[dict[str, Any]]
+    tokenizers: dict[str, Tokenizer], variant: str, conversation: list[dict[str, Any]]
 ) -> None:
-    processor = make_processor(tokenizers[habit])
+    processor = make_processor(tokenizers[variant])
     session = Session(processor, messages=(system("Be kind."), user("Go.")))
     for turn in conversation:
         session.echo, session.encode = ECHOES[turn["echo"]], turn["encode"]

@@ -15,7 +15,7 @@ from vllm_mlx.demo import DEMO_PATH
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .turns import make_processor
 
 _EACH = "{%- for message in messages -%}BODY{%- endfor -%}"
@@ -34,7 +34,7 @@ HOSTILE = {
     "formats with what was said": "{{- messages[-1].content.format(messages) -}}",
     "fills in what was said": "{{- messages[-1].content % messages -}}",
 }
-TEMPLATES = {**HABITS, **HOSTILE, "demo": (DEMO_PATH / "chat_template.jinja").read_text()}
+TEMPLATES = {**TEMPLATE_VARIANTS, **HOSTILE, "demo": (DEMO_PATH / "chat_template.jinja").read_text()}
 SAID = ["<|im_start|>", "<|im_end|>", "</think>", "<tool_call>\n", "{{ 7 * 7 }}", "{% for", "{0.__class__}", "%s %d %",
         "\0", "\u202e", "🙂", "é東", "\n", "<|image_pad|>", "a " * 50]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(SAID) | st.text(max_size=8), max_size=4).map("".join)

@@ -14,7 +14,7 @@ from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .turns import ECHOES, Session, each_part, make_processor, system, user
 
 START = (system("Be kind."), user("Change a.py."))
@@ -38,21 +38,21 @@ def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Re
     folder = tmp_path_factory.mktemp("qwen3")
     write_tokenizer(folder, "qwen3")
 
-    def make(habit: str, **options: str) -> RequestProcessor:
-        tools = "qwen3_xml" if habit == "opens the thought" else "hermes"
-        return make_processor(Tokenizer.load(folder, chat_template=HABITS[habit]), tools=tools, **options)
+    def make(variant: str, **options: str) -> RequestProcessor:
+        tools = "qwen3_xml" if variant == "opens the thought" else "hermes"
+        return make_processor(Tokenizer.load(folder, chat_template=TEMPLATE_VARIANTS[variant]), tools=tools, **options)
 
     return make
 
 
 @row("S0-16")
 @pytest.mark.parametrize("echo", ECHOES)
-@pytest.mark.parametrize("habit", CALLING)
-def test_results_extend_the_prompt_and_the_reply_that_asked_for_them(processor_with, habit: str, echo: str) -> None:
-    processor = processor_with(habit)
+@pytest.mark.parametrize("variant", CALLING)
+def test_results_extend_the_prompt_and_the_reply_that_asked_for_them(processor_with, variant: str, echo: str) -> None:
+    processor = processor_with(variant)
     session = Session(processor, echo=ECHOES[echo], messages=START)
     for number in range(3):
-        turn = session.answer(CALLING[habit])
+        turn = session.answer(CALLING[variant])
         assert processor.kept_tokens(turn.prepared, turn.reply) == len(turn.token_ids)
         session.give_results("done", f"also {number}")
         prepared = session.prepare()
@@ -73,9 +73,9 @@ def test_a_template_that_keeps_all_reasoning_keeps_it_over_the_next_question(pro
 
 
 @row("S1-4")
-@pytest.mark.parametrize("habit", ["after the last question", "strips reasoning"])
-def test_reasoning_that_the_next_question_strips_is_not_spliced(processor_with, habit: str) -> None:
-    processor = processor_with(habit)
+@pytest.mark.parametrize("variant", ["after the last question", "strips reasoning"])
+def test_reasoning_that_the_next_question_strips_is_not_spliced(processor_with, variant: str) -> None:
+    processor = processor_with(variant)
     session = Session(processor, messages=START)
     turn = session.answer("<think>\nhm\n</think>\n\nDone.<|im_end|>")
     session.ask("And now?")

@@ -13,7 +13,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .turns import Echo, Session, each_part, make_processor, system, user
 
 SCHEMA = {
@@ -100,7 +100,7 @@ EDITS = {
 def processor_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RequestProcessor]:
     folder = tmp_path_factory.mktemp("qwen3")
     write_tokenizer(folder, "qwen3")
-    return lambda habit: make_processor(Tokenizer.load(folder, chat_template=HABITS[habit]))
+    return lambda variant: make_processor(Tokenizer.load(folder, chat_template=TEMPLATE_VARIANTS[variant]))
 
 
 def answered(processor: RequestProcessor) -> Message:
@@ -123,12 +123,12 @@ def text_of(prepared: PreparedRequest) -> str:
     return prepared.chat.text
 
 
-@pytest.mark.parametrize("habit", TEMPLATES)
+@pytest.mark.parametrize("variant", TEMPLATES)
 def test_an_edited_reply_makes_the_prompt_that_it_makes_where_nothing_is_remembered(
-    processor_with: Callable[[str], RequestProcessor], habit: str
+    processor_with: Callable[[str], RequestProcessor], variant: str
 ) -> None:
     """A reply that still says the same stands as the model gave it, with its thought where the template keeps it."""
-    processor, fresh = processor_with(habit), processor_with(habit)
+    processor, fresh = processor_with(variant), processor_with(variant)
     said = answered(processor)
     for edit in EDITS.values():
         sent = edit.make(said)
@@ -141,15 +141,15 @@ def test_an_edited_reply_makes_the_prompt_that_it_makes_where_nothing_is_remembe
         assert processor.prepare(request(sent, salt="other")).prompt == unknown.prompt
 
 
-@pytest.mark.parametrize("habit", TEMPLATES)
+@pytest.mark.parametrize("variant", TEMPLATES)
 def test_a_reply_that_was_written_again_and_edited_is_shown_as_it_was_sent(
-    processor_with: Callable[[str], RequestProcessor], habit: str
+    processor_with: Callable[[str], RequestProcessor], variant: str
 ) -> None:
     """Without a thought, too, that the client left out beside its edit."""
-    processor, fresh = processor_with(habit), processor_with(habit)
+    processor, fresh = processor_with(variant), processor_with(variant)
     said = answered(processor)
     pairs = [(kept, edit) for kept, edit in product(EDITS.values(), EDITS.values()) if kept.keeps and not edit.keeps]
-    for kept, edit in pairs[TEMPLATES.index(habit) :: len(TEMPLATES)]:
+    for kept, edit in pairs[TEMPLATES.index(variant) :: len(TEMPLATES)]:
         rewritten = kept.make(said)
         sent = edit.make(rewritten)
         if sent != rewritten:

@@ -17,7 +17,7 @@ from vllm_mlx.prompt.next_turn import _absent
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .turns import Session, Turn, make_processor, system, user
 
 THOUGHT = "<think>\nhm\n</think>\n\nDone.<|im_end|>"
@@ -27,7 +27,9 @@ START = (system("Be kind."), user("Go."))
 
 @pytest.fixture(scope="module")
 def processor_with(qwen_folder: Path) -> Callable[..., RequestProcessor]:
-    return lambda habit, **options: make_processor(Tokenizer.load(qwen_folder, chat_template=HABITS[habit]), **options)
+    return lambda variant, **options: make_processor(
+        Tokenizer.load(qwen_folder, chat_template=TEMPLATE_VARIANTS[variant]), **options
+    )
 
 
 def kept(processor: RequestProcessor, turn: Turn) -> int:

@@ -15,7 +15,7 @@ from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.prompt.template import ChatTemplate
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .turns import TOOLS, make_processor, system, user
 
 CALL = ToolCallPart("c1", "read", {"path": "a.py"})
@@ -96,10 +96,10 @@ def expected_points(processor: RequestProcessor, request: Request) -> set[int]:
 
 
 @row("S4-28")
-@pytest.mark.parametrize("habit", [name for name in HABITS if name != "strict roles"])
+@pytest.mark.parametrize("variant", [name for name in TEMPLATE_VARIANTS if name != "strict roles"])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_points_are_where_whole_prompts_part(processor_with, habit: str, conversation: str) -> None:
-    processor = processor_with(HABITS[habit])
+def test_points_are_where_whole_prompts_part(processor_with, variant: str, conversation: str) -> None:
+    processor = processor_with(TEMPLATE_VARIANTS[variant])
     request = ask(*CONVERSATIONS[conversation])
     inputs = processor.prepare(request).prompt
     assert list(inputs.token_ids) == ids_of(processor, request)
@@ -108,7 +108,7 @@ def test_points_are_where_whole_prompts_part(processor_with, habit: str, convers
 
 
 def test_the_first_point_ends_tools_and_system(processor_with) -> None:
-    processor = processor_with(HABITS["after the last question"])
+    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
     prompt = processor.prepare(ask(system("Be kind."), user("hello"))).prompt
     text = processor.tokenizer.decode(prompt.token_ids[: prompt.snapshot_points[0]])
     assert text.startswith("<|im_start|>system\nBe kind.\n\n# Tools")
@@ -116,7 +116,7 @@ def test_the_first_point_ends_tools_and_system(processor_with) -> None:
 
 
 def test_a_system_message_in_between_is_no_part_of_the_system_prompt(processor_with) -> None:
-    processor = processor_with(HABITS["merges system"])
+    processor = processor_with(TEMPLATE_VARIANTS["merges system"])
     prompt = processor.prepare(ask(*CONVERSATIONS["system in between"], tools=())).prompt
     texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
     assert texts[0] == "<|im_start|>system\nBe kind.\n<|im_end|>\n<|im_start|>user"
@@ -130,7 +130,7 @@ def test_the_generation_suffix_is_left_out(processor_with) -> None:
 
 
 def test_where_the_next_question_strips_reasoning_is_a_point(processor_with) -> None:
-    processor = processor_with(HABITS["after the last question"])
+    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
     prompt = processor.prepare(ask(*CONVERSATIONS["in a tool loop"])).prompt
     texts = [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points]
     assert [text.endswith("Read it.<|im_end|>\n<|im_start|>assistant") for text in texts] == [False, True, False]
@@ -139,7 +139,7 @@ def test_where_the_next_question_strips_reasoning_is_a_point(processor_with) -> 
 
 def test_a_probe_that_the_template_refuses_leaves_its_point_out(processor_with) -> None:
     """A result of a tool may follow nowhere."""
-    processor = processor_with(HABITS["strict roles"])
+    processor = processor_with(TEMPLATE_VARIANTS["strict roles"])
     prompt = processor.prepare(ask(user("hello"))).prompt
     assert [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points] == [
         "<|im_start|>user",
@@ -148,14 +148,14 @@ def test_a_probe_that_the_template_refuses_leaves_its_point_out(processor_with) 
 
 
 def test_tools_that_may_not_be_called_are_not_asked_about(processor_with) -> None:
-    processor = processor_with(HABITS["after the last question"])
+    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
     with_none = processor.prepare(ask(*CONVERSATIONS["in a tool loop"], tool_choice=ToolChoice("none"))).prompt
     without = processor.prepare(ask(*CONVERSATIONS["in a tool loop"], tools=())).prompt
     assert with_none == without
 
 
 def test_completions_have_no_points(processor_with) -> None:
-    prepared = processor_with(HABITS["gemma"]).prepare(Request(request_id="r", prompt="hello world"))
+    prepared = processor_with(TEMPLATE_VARIANTS["gemma"]).prepare(Request(request_id="r", prompt="hello world"))
     assert prepared.prompt.snapshot_points == ()
     assert prepared.chat is None
 
@@ -175,7 +175,7 @@ ENVIRONMENT = "Working directory: /Users/{user}/work\nToday's date: {day}\n"
 
 
 def test_sessions_part_at_folders_and_dates(processor_with) -> None:
-    processor = processor_with(HABITS["after the last question"])
+    processor = processor_with(TEMPLATE_VARIANTS["after the last question"])
     rules = "Be kind to every reader of this text. " * 40
     text = rules + ENVIRONMENT.format(user="ann", day="2026-03-01") + rules + "Git status of 2026-03-01: clean"
     prompt = processor.prepare(ask(system(text), user("hello"))).prompt
@@ -185,7 +185,9 @@ def test_sessions_part_at_folders_and_dates(processor_with) -> None:
 
 def test_places_in_one_line_are_one_point(processor_with) -> None:
     request = ask(system(ENVIRONMENT.format(user="ann", day="2026-03-01") * 5), user("See /tmp/x/y and /home/b/c."))
-    text = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render_prompt(request).text
+    text = (
+        ChatTemplate(processor_with(TEMPLATE_VARIANTS["after the last question"]).tokenizer).render_prompt(request).text
+    )
     [place] = volatile_places(request, text)
     assert text[place:].startswith("/Users/ann/work")
 
@@ -195,12 +197,16 @@ def test_places_in_one_line_are_one_point(processor_with) -> None:
 )
 def test_what_is_no_place_is_none(processor_with, text: str) -> None:
     request = ask(system(text), user(text))
-    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render_prompt(request).text
+    rendered = (
+        ChatTemplate(processor_with(TEMPLATE_VARIANTS["after the last question"]).tokenizer).render_prompt(request).text
+    )
     assert volatile_places(request, rendered) == []
 
 
 def test_what_replies_and_results_say_is_no_place(processor_with) -> None:
     said = Message("assistant", (TextPart("I am in /Users/ann/work."),))
     request = ask(system("Be kind."), user("Where?"), said, user("And /Users/bob/work?"))
-    rendered = ChatTemplate(processor_with(HABITS["after the last question"]).tokenizer).render_prompt(request).text
+    rendered = (
+        ChatTemplate(processor_with(TEMPLATE_VARIANTS["after the last question"]).tokenizer).render_prompt(request).text
+    )
     assert volatile_places(request, rendered) == []

@@ -15,7 +15,7 @@ from vllm_mlx.prompt import prompt_changes
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
-from .habits import HABITS
+from .template_variants import TEMPLATE_VARIANTS
 from .turns import ECHOES, TOOLS, Session, make_processor, system, user
 
 CALL = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call><|im_end|>'
@@ -24,7 +24,7 @@ START = (system("Be kind. Version 41."), user("Read a file."))
 
 @pytest.fixture(scope="module")
 def processor_with(qwen_folder: Path) -> Callable[..., RequestProcessor]:
-    return lambda habit: make_processor(Tokenizer.load(qwen_folder, chat_template=HABITS[habit]))
+    return lambda variant: make_processor(Tokenizer.load(qwen_folder, chat_template=TEMPLATE_VARIANTS[variant]))
 
 
 def in_a_loop(processor: RequestProcessor, **options: Any) -> Session:
@@ -52,11 +52,11 @@ def with_message(request: Request, number: int, message: Message) -> Request:
 
 
 @pytest.mark.parametrize("echo", ECHOES)
-@pytest.mark.parametrize("habit", ["keeps reasoning", "after the last question", "opens the thought"])
-def test_a_prompt_that_goes_on_was_not_altered(processor_with, habit: str, echo: str) -> None:
+@pytest.mark.parametrize("variant", ["keeps reasoning", "after the last question", "opens the thought"])
+def test_a_prompt_that_goes_on_was_not_altered(processor_with, variant: str, echo: str) -> None:
     if echo == "arguments in another order, other ids":
         pytest.skip("nothing says that it is the same conversation")
-    session = in_a_loop(processor_with(habit), echo=ECHOES[echo])
+    session = in_a_loop(processor_with(variant), echo=ECHOES[echo])
     for _ in range(3):
         prepared = session.prepare()
         assert change_of(prepared) is None and prepared.compared.last is not None
@@ -123,7 +123,7 @@ def test_other_tools(processor_with) -> None:
 
 
 def test_other_settings_of_the_template(qwen_folder: Path) -> None:
-    template = "{{ effort }}" + HABITS["keeps reasoning"]
+    template = "{{ effort }}" + TEMPLATE_VARIANTS["keeps reasoning"]
     processor = make_processor(Tokenizer.load(qwen_folder, chat_template=template))
     session = in_a_loop(processor, template_kwargs={"effort": "low"})
     assert change_of(session.prepare()) is None

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.acceptance.rote import rote_checkpoint
-from tests.prompt.habits import HABITS
+from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
@@ -103,7 +103,7 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
     """The model's template keeps the reasoning of a turn that called a tool, and so does the prefix cache."""
     config = EngineConfig(
         model=str(rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)),
-        chat_template=HABITS["after the last question"],
+        chat_template=TEMPLATE_VARIANTS["after the last question"],
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
         memory_budget_bytes=4 << 30,

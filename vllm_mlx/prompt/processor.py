@@ -94,7 +94,7 @@ class RequestProcessor:
         return "it takes no images either" if self._vision is None else self._vision.no_videos
 
     def media_of(self, request: Request) -> tuple[MediaPart, ...]:
-        """What `prepare` needs the pixels of. Raises Unsupported where the model takes no such."""
+        """The images and videos of a request. Raises Unsupported if the model takes no such parts."""
         parts = media_parts(request)
         if parts and not self.takes_images:
             kind = "images" if any(isinstance(part, ImagePart) for part in parts) else "videos"

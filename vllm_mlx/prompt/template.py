@@ -128,7 +128,7 @@ class ChatTemplate:
         return self._render(request)
 
     def probe(self, request: Request) -> str:
-        """The text of a conversation that is never sent to a model: it shows where the template puts things.
+        """The text of a conversation that is never sent to a model, rendered to find where the template puts things.
 
         Raises as `render_prompt` does.
         """
@@ -299,13 +299,13 @@ def _call_id(call_id: str, style: CallStyle) -> str:
 
 def _content(parts: Iterable[Part], *, separator: str) -> str | list[dict[str, Any]]:
     """A string for text alone, which every template takes; a list where there are images or videos."""
-    shown = [part for part in parts if isinstance(part, ShownPart)]
-    if any(isinstance(part, MediaPart) for part in shown):
-        return [_shown_part(part) for part in shown]
-    return separator.join(part.text for part in shown if isinstance(part, TextPart))
+    content = [part for part in parts if isinstance(part, ShownPart)]
+    if any(isinstance(part, MediaPart) for part in content):
+        return [_content_part(part) for part in content]
+    return separator.join(part.text for part in content if isinstance(part, TextPart))
 
 
-def _shown_part(part: ShownPart) -> dict[str, Any]:
+def _content_part(part: ShownPart) -> dict[str, Any]:
     match part:
         case TextPart(text):
             return {"type": "text", "text": text}

@@ -1,4 +1,4 @@
-"""Small chat templates, each with one habit of real ones."""
+"""Small chat templates that each do one thing as some real templates do it."""
 
 from tests.support.tokenizers import TEMPLATES
 
@@ -44,7 +44,7 @@ def _messages(*, keeps: str = "true", trim: str = "", before: str = "") -> str:
     return _MESSAGES.replace("KEEPS", keeps).replace("TRIM", trim).replace("BEFORE", before) + _SUFFIX
 
 
-HABITS = {
+TEMPLATE_VARIANTS = {
     "after the last question": (TEMPLATES / "qwen3.jinja").read_text(),  # keeps the reasoning of these turns
     "opens the thought": (TEMPLATES / "qwen3_5.jinja").read_text(),
     "gemma": (TEMPLATES / "gemma.jinja").read_text(),  # no system turn, no tools, no reasoning
