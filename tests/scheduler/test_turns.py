@@ -189,7 +189,7 @@ def longest_chunk(plans: Rows[StepPlan]) -> int:
 
 
 def test_no_row_gives_up_its_place_for_a_prompt_that_would_not_fit_then_either() -> None:
-    bench = Tenants(max_num_seqs=4, rows_bytes=1000)
+    bench = Tenants(max_num_seqs=4, rows_bytes=2000)
     theirs = [bench.ask("ann", 80, 20) for _ in range(4)]
     bench.step()
     chat = bench.ask("ben", 790, 100)

@@ -8,7 +8,9 @@ import pytest
 
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.request import Request
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.server.tenants import kept_apart
 from vllm_mlx.server.visibility import visible_to
 
 ASK: Any = {"input": "Tell me something that is long enough to be kept, please. " * 4, "max_output_tokens": 4}
@@ -117,3 +119,8 @@ def test_without_several_keys_everything_is_seen(state: Any) -> None:
     status = {"requests": [], "last_replies": [], "last_errors": [error]}
     scope: Any = {"state": state, "client": ("192.0.2.1", 5)}
     assert visible_to(scope, status)["last_errors"] == [{"request_id": "a", "message": "b", "path": "/v1/c"}]
+
+
+def test_requests_carry_the_priority_of_their_key() -> None:
+    assert kept_apart(Request(request_id="r"), {"state": {"tenant": "ann", "priority": 3}}).priority == 3
+    assert kept_apart(Request(request_id="r"), {"state": {"tenant": "ann"}}).priority == 1
