@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+RAW_ARGUMENTS = "_raw"
 MAX_DEPTH = 128  # of objects and lists in each other: what walks over them recurses
 
 
@@ -55,3 +56,26 @@ def is_deeper(value: Any, max_depth: int) -> bool:
             return False
         level = [each for part in inside for each in part if isinstance(each, dict | list)]
     return True
+
+
+def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a past call, which templates read as a dict.
+
+    Clients replay calls that were cut off, so text that is no JSON object is kept whole under `RAW_ARGUMENTS`;
+    nothing at all is an empty dict.
+    """
+    if isinstance(text, dict):
+        return text
+    if text is None or not text.strip():
+        return {}
+    try:
+        value = json_in(text)
+    except ValueError:
+        value = text
+    match value:
+        case dict():
+            return value
+        case None:
+            return {}
+        case _:
+            return {RAW_ARGUMENTS: text}

@@ -1,6 +1,8 @@
-"""Adds up the usage of all choices of one reply."""
+"""Token counts of a reply: summed over its choices, and why less of the prompt was cached than expected."""
 
 from ..core.events import Usage
+from ..core.receipt import CacheReceipt
+from .reply import Reply
 
 
 class UsageTally:
@@ -28,3 +30,24 @@ class UsageTally:
             clamped_max_tokens=min(limits, default=None),
             receipt=next((usage.receipt for usage in prompts.values() if usage.receipt is not None), None),
         )
+
+
+class CacheShortfall(Reply):
+    """A part of the usage block, the same in all protocols."""
+
+    reason: str
+    expected_tokens: int
+    stored_tokens: int
+    detail: str
+
+
+def shortfall_of(receipt: CacheReceipt | None) -> CacheShortfall | None:
+    """None if as much was cached as expected."""
+    if receipt is None or receipt.shortfall is None:
+        return None
+    return CacheShortfall(
+        reason=receipt.shortfall.value,
+        expected_tokens=receipt.expected_tokens,
+        stored_tokens=receipt.stored_tokens,
+        detail=receipt.why or "",
+    )

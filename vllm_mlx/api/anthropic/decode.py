@@ -9,6 +9,7 @@ from ...core.guide import Guide
 from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ...core.request import Request, SamplingParams, check_stop
 from ..guides import decode_format, one_guide
+from ..parameters import decode_sampling
 from ..quirks import without_client_marks
 from ..sealed import Unsealer
 from .content import decode_assistant, decode_block, decode_result, decode_shown
@@ -56,13 +57,8 @@ def decode_messages_request(
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
-    sampling = SamplingParams(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=0 if body.top_k == -1 else body.top_k,
-        stop=_stop(body.stop_sequences or ()),
-        guide=_guide(body),
+    sampling = decode_sampling(
+        body, max_tokens=body.max_tokens, stop=_stop(body.stop_sequences or ()), guide=_guide(body)
     )
     spec = MessageSpec(
         reply_id=reply_id,

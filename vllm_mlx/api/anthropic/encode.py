@@ -6,11 +6,11 @@ from typing import Any
 
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent, Started, ToolCallStart
-from ..arguments import decode_arguments
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind, ReasoningMode
 from ..encoder import FoldedChoice, ReplyFold
 from ..error_replies import ANTHROPIC
 from ..sealed import seal
+from ..text import decode_arguments
 from .content import encode_call_id
 from .decode import MessageSpec
 from .replies import SIGNATURE, MessageReply, TextReply, ThinkingReply, ToolUseReply, UsageReply, stop_of

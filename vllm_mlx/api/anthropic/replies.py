@@ -3,8 +3,8 @@
 from typing import Any, Literal
 
 from ...core.events import Finished, FinishReason, Usage
-from ..receipts import CacheShortfall, shortfall_of
 from ..reply import Reply
+from ..usage import CacheShortfall, shortfall_of
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

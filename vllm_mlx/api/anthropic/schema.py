@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from ...core.request import MAX_CACHE_SALT
+from ..parameters import GenerationFields, PromptFields
 from ..wire import Items, Wire
 
 
@@ -208,24 +208,17 @@ class OutputConfig(MessagesWire):
 # Bodies
 
 
-class CountTokensBody(MessagesWire):
-    model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
+class CountTokensBody(PromptFields, MessagesWire):
     messages: Items[InputMessage] = Field(min_length=1)
     system: str | Items[TextBlock] | None = None
     tools: Items[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(GenerationFields, CountTokensBody):
     max_tokens: int = Field(ge=1)
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
     stop_sequences: Items[str] | None = None
-    output_format: dict[str, Any] | None = Field(default=None, description="As `output_config.format`.")
-    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
+    output_format: dict[str, Any] | None = Field(default=None, description="Same as `output_config.format`.")
     mcp_servers: Items[dict[str, Any]] | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from ...core.errors import InvalidParameter
 from ...core.messages import ToolChoice, ToolSpec
+from ..parameters import named_choice, required_name
 from .schema import MessagesTool, MessagesToolChoice, ToolChange
 
 # Anthropic runs these on its own servers; a model here could call them only in vain.
@@ -67,20 +68,18 @@ def decode_tool_choice(choice: MessagesToolChoice | None, tools: Toolbox) -> tup
                 raise InvalidParameter("`tool_choice` 'any' needs `tools`.", param="tool_choice")
             return ToolChoice("required"), most
         case "tool":
-            if choice.name not in {spec.name for spec in (*tools.listed, *tools.deferred)}:
-                raise InvalidParameter("`tool_choice.name` names none of the `tools`.", param="tool_choice.name")
-            return ToolChoice("required", choice.name), most
+            offered = (*tools.listed, *tools.deferred)
+            return named_choice(choice.name, offered, param="tool_choice.name"), most
         case mode:
             return ToolChoice(mode), most
 
 
 def _spec(tool: MessagesTool, path: str) -> ToolSpec:
-    if not tool.name:
-        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
+    name = required_name(tool.name, path)
     if tool.input_schema is None and (tool.type or "custom") == "custom":
         raise InvalidParameter(f"`{path}.input_schema` is required.", param=f"{path}.input_schema")
     return ToolSpec(
-        name=tool.name,
+        name=name,
         description=tool.description,
         parameters=tool.input_schema,
         strict=bool(tool.strict),

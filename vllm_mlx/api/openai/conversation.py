@@ -1,10 +1,12 @@
 """Wire messages and tools → core values. Reads no parameters of generation."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...core.messages import (
     ImagePart,
+    MediaPart,
     Message,
     Part,
     ReasoningPart,
@@ -13,9 +15,12 @@ from ...core.messages import (
     ToolCallPart,
     ToolResultPart,
     ToolSpec,
+    VideoPart,
 )
-from ..arguments import decode_arguments
-from ..images import decode_image
+from ...core.request import Request
+from ...media.parts import media_parts, replace_media
+from ..parameters import decode_image
+from ..text import decode_arguments
 from .schema import (
     AssistantMessage,
     ChatTool,
@@ -23,6 +28,7 @@ from .schema import (
     FramesContent,
     ImageContent,
     ImageURL,
+    ProcessorOptions,
     RefusalContent,
     SystemMessage,
     TextContent,
@@ -30,7 +36,6 @@ from .schema import (
     UserMessage,
     VideoContent,
 )
-from .videos import decode_frames, decode_video
 
 AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 AnyPart = TextContent | RefusalContent | ImageContent | VideoContent | FramesContent
@@ -90,9 +95,9 @@ def _part(part: AnyPart, path: str) -> ShownPart:
         case ImageContent(image_url=image):
             return _image(image, path)
         case VideoContent():
-            return decode_video(part, path)
+            return _video(part, path)
         case FramesContent():
-            return decode_frames(part, path)
+            return VideoPart(tuple(part.video), fps=part.fps, param=f"{path}video")
 
 
 def _image(image: ImageURL | str, path: str) -> ImagePart:
@@ -115,3 +120,20 @@ def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:
 
 def _tool_calls(calls: Iterable[ChatToolCall]) -> list[ToolCallPart]:
     return [ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)) for call in calls]
+
+
+def _video(part: VideoContent, path: str) -> VideoPart:
+    """Some clients send the address itself where the object with the address belongs."""
+    video = part.video_url
+    return VideoPart(video if isinstance(video, str) else video.url, fps=part.fps, param=f"{path}video_url")
+
+
+def with_options(request: Request, options: ProcessorOptions | None) -> Request:
+    """The frame rate that a request gives for all of its videos; a video may have its own."""
+    if options is None:
+        return request
+    return replace_media(request, {part: _at(part, options.fps) for part in media_parts(request)})
+
+
+def _at(part: MediaPart, fps: float | None) -> MediaPart:
+    return replace(part, fps=fps) if isinstance(part, VideoPart) and part.fps is None else part

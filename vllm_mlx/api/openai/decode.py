@@ -11,11 +11,12 @@ from ...core.messages import ToolChoice, ToolSpec
 from ...core.request import Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
+from ..parameters import decode_sampling, decode_thinking, named_choice
 from ..quirks import without_client_marks
-from ..thinking import budget_in, decode_thinking
-from .conversation import decode_messages, decode_tools
+from .conversation import decode_messages, decode_tools, with_options
 from .schema import ChatCompletionBody, CompletionBody, GenerationBody, NamedToolChoice
-from .videos import with_options
+
+_NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,6 @@ def _check_chat(body: ChatCompletionBody) -> None:
 
 def _chat_request(body: ChatCompletionBody, request_id: str) -> Request:
     tools = _tools(body)
-    thinking, template_kwargs = decode_thinking(body.reasoning_effort, body.chat_template_kwargs)
     return Request(
         request_id=request_id,
         messages=without_client_marks(decode_messages(body.messages)),
@@ -89,13 +89,11 @@ def _chat_request(body: ChatCompletionBody, request_id: str) -> Request:
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
-        thinking=thinking,
-        thinking_limit=budget_in(template_kwargs),
-        template_kwargs=template_kwargs,
         add_generation_prompt=_add_generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
         cache_reasoning="keep" if body.cache_reasoning_tokens else None,
         cache_salt=body.cache_salt or "",
+        **decode_thinking(body.reasoning_effort, body.chat_template_kwargs),
     )
 
 
@@ -130,27 +128,14 @@ def decode_completion(body: CompletionBody, *, reply_id: str, model: str, create
 
 
 def _sampling(body: GenerationBody, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    return SamplingParams(
+    return decode_sampling(
+        body,
         max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=0 if body.top_k == -1 else body.top_k,
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty,
         logit_bias=_logit_bias(body.logit_bias or {}),
-        seed=body.seed,
-        n=1 if body.n is None else body.n,
-        stop=_stop(body.stop),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=body.min_tokens or 0,
-        skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
         guide=_guide(body),
-        thinking_token_budget=body.thinking_token_budget,
     )
 
 
@@ -161,12 +146,6 @@ def _guide(body: GenerationBody) -> Guide | None:
         decode_structured_outputs(body.structured_outputs),
         *(decode_guide(kind, value, f"guided_{kind}") for kind, value in older if value is not None),
     )
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    if isinstance(stop, str):
-        return (stop,)
-    return tuple(stop or ())
 
 
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
@@ -225,8 +204,7 @@ def _tool_choice(body: ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolC
             return ToolChoice("required")
         case NamedToolChoice() as named:
             _need_tools(tools)
-            _check_named(named, tools)
-            return ToolChoice("required", named.function.name)
+            return named_choice(named.function.name, tools, refusal=_NO_SUCH_TOOL)
         case other:
             raise InvalidParameter(
                 f"Invalid value for `tool_choice`: {shown(other)}! Only named tools, 'none', 'auto' or 'required' are "
@@ -238,13 +216,6 @@ def _tool_choice(body: ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolC
 def _need_tools(tools: tuple[ToolSpec, ...]) -> None:
     if not tools:
         raise InvalidParameter("When using `tool_choice`, `tools` must be set.", param="tool_choice")
-
-
-def _check_named(named: NamedToolChoice, tools: tuple[ToolSpec, ...]) -> None:
-    if named.function.name not in {tool.name for tool in tools}:
-        raise InvalidParameter(
-            "The tool specified in `tool_choice` does not match any of the specified `tools`.", param="tool_choice"
-        )
 
 
 def _add_generation_prompt(body: ChatCompletionBody) -> bool:

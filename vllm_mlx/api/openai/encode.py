@@ -20,7 +20,6 @@ from ..error_replies import OPENAI
 from ..reply import TEXT, Reply, Template
 from ..usage import UsageTally
 from .decode import ReplySpec
-from .logprobs import CompletionLogprobWriter, chat_logprobs
 from .replies import (
     ChatChoice,
     ChatCompletion,
@@ -28,6 +27,7 @@ from .replies import (
     ChunkChoice,
     Completion,
     CompletionChoice,
+    CompletionLogprobWriter,
     Delta,
     FunctionChunk,
     FunctionReply,
@@ -35,6 +35,7 @@ from .replies import (
     ToolCallChunk,
     ToolCallReply,
     UsageReply,
+    chat_logprobs,
 )
 
 DONE = b"data: [DONE]\n\n"

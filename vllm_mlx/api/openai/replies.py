@@ -1,12 +1,14 @@
 """Wire types of replies. Written with `exclude_unset`: what was not set is not sent, what was set to null is null."""
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from ...core.events import Usage
-from ..receipts import CacheShortfall, shortfall_of
+from ...core.events import TokenLogprob, Usage
+from ..encoder import TokenNames
 from ..reply import Reply
+from ..usage import CacheShortfall, shortfall_of
 
 
 class PromptTokensDetails(Reply):
@@ -184,3 +186,52 @@ class ModelList(Reply):
     first_id: str
     last_id: str
     has_more: Literal[False]
+
+
+FLOOR = -9999.0  # written for minus infinity, which JSON does not have
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob], names: TokenNames) -> ChatLogprobs:
+    return ChatLogprobs(content=[_content(token, names) for token in tokens])
+
+
+def _content(token: TokenLogprob, names: TokenNames) -> ContentLogprob:
+    return ContentLogprob(
+        token=names.token_text(token.token_id),
+        logprob=_finite(token.logprob),
+        bytes=list(names.token_bytes(token.token_id)),
+        top_logprobs=[
+            TopLogprob(
+                token=names.token_text(token_id), logprob=_finite(logprob), bytes=list(names.token_bytes(token_id))
+            )
+            for token_id, logprob in token.top
+        ],
+    )
+
+
+class CompletionLogprobWriter:
+    """`text_offset` counts characters from the start of the reply, over all tokens written so far."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+        self._offset = 0
+
+    def write(self, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        texts = [self._names.token_text(token.token_id) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return CompletionLogprobs(
+            tokens=texts,
+            token_logprobs=[_finite(token.logprob) for token in tokens],
+            top_logprobs=[
+                {self._names.token_text(token_id): _finite(logprob) for token_id, logprob in token.top}
+                for token in tokens
+            ],
+            text_offset=offsets,
+        )
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, FLOOR) if logprob == logprob else FLOOR

@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...core.request import MAX_CACHE_SALT, MAX_LOGIT_BIAS, MAX_LOGPROBS
-from ..images import Detail
+from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from ..parameters import Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, ExtraFields, Items, Wire
 from .fields import (
     BODY_FIELDS,
@@ -15,8 +15,6 @@ from .fields import (
     TOOL_CALL_FIELDS,
     TOOL_FIELDS,
 )
-
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatWire(Wire):
@@ -159,24 +157,13 @@ class ProcessorOptions(ChatWire):
 # Bodies
 
 
-class GenerationBody(Body):
-    """What both endpoints take."""
+class GenerationBody(Body, OpenAIFields):
+    """Fields of both endpoints."""
 
     extras = BODY_FIELDS
-
-    model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1, description="Up to the context window if left out.")
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], AtMost(MAX_LOGIT_BIAS)] | None = None
-    seed: int | None = None
     n: int | None = None
     stop: str | Items[str] | None = None
     stop_token_ids: Items[int] | None = None
@@ -184,20 +171,20 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
-    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
-    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | bool | None = Field(default=None, description="As `structured_outputs.json`.")
-    guided_regex: str | None = Field(default=None, description="As `structured_outputs.regex`.")
-    guided_choice: Items[str] | None = Field(default=None, description="As `structured_outputs.choice`.")
-    guided_grammar: str | None = Field(default=None, description="As `structured_outputs.grammar`.")
-    thinking_token_budget: Any = Field(default=None, description="Tokens of a thought; -1: no bound.")
+    guided_json: str | dict[str, Any] | bool | None = Field(
+        default=None, description="The same as `structured_outputs.json`."
+    )
+    guided_regex: str | None = Field(default=None, description="The same as `structured_outputs.regex`.")
+    guided_choice: Items[str] | None = Field(default=None, description="The same as `structured_outputs.choice`.")
+    guided_grammar: str | None = Field(default=None, description="The same as `structured_outputs.grammar`.")
+    thinking_token_budget: Any = Field(default=None, description="Limit of reasoning tokens; -1: no limit.")
 
 
 class ChatCompletionBody(GenerationBody):
     messages: Items[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="Goes before `max_tokens`.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="Takes precedence over `max_tokens`.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Items[ChatTool] | None = None

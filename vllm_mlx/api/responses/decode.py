@@ -6,14 +6,13 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import Message, TextPart
-from ...core.request import Request, SamplingParams
+from ...core.request import Request
 from ..guides import decode_format
+from ..parameters import decode_sampling, decode_thinking
 from ..quirks import without_client_marks
-from ..thinking import budget_in, decode_thinking
 from ..wire import Refused
 from .fields import INCLUDED
-from .items import decode_items
-from .kept_input import KeptInput, kept_input
+from .items import KeptInput, decode_items, kept_input
 from .schema import InputItem, InputText, MessageItem, ResponsesBody
 from .tools import Tools, decode_tool_choice, decode_tools
 
@@ -53,9 +52,6 @@ def decode_response(
     _check_background(body)
     tools = decode_tools(body.tools or ())
     reasoning = body.reasoning
-    thinking, template_kwargs = decode_thinking(
-        None if reasoning is None else reasoning.effort, body.chat_template_kwargs
-    )
     items = _input_items(body)
     request = Request(
         request_id=reply_id,
@@ -63,12 +59,12 @@ def decode_response(
         tools=tools.specs,
         tool_choice=decode_tool_choice(body.tool_choice, tools.specs),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
-        sampling=_sampling(body),
-        thinking=thinking,
-        thinking_limit=budget_in(template_kwargs),
-        template_kwargs=template_kwargs,
+        sampling=decode_sampling(
+            body, max_tokens=body.max_output_tokens, guide=decode_format(_format(body), "text.format", nested=False)
+        ),
         cache_reasoning="keep" if body.cache_reasoning_tokens else None,
         cache_salt=body.cache_salt or "",
+        **decode_thinking(None if reasoning is None else reasoning.effort, body.chat_template_kwargs),
     )
     spec = ResponseSpec(
         reply_id=reply_id,
@@ -101,21 +97,6 @@ def _messages(body: ResponsesBody, items: Sequence[InputItem]) -> tuple[Message,
     if not messages:
         raise InvalidParameter("`input` must not be empty.", param="input")
     return without_client_marks(messages)
-
-
-def _sampling(body: ResponsesBody) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=0 if body.top_k == -1 else body.top_k,
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty,
-        seed=body.seed,
-        guide=decode_format(_format(body), "text.format", nested=False),
-    )
 
 
 def _format(body: ResponsesBody) -> dict[str, Any] | None:

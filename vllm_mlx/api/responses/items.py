@@ -1,13 +1,15 @@
-"""Input items → core messages. Ids of items are never read: they are new in every session."""
+"""Input items → core messages, and as they are stored. Ids of items are not decoded: every session has new ones."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import ImagePart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
-from ..arguments import decode_arguments
-from ..images import decode_image
+from ..parameters import decode_image
 from ..sealed import Unsealer
+from ..text import decode_arguments
 from .fields import SKIPPED_ITEMS
 from .schema import (
     CallOutputItem,
@@ -115,3 +117,35 @@ def _part(part: ContentPart, path: str) -> TextPart | ImagePart:
                 f"`{path}`: this server keeps no files and reads no documents. Send text, or an `image_url`.",
                 param=path,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    """Input items as they are stored: wire items, each with an id. Made once, since a long input takes time."""
+
+    items: tuple[Mapping[str, Any], ...] = ()
+    num_bytes: int = 0
+
+
+def kept_input(items: Sequence[InputItem], reply_id: str) -> KeptInput:
+    unique = reply_id.removeprefix("resp_")
+    kept = tuple(_with_id(item, f"in_{unique}{number:04}") for number, item in enumerate(items))
+    return KeptInput(kept, sum(map(_num_bytes, kept)))
+
+
+def _with_id(item: InputItem, item_id: str) -> dict[str, Any]:
+    """The item with its own id, or with `item_id` if it has none."""
+    given = item.model_dump(exclude_unset=True)
+    own_id = given.pop("id", None)
+    return {"id": own_id if isinstance(own_id, str) else item_id, **given, "type": item.type}
+
+
+def _num_bytes(value: Any) -> int:
+    """The memory that the value takes: small elements take many times their length as JSON."""
+    match value:
+        case dict():
+            return sys.getsizeof(value) + sum(map(_num_bytes, value.values()))
+        case list():
+            return sys.getsizeof(value) + sum(map(_num_bytes, value))
+        case _:
+            return sys.getsizeof(value)

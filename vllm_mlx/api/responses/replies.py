@@ -6,11 +6,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from ...core.events import Finished, FinishReason, Usage
-from ..arguments import decode_arguments
 from ..blocks import BlockEnd, BlockStart
-from ..receipts import CacheShortfall, shortfall_of
 from ..reply import ErrorText, Reply
 from ..sealed import seal
+from ..text import decode_arguments
+from ..usage import CacheShortfall, shortfall_of
 from .decode import ResponseSpec
 from .tools import CUSTOM_INPUT
 

@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ...core.request import MAX_CACHE_SALT
-from ..images import Detail
+from ..parameters import Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, Items, Wire
 from .fields import BODY_FIELDS
 
 MAX_METADATA = 16
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 # Content
@@ -157,26 +155,14 @@ class TextSettings(Wire):
 # Body
 
 
-class ResponsesBody(Body):
+class ResponsesBody(Body, OpenAIFields):
     extras = BODY_FIELDS
-    model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
     input: str | Items[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool | None = None
     background: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, description="Up to the context window if left out.")
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
-    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the whole reply cached.")
     tools: Items[ResponsesTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None

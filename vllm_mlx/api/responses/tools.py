@@ -6,6 +6,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import ToolChoice, ToolSpec
+from ..parameters import named_choice, required_name
 from .schema import ResponsesTool, ResponsesToolChoice
 
 SEPARATOR = "__"
@@ -53,9 +54,7 @@ def decode_tool_choice(choice: str | ResponsesToolChoice | None, tools: Sequence
         case "required":
             return ToolChoice("required")
         case ResponsesToolChoice(type="function" | "custom", name=str(name)):
-            if name not in {tool.name for tool in tools}:
-                raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
-            return ToolChoice("required", name)
+            return named_choice(name, tools)
         case ResponsesToolChoice(type=kind):
             raise Unsupported(
                 f"`tool_choice` of type '{shown(kind)}' is not supported. Name a function, or use 'required'.",
@@ -70,24 +69,22 @@ def decode_tool_choice(choice: str | ResponsesToolChoice | None, tools: Sequence
 
 
 def _members(namespace: ResponsesTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
-    if not namespace.name:
-        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
+    prefix = required_name(namespace.name, path)
     for number, tool in enumerate(namespace.tools or ()):
         if tool.type == "function":
-            spec = _spec(tool, namespace.name, f"{path}.tools[{number}]")
+            spec = _spec(tool, prefix, f"{path}.tools[{number}]")
             yield tool.name or "", spec
 
 
 def _custom(tool: ResponsesTool, path: str) -> ToolSpec:
     """A tool that takes one text is a function with one argument to the model."""
-    if not tool.name:
-        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
+    name = required_name(tool.name, path)
     text: dict[str, Any] = {"type": "string"}
     match tool.format:
         case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
             text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
     return ToolSpec(
-        name=tool.name,
+        name=name,
         description=tool.description,
         parameters={"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]},
         param=f"{path}.format",
@@ -95,10 +92,8 @@ def _custom(tool: ResponsesTool, path: str) -> ToolSpec:
 
 
 def _spec(tool: ResponsesTool, namespace: str | None, path: str) -> ToolSpec:
-    if not tool.name:
-        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
     return ToolSpec(
-        name=flat_name(namespace, tool.name),
+        name=flat_name(namespace, required_name(tool.name, path)),
         description=tool.description,
         parameters=tool.parameters,
         strict=bool(tool.strict),

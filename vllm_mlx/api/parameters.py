@@ -1,0 +1,136 @@
+"""Request parameters that mean the same in several protocols: their wire fields, and what they become in a Request."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypedDict
+
+from pydantic import Field
+
+from ..core.errors import InvalidParameter, Unsupported
+from ..core.messages import ImagePart, ToolChoice, ToolSpec
+from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, SamplingParams, check_budget
+from .wire import Wire
+
+Detail = Literal["auto", "low", "high", "original"]
+LOW_DETAIL_SIDE = 512  # pixels
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class PromptFields(Wire):
+    """Fields of every request that has a prompt."""
+
+    model: str | None = Field(default=None, description="A name from /v1/models; the served model if left out.")
+    cache_salt: str | None = Field(default=None, max_length=MAX_CACHE_SALT)
+
+
+class GenerationFields(PromptFields):
+    """Fields of every request that generates a reply."""
+
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
+    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the complete reply cached.")
+
+
+class OpenAIFields(GenerationFields):
+    """Fields of OpenAI's three endpoints."""
+
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+
+_SAMPLING_FIELDS = (  # a null stands for the default
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "n",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "thinking_token_budget",
+)
+
+
+def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:
+    """`own` are the parameters that the protocol writes in its own way. Raises InvalidParameter, naming the field."""
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name, None)) is not None}
+    return SamplingParams(top_k=0 if body.top_k == -1 else body.top_k, **given, **own)
+
+
+class ThinkingParameters(TypedDict):
+    """Fields of `core.request.Request`."""
+
+    thinking: Literal["auto", "on", "off"]
+    thinking_limit: int | None
+    template_kwargs: Mapping[str, Any]
+
+
+def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | None) -> ThinkingParameters:
+    """`enable_thinking` inside `chat_template_kwargs` takes precedence over the effort; the template sees both."""
+    kwargs: dict[str, Any] = dict(template_kwargs or {})
+    for name in sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
+        raise Unsupported(
+            f"`chat_template_kwargs.{name}` is not supported: the server sets it. "
+            "If there is a request field with this meaning, use the request field.",
+            param=f"chat_template_kwargs.{name}",
+        )
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    return {"thinking": _is_enabled(kwargs, effort), "thinking_limit": _budget_in(kwargs), "template_kwargs": kwargs}
+
+
+def _is_enabled(kwargs: Mapping[str, Any], effort: str | None) -> Literal["auto", "on", "off"]:
+    enabled = kwargs.get("enable_thinking")
+    if enabled is None and effort is not None:
+        enabled = effort != "none"
+    match enabled:
+        case None:
+            return "auto"
+        case bool():
+            return "on" if enabled else "off"
+        case _:
+            raise InvalidParameter(
+                "`chat_template_kwargs.enable_thinking` must be true or false.",
+                param="chat_template_kwargs.enable_thinking",
+            )
+
+
+def _budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
+    """A reasoning budget that a client put among the template's arguments; None: there is none, or it is unlimited."""
+    for name in ("thinking_token_budget", "thinking_budget"):
+        value = template_kwargs.get(name)
+        if value is None:
+            continue
+        check_budget(value, f"chat_template_kwargs.{name}")
+        assert isinstance(value, int), "it was checked"
+        return None if value == -1 else value
+    return None
+
+
+def required_name(name: str | None, path: str) -> str:
+    """The name of the tool at `path`. Raises InvalidParameter if it has none."""
+    if not name:
+        raise InvalidParameter(f"`{path}.name` is required.", param=f"{path}.name")
+    return name
+
+
+def named_choice(
+    name: str | None, tools: Iterable[ToolSpec], *, param: str = "tool_choice", refusal: str = ""
+) -> ToolChoice:
+    """The choice to call this tool. Raises InvalidParameter, in the words of `refusal`, if `tools` lacks it."""
+    if name not in {tool.name for tool in tools}:
+        raise InvalidParameter(refusal or f"`{param}` names none of the `tools`.", param=param)
+    return ToolChoice("required", name)
+
+
+def decode_image(url: str, detail: Detail | None, *, param: str) -> ImagePart:
+    """`low` shrinks the image to a square of `LOW_DETAIL_SIDE`. Otherwise the model's own processor sets the size."""
+    return ImagePart(url, max_side=LOW_DETAIL_SIDE if detail == "low" else None, param=param)
