@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.prompt.turns import TOOLS, system, user
+from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.events import GenerationEvent, PromptProgress, ReasoningDelta, TextDelta, ToolCallStart
@@ -68,6 +69,7 @@ async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> i
     return await asyncio.wrap_future(find)
 
 
+@row("S1-10")
 @pytest.mark.parametrize("variant", ["after the last question", "strips reasoning"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_thought_that_no_next_turn_contains_leaves_nothing(
@@ -103,6 +105,7 @@ def test_a_thought_that_the_template_keeps_is_not_computed_again(
         assert num_cached == reached >= left.num_prompt_tokens + NUM_SEEN
 
 
+@row("S1-6")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_text_stays_as_far_as_the_client_received_it(
     engine_with: Callable[..., EngineClient], architecture: str

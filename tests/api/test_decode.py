@@ -156,6 +156,12 @@ def test_what_the_client_sees_of_the_reasoning(fields: dict[str, Any], mode: str
     assert decode(**fields).reply.reasoning == mode
 
 
+@row("S2-14")
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "json_object"}}, {"guided_regex": "a"}])
+def test_hiding_the_reasoning_is_nothing_that_the_engine_knows(fields: dict[str, Any]) -> None:
+    assert chat(**fields, include_reasoning=False) == chat(**fields)
+
+
 def test_generation_prompt() -> None:
     assert chat().add_generation_prompt
     assert not chat(continue_final_message=True).add_generation_prompt
@@ -192,6 +198,7 @@ PART = "messages[0].content[0]"
 VIDEO = {"type": "video_url", "video_url": "http://v"}
 
 
+@row("S3-3")
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

@@ -25,6 +25,7 @@ from vllm_mlx.core.events import (
 )
 
 from .bodies import spec
+from .events import THINKS_AND_CALLS
 from .fakes import FakeTokens
 from .streams import choices, chunks, payloads, stream
 
@@ -83,7 +84,6 @@ def test_a_delta_is_written_as_the_documented_type_would_be(event: GenerationEve
     assert payloads(chat().feed(0, event)) == [chunk(delta)]
 
 
-@row("S0-6")
 def test_the_first_and_the_last_chunk() -> None:
     assert payloads(chat().open()) == [chunk({"role": "assistant", "content": ""})]
     assert payloads(chat().feed(0, END)) == [chunk({}, finish_reason="stop", stop_reason=None)]
@@ -144,7 +144,6 @@ def test_a_call_without_arguments_still_carries_an_object() -> None:
     ]
 
 
-@row("S0-6")
 def test_usage_comes_in_a_chunk_of_its_own_before_done() -> None:
     events = [(0, TextDelta("a")), (0, END)]
     *others, last = chunks(stream(chat(include_usage=True), events))
@@ -256,3 +255,14 @@ def test_prompts_of_one_completion_are_counted_each() -> None:
     usage = chunks(wire)[-1]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 12)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 4
+
+
+@row("S0-6")
+def test_a_stream_of_calls_ends_with_an_empty_delta_its_reason_and_the_usage() -> None:
+    events = [(0, event) for event in THINKS_AND_CALLS]
+    *_, written, counted, done = payloads(stream(chat(include_usage=True), events))
+    last, usage = json.loads(written), json.loads(counted)
+    [choice] = last["choices"]
+    assert (choice["delta"], choice["finish_reason"]) == ({}, "tool_calls")
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 9
+    assert done == "[DONE]"

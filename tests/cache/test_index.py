@@ -46,6 +46,7 @@ def test_the_nearest_path_shares_the_longest_prefix_of_all() -> None:
         assert length == 0 or (found is not None and found[:length] == query[:length])
 
 
+@row("S4-29")
 def test_without_the_sorted_list_nothing_is_found() -> None:
     tree = tree_of(ResumeRule(needs_state=True))
     put(tree, range(10), state=FakeState(10))
@@ -109,7 +110,6 @@ def test_the_bytes_counted_for_a_node_cover_what_python_takes() -> None:
     assert taken <= tree.stats.index_bytes
 
 
-@row("S4-29")
 @pytest.mark.full
 def test_lookup_cost() -> None:
     """Prints p50 and p99 at 1,000 paths of 50k tokens."""

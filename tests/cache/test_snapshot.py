@@ -55,6 +55,7 @@ def continued(model, parts, state, length):
     return run(model, caches, TOKENS[length : length + 5])
 
 
+@row("S4-11")
 def test_a_restored_row_goes_on_like_the_one_that_was_copied(model):
     caches = filled(model, TOKENS[:60])
     copy = take(model, caches, 0, 60)
@@ -113,6 +114,18 @@ def test_bytes_are_what_the_footprint_says(model):
     segment, _, state = take(model, caches, 0, 60)
     held = segment.nbytes + (0 if state is None else state.nbytes)
     assert held == layers.footprint(caches).copy_bytes(60)
+
+
+@row("S4-3")
+def test_sizes_are_known_before_anything_is_computed():
+    """A gigabyte that nobody asked for yet."""
+    before = mx.get_active_memory()
+    lazy = [mx.zeros((1, 4, 1 << 16, 1024), dtype=mx.float32) for _ in range(2)]
+    segment = snapshot.KVSegment(1 << 16, (snapshot.Block(1 << 16, (tuple(lazy),)),), (), 0)
+    state = snapshot.RecurrentState(((mx.zeros((1, 1 << 28)), None),))
+    assert segment.nbytes == 2 * 4 * (1 << 16) * 1024 * 4
+    assert state.nbytes == (1 << 28) * 4
+    assert mx.get_active_memory() - before < 1 << 20
 
 
 def test_a_restored_row_has_room_to_grow(model):

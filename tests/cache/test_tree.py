@@ -4,6 +4,7 @@ from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_o
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
+from vllm_mlx.cache.tree import PrefixTree
 
 STATES = ResumeRule(needs_state=True)
 
@@ -165,6 +166,23 @@ def test_trim_keeps_what_another_path_uses() -> None:
     assert resumed(tree, range(100)) == ("lcp", 50)
     assert tree.trim(SPACE, pack([*range(50), 7, 8, 9]), 51) > 0
     assert resumed(tree, [*range(50), 7, 8, 9]) == ("prefix", 51)
+
+
+def stored(tree: PrefixTree, ids: range) -> int:
+    """Tokens of it that are held; asking is no use of them."""
+    return tree.common_length(SPACE, pack(ids))
+
+
+@row("S1-3")
+def test_what_is_left_of_a_trimmed_path_is_no_younger_than_before() -> None:
+    tree = tree_of()
+    put(tree, range(50), now=1.0)
+    put(tree, range(60), start=50, now=1.0)
+    put(tree, range(100, 150), now=2.0)
+    tree.trim(SPACE, pack(range(60)), 50)
+    assert stored(tree, range(51)) == 50
+    tree.shrink_to(tree.used_bytes - 1)
+    assert stored(tree, range(51)) < 50 == stored(tree, range(100, 151))
 
 
 @row("S1-3")

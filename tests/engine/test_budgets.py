@@ -49,7 +49,7 @@ def banned(*ids: int) -> dict[int, float]:
     return dict.fromkeys(ids, -100.0)
 
 
-@row("S3-2", "S3-4", "S3-9")
+@row("S2-11", "S3-2", "S3-4", "S3-9")
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
 def test_budgets_of_all_kinds_in_one_batch(driver, guiding, marks, path, sampling) -> None:
     """No row would end its thought by itself."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine_driver import Driver
+from tests.support.rows import row
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.sequence import Sequence, TokenSampling
 from vllm_mlx.runner.batch import Batch
@@ -85,9 +86,9 @@ def test_at_any_moment_of_their_replies(path: Path, expected: list[list[int]]) -
             planned.plan("read", after=after)
             driver.run()
         assert bool(planned.num_struck) == (after < LENGTH)
-        for row, seq_id in enumerate(seq_ids):
+        for index, seq_id in enumerate(seq_ids):
             reply = driver.replies[seq_id]
-            assert reply.token_ids == expected[row] or (reply.error and reply.token_ids == expected[row][:after])
+            assert reply.token_ids == expected[index] or (reply.error and reply.token_ids == expected[index][:after])
     assert is_at_rest(driver)
 
 
@@ -249,6 +250,7 @@ def test_a_look_up_that_fails_half_way_pins_nothing(path: Path, expected: list[l
     assert is_at_rest(driver)
 
 
+@row("S4-26")
 @pytest.mark.parametrize("name", ["common_length", "make_room"])
 def test_what_cannot_be_kept_is_not(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a row ends, or gives way for a while: both plan to keep what it computed."""

@@ -146,3 +146,15 @@ def test_a_preempted_row_goes_on_in_its_grammar(path, guiding) -> None:
     for seq_id in range(len(starts)):
         assert tight.replies[seq_id].token_ids == roomy.replies[seq_id].token_ids
         assert re.fullmatch("([a-z]{6,9} )*[a-z]{0,9}", guiding.text(tight.replies[seq_id].token_ids))
+
+
+@row("S0-21")
+def test_a_prompt_of_a_guided_reply_is_found_by_an_unguided_one(path, guiding) -> None:
+    driver = Driver(path)
+    start, stop = prompt(40), guiding.tokenizer.eos_token_ids
+    driver.add(start, 20, constraint=guiding.person(start, thinking="off"), stop_token_ids=stop)
+    driver.run()
+    again = driver.add(start, 5)
+    driver.run()
+    assert driver.seqs[again].num_cached_tokens == 39
+    assert driver.replies[again].token_ids == plain_loop(path, start, 5)[0]

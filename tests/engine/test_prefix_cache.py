@@ -44,7 +44,7 @@ def check(driver: Driver, path, ids: list[int], **fields) -> int:
     return num_cached
 
 
-@row("S1-13", "S4-18")
+@row("S1-13", "S4-18", "S4-20")
 def test_an_identical_prompt_computes_one_token(model, driver):
     ids = prompt(90)
     assert check(driver, model[1], ids) == 0
@@ -52,7 +52,7 @@ def test_an_identical_prompt_computes_one_token(model, driver):
     assert check(driver, model[1], ids) == 89
 
 
-@row("S0-11", "S1-7", "S4-24")
+@row("S0-11", "S1-7", "S4-34")
 def test_the_next_turn_computes_only_what_is_new(model, driver):
     ids = prompt(60)
     for _ in range(4):
@@ -79,12 +79,31 @@ def test_a_prompt_that_leaves_a_stored_one_midway_resumes_before_that(model, dri
     assert num_cached == (40 if name in STATEFUL | WINDOWED else 70)
 
 
-@row("S4-20")
 def test_a_prompt_that_is_the_beginning_of_a_stored_one(model, driver):
     name, path = model
     ids = prompt(100)
     check(driver, path, ids, points=(40,))
     assert check(driver, path, ids[:70]) == (40 if name in STATEFUL | WINDOWED else 69)
+
+
+@row("S4-24")
+def test_a_prompt_that_is_read_in_chunks_is_kept_like_one_that_is_not(model):
+    driver, ids = Driver(model[1], max_prefill_chunk=16), prompt(100)
+    assert check(driver, model[1], ids) == 0
+    assert check(driver, model[1], ids) == 99
+
+
+@row("S4-6")
+def test_a_long_prefill_that_is_aborted_goes_on_from_its_last_copy(model):
+    name, path = model
+    driver, ids = Driver(path, max_prefill_chunk=16, snapshot_every=32), prompt(200)
+    seq_id = driver.add(ids, NUM_TOKENS)
+    while driver.seqs[seq_id].num_computed_tokens < 100:
+        driver.step()
+    held = sorted(entry.end for entry in driver.engine.cache_tree.entries() if entry.state_bytes)
+    driver.engine.abort(seq_id)
+    assert check(driver, path, ids) >= 96
+    assert name not in STATEFUL or [end for end in held if end < 96] == [32, 64]
 
 
 @row("S4-14")
@@ -169,6 +188,7 @@ def test_small_caches_evict_and_stay_exact(model):
     assert driver.engine.cache_tree.stats.evictions > 0
 
 
+@row("S4-26")
 def test_damaged_state_is_dropped_and_the_reply_is_right(model, driver):
     path = model[1]
     ids = prompt(80)

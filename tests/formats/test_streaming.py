@@ -1,5 +1,6 @@
 """What a client sees while the text is still growing, and what that costs."""
 
+import sys
 import time
 
 import pytest
@@ -147,6 +148,25 @@ def test_without_formats_all_is_text() -> None:
 
 
 @row("S4-30")
+def test_plain_text_takes_no_more_calls_with_tools_than_without() -> None:
+    def num_calls(tools: str | None) -> int:
+        parser = make_parser("qwen3", tools, tool_specs=TOOLS if tools else ())
+        parser.feed("a ")
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        events = [parser.feed(piece) for piece in ("some ", "text, ", "and 1 > 0. ") * 10]
+        sys.setprofile(None)
+        assert all(len(each) == 1 for each in events), "nothing is held back"
+        return calls
+
+    assert num_calls("hermes") == num_calls(None)
+
+
 @pytest.mark.parametrize(
     "opening",
     [

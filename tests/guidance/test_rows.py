@@ -94,6 +94,15 @@ def test_harmony_calls_behind_reasoning() -> None:
 
 
 @row("S2-9")
+def test_no_call_begins_in_reasoning_that_only_an_answer_may_follow() -> None:
+    """Any token may come, so that one which is not masked does come in some of these replies."""
+    one = guided("qwen3")
+    end, call = (one.sampler.tokenizer.token_id(tag) for tag in ("</think>", "<tool_call>"))
+    fields = {"tools": [TOOL], "choice": ToolChoice("none"), "guide": GUIDE, "thinking_token_budget": 400}
+    replies = [one.reply("<think>", seed=seed, **fields) for seed in range(20)]
+    assert all(ids is not None and ids.count(end) == 1 and call not in ids for ids in replies)
+
+
 def test_tags_of_calls_and_the_end_are_barred_from_reasoning_that_an_answer_must_follow() -> None:
     one = guided("qwen3")
     for seed in range(4):
@@ -149,6 +158,9 @@ def test_a_default_budget_bounds_only_those_who_think() -> None:
     end = one.sampler.tokenizer.token_id("</think>")
     ids = one.reply("<think>", guide=GUIDE)
     assert ids is not None and ids.index(end) <= 3
+    for seed in range(3):
+        off = [model.reply("", guide=GUIDE, thinking="off", seed=seed) for model in (one, guided("qwen3"))]
+        assert off[0] == off[1] is not None
     plain = guided(None, default_thinking_token_budget=3)
     assert plain.reply("", guide=Guide(form=Choice(("a", "b")))) is not None
 

@@ -3,7 +3,6 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import FinishReason
@@ -267,7 +266,6 @@ def test_where_no_row_ran_a_step_that_fails_ends_who_waits():
     assert not bench.scheduler.has_work
 
 
-@row("S4-13")
 def test_abort_forgets_a_sequence_wherever_it_is():
     bench = Bench(max_num_seqs=1)
     running, waiting = bench.add(5), bench.add(5)

@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 
-from tests.support.rows import row
 from tests.support.running import serving
 from vllm_mlx.core.events import PromptProgress, ReasoningDelta, Started, TextDelta
 
@@ -62,7 +61,6 @@ def test_a_busy_stream_gets_none() -> None:
         assert deltas(client.post("/v1/chat/completions", json=CHAT)).count({}) == 1  # the last one
 
 
-@row("S4-31")
 def test_health_answers_while_a_reply_runs() -> None:
     engine = FakeEngine(play=lambda request, index: (Pause(),))
     with (

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from tests.support.rows import row
 from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
@@ -66,6 +67,7 @@ def has_types(values: dict, types: dict) -> bool:
     return all(type(values[name]) is kind for name, kind in types.items())
 
 
+@row("S4-5", "S4-32")
 def test_an_idle_server_has_every_field(server):
     status = server.get("/v1/status").json()
     assert has_types(status, SERVER_FIELDS)
@@ -91,6 +93,7 @@ def test_totals_agree_with_what_clients_were_told(server):
     assert status["memory"]["cache_bytes"] == pytest.approx(status["cache"]["current_memory_mb"] * 1e6, abs=600)
 
 
+@row("S4-32")
 def test_a_request_under_way_is_shown(server):
     body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
     with server.stream("POST", "/v1/completions", json=body) as reply:
