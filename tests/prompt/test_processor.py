@@ -111,3 +111,20 @@ def test_markers_that_are_no_tokens_are_found_in_the_text(llama_folder: Path) ->
     assert starts("</s>hello<think>\n")
     assert not starts("</s>hello<think>\n\n</think>")
     assert not starts("<think></s>hello")
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tag", "end"),
+    [
+        ("k2_horizon", "<ifm|think_faster>", "</ifm|think_faster>"),
+        ("kimi_k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ],
+)
+def test_every_tag_of_a_format_opens_reasoning(llama_folder: Path, reasoning: str, tag: str, end: str) -> None:
+    def starts(template: str) -> bool:
+        tokenizer = Tokenizer.load(llama_folder, chat_template=template)
+        return process(tokenizer, messages=user("hello"), reasoning=reasoning).starts_in_reasoning
+
+    assert starts(f"</s>hello{tag}")
+    assert not starts(f"</s>hello{tag}hm{end}")
+    assert not starts(f"{tag}</s>hello")

@@ -59,6 +59,10 @@ class CheckpointReasoning:
             layout=tuple(ids[0] for text in _LAYOUT if len(ids := self._encode(text)) == 1),
         )
 
+    def is_open(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt has opened reasoning, so that the reply starts inside it."""
+        return self.prompt_state(prompt).tag is Tag.START
+
     def prompt_state(self, ids: Sequence[int]) -> PromptState:
         """Find the tag that decides. Tags before the first added token of the last turn belong to earlier turns."""
         if self._reads_text:

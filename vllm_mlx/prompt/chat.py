@@ -10,7 +10,7 @@ from ..core.errors import InvalidParameter, TemplateError
 from ..core.messages import Message
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
-from ..formats import reasoning_markers
+from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply
 from ..tokens.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class ChatPrompts:
         self._memory = memory
         self._window = window
         self._splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools)
-        self._reasoning_tags = None if reasoning is None else reasoning_markers(reasoning)
+        self._reasoning = None if reasoning is None else CheckpointReasoning(tokenizer, reasoning)
 
     def build(
         self, request: Request, rendered_media: Sequence[RenderedMedia] = (), deadline: Deadline | None = None
@@ -84,7 +84,7 @@ class ChatPrompts:
             token_ids=encoded.token_ids,
             media=media,
             snapshot_points=tuple(point.num_tokens for point in points),
-            starts_in_reasoning=self._ends_in_reasoning(encoded.token_ids),
+            starts_in_reasoning=self._reasoning is not None and self._reasoning.is_open(encoded.token_ids),
         )
         return ChatPrompt(
             request=request,
@@ -154,24 +154,6 @@ class ChatPrompts:
                     return None
                 return KnownPrefix(entry, position + len(added[0]), entry.base_tokens + index + 1)
         return None
-
-    def _ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last reasoning tag of the last turn opens reasoning. Any other added token begins a turn."""
-        if self._reasoning_tags is None:
-            return False
-        tail: list[int] = []
-        for token_id in reversed(token_ids):
-            added = self._tokenizer.added_token(token_id)
-            if added is not None:
-                if added[0] in self._reasoning_tags:
-                    return added[0] == self._reasoning_tags[0]
-                break
-            tail.append(token_id)
-        if self._tokenizer.marker_tokens.issuperset(self._reasoning_tags):
-            return False
-        text = self._tokenizer.decode(tail[::-1])
-        opened, closed = (text.rfind(tag) for tag in self._reasoning_tags)
-        return opened > closed
 
 
 def full_message(request: Request, reply: Message) -> Message:
