@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from tests.support.sse import event_of
+
 Messages = list[dict[str, Any]]
 Prompt = str | Messages  # a question, or a whole conversation
 
@@ -186,8 +188,8 @@ def _events(received: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[s
         *lines, rest = (rest + raw[begin:end]).split(b"\n")
         at_s = received[bisect_left(ends, end)][0]
         for line in lines:
-            if line.startswith(b"data: {"):
-                yield at_s, json.loads(line[6:])
+            if (event := event_of(line.decode())) is not None:
+                yield at_s, event
 
 
 def _chunks(raw: bytes, start: int) -> Iterator[tuple[int, int]]:

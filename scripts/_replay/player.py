@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import httpx
+
+from tests.support.sse import event_of
 
 from .conversation import Bodies, Conversations
 from .trace import Recorded, ReplayError
@@ -101,10 +102,9 @@ async def _read(protocol: Protocol, response: httpx.Response) -> tuple[Reply, fl
     if "text/event-stream" not in response.headers.get("content-type", ""):
         raise ReplayError("The trace asks for a reply that is not streamed; this player reads streams only.")
     async for line in response.aiter_lines():
-        if not line.startswith("data: {"):
+        if (event := event_of(line)) is None:
             continue
-        event: dict[str, Any] = json.loads(line[6:])
-        if "error" in event and event.get("error"):
+        if event.get("error"):
             return reply, first_s, json.dumps(event["error"])
         if protocol.feed(reply, event) and first_s is None:
             first_s = time.perf_counter()

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.sse import events_of
+
 from .questions import CHAT, QUESTIONS, TOOLS, greedy, oracles, said, shown, user
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -63,8 +65,8 @@ class Client:
         answer = self._http.post(CHAT, json={**QUESTIONS[name], "stream": True})
         if not self._is_answered(f"stream {name}", answer):
             return
-        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         texts = [""] * len(self._expected[name])
+        chunks = events_of(answer.text.splitlines())
         for choice in (choice for chunk in chunks for choice in chunk.get("choices") or ()):
             texts[choice["index"]] += choice["delta"].get("content") or ""
         self._compare(f"stream {name}", texts, [each[0] or "" for each in self._expected[name]])
@@ -84,11 +86,10 @@ class Client:
     def cancel(self) -> None:
         body = {**greedy(user("Go on."), max_tokens=300, ignore_eos=True), "stream": True}
         with self._http.stream("POST", CHAT, json=body) as answer:
-            lines = answer.iter_lines()
-            first = next(line for line in lines if line.startswith("data: {"))
-            stopped = self._http.post(f"/v1/requests/{json.loads(first[6:])['id']}/cancel")
+            chunks = events_of(answer.iter_lines())
+            stopped = self._http.post(f"/v1/requests/{next(chunks)['id']}/cancel")
             self._tally.done["cancelled"] += stopped.status_code == 200
-            for _ in lines:
+            for _ in chunks:
                 pass
 
     def guided(self) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.running import serving
 from tests.support.shapes import draw_shape
+from tests.support.sse import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 
@@ -142,13 +142,12 @@ def _while_one_runs(client: httpx.Client) -> tuple[dict[str, dict[str, str]], di
         }
         [running] = client.get("/v1/status").json()["requests"]
         client.post(f"/v1/requests/{running['request_id']}/cancel").raise_for_status()
-        events = [line for line in lines if line.startswith("data: {")]
-    refused["cancelled in its stream"] = _in_stream(events[-1])
+        *_, last = events_of(lines)
+    refused["cancelled in its stream"] = _in_stream(last["error"])
     return state, refused
 
 
-def _in_stream(line: str) -> Refusal:
-    error = json.loads(line.removeprefix("data: "))["error"]
+def _in_stream(error: dict[str, Any]) -> Refusal:
     return Refusal(200, {name: value for name, value in error.items() if name != "message"}, error["message"])
 
 

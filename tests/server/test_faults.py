@@ -12,6 +12,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.support.running import Running, serving
+from tests.support.sse import events_of
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
@@ -146,9 +147,7 @@ def check_error(path: str, status: int, text: str, *, stream: bool) -> None:
         assert status >= 500
         error = json.loads(text)
     else:
-        error = json.loads(
-            [line for line in text.splitlines() if line.startswith("data: {")][-1].removeprefix("data: ")
-        )
+        *_, error = events_of(text.splitlines())
     if path == "/v1/messages":
         assert error["type"] == "error" and error["error"]["type"] == "api_error"
     elif path == "/v1/responses" and stream and status == 200:

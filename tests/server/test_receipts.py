@@ -1,11 +1,11 @@
 """What each reply says of the cache: in its usage, a header, the log and the status, in every protocol."""
 
-import json
 import logging
 
 import pytest
 
 from tests.support.running import Running, eventually
+from tests.support.sse import events_of
 from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
 from vllm_mlx.core.receipt import CacheReceipt, Expectation, Shortfall
 from vllm_mlx.demo import demo_path
@@ -105,8 +105,8 @@ def test_each_reply_tells_what_was_reused_and_why_not_more(server: Running, path
 def test_a_stream_has_the_header_too(server: Running) -> None:
     body = {"messages": [{"role": "user", "content": FIRST}], "stream": True, "stream_options": {"include_usage": True}}
     with server.http() as client, client.stream("POST", "/v1/chat/completions", json=body) as reply:
-        lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
-    usage = json.loads(lines[-1].removeprefix("data: "))["usage"]
+        *_, last = events_of(reply.iter_lines())
+    usage = last["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     assert f"prompt={usage['prompt_tokens']}; cached={cached};" in reply.headers["x-cache-receipt"]
 
@@ -122,6 +122,6 @@ def test_several_prompts_have_one_receipt_their_sum(server: Running) -> None:
             said = f"prompt={usage['prompt_tokens']}; cached={cached}; expected=0; prompts=3"
             assert reply.headers["x-cache-receipt"] == said
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
-            texts = [json.loads(line[6:])["choices"][0] for line in streamed.iter_lines() if line[:7] == "data: {"]
+            texts = [event["choices"][0] for event in events_of(streamed.iter_lines())]
         assert streamed.headers["x-cache-receipt"] == said
         assert {choice["index"] for choice in texts if choice["finish_reason"]} == set(range(6))

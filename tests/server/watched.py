@@ -1,7 +1,6 @@
 """A real engine behind a socket, and clients that count what they saw of it."""
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.running import Running, serving
+from tests.support.sse import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 
@@ -51,10 +51,7 @@ def watch(url: str, text: str, *, max_tokens: int, seen: Seen | None = None, **f
 
 def _read(client: httpx.Client, url: str, body: dict, seen: Seen) -> None:
     with client.stream("POST", url, json=body) as reply:
-        for line in reply.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
+        for event in events_of(reply.iter_lines()):
             seen.request_id = seen.request_id or event.get("id", "")
             seen.error = event.get("error", seen.error)
             seen.usage = event.get("usage") or seen.usage
