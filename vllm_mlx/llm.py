@@ -19,7 +19,7 @@ from .core.errors import InvalidParameter
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.request import Request, SamplingParams
 from .core.tasks import together
-from .engine.client import EngineClient
+from .engine.assembly import start_engine
 
 T = TypeVar("T")
 Prompt = str | Items[int]
@@ -69,7 +69,7 @@ class LLM:
         unknown = config.keys() - {field.name for field in fields(EngineConfig)}
         if unknown:
             raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}")
-        self._engine = EngineClient.start(EngineConfig(model=str(model), **config))
+        self._engine = start_engine(EngineConfig(model=str(model), **config))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()

@@ -11,6 +11,7 @@ from pathlib import Path
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 
 from .figures import OURS, Aim, Figure
@@ -58,7 +59,7 @@ class Screenshots:
 @contextlib.contextmanager
 def prepared(model: Path, draw: Callable[[], str]) -> Iterator[list[Figure]]:
     with asyncio.Runner() as runner:
-        engine = EngineClient.start(EngineConfig(model=str(model)))
+        engine = start_engine(EngineConfig(model=str(model)))
         try:
             yield figures(Screenshots(engine, runner, draw))
         finally:

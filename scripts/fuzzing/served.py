@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 from .routes import Finding, fuzz_operation, operations
 
@@ -14,7 +14,7 @@ from .routes import Finding, fuzz_operation, operations
 @contextmanager
 def fuzz_server(model: str, num_examples: int) -> Iterator[Callable[[int, float], list[str]]]:
     config = EngineConfig(model=model, memory_budget_bytes=2 << 30, max_model_len=2048, max_request_s=20)
-    with serving(EngineClient.start(config), served_model_names=("tiny",)) as server:
+    with serving(start_engine(config), served_model_names=("tiny",)) as server:
 
         def fuzz(number: int, until_s: float) -> list[str]:
             findings = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.server.garbage import leave_to_stay
@@ -30,7 +31,7 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
         max_pixels=1 << 16,
         max_prefill_chunk=512,
     )
-    engine = EngineClient.start(config)
+    engine = start_engine(config)
     leave_to_stay()
     with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
         return _soak(server, options) | asyncio.run(_inside(engine))

@@ -106,8 +106,8 @@ async def ask(engine: EngineClient, request: Request) -> tuple[Row, FinishedRepl
     async with await engine.submit(request) as generation:
         async for _, event in generation:
             assert not isinstance(event, Failed), event
-        [choice] = generation._choices.values()
-    return choice.seq, choice.reply
+        [choice] = generation._replies.values()
+    return choice.seq, choice.finished
 
 
 async def settled(engine: EngineClient) -> tuple[EngineReport, list[Entry]]:

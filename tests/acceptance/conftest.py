@@ -7,6 +7,7 @@ import pytest
 
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 
 from .rote import rote_checkpoint
@@ -25,7 +26,7 @@ def engine_with(tmp_path: Path):
             template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
         settings = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", **settings}
         config = EngineConfig(model=str(folder), memory_budget_bytes=4 << 30, chat_template=template, **settings)
-        engines.append(EngineClient.start(config))
+        engines.append(start_engine(config))
         return engines[-1]
 
     yield start

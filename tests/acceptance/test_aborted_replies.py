@@ -56,9 +56,9 @@ async def leave(engine: EngineClient, kind: type[GenerationEvent], num_events: i
             num_seen += isinstance(event, kind)
             if num_seen == num_events:
                 break
-        [choice] = generation._choices.values()
+        [choice] = generation._replies.values()
     _, entries = await settled(engine)
-    return Left(request(), choice.reply.message, choice.seq.num_prompt_tokens, entries)
+    return Left(request(), choice.finished.message, choice.seq.num_prompt_tokens, entries)
 
 
 async def num_reached(engine: EngineClient, left: Left, *requests: Request) -> int:

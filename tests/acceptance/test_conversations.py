@@ -159,4 +159,4 @@ async def rows_of(engine: EngineClient, request: Request) -> list[Row]:
     async with await engine.submit(request) as generation:
         async for _ in generation:
             pass
-        return [choice.seq for choice in generation._choices.values()]
+        return [choice.seq for choice in generation._replies.values()]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 pytestmark = pytest.mark.full
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -28,7 +28,7 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(EngineClient.start(EngineConfig(model="demo", max_model_len=4096))) as running:
+    with serving(start_engine(EngineConfig(model="demo", max_model_len=4096))) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ from vllm_mlx.core.events import Failed, Finished
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine import admission
 from vllm_mlx.engine.admission import AdmissionQueue, Refusals
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 
 from .test_client import collect, last, request, until_idle, until_running
@@ -18,7 +19,7 @@ from .test_client import collect, last, request, until_idle, until_running
 
 def started(checkpoint, **settings) -> EngineClient:
     config = EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30, max_model_len=4096, **settings)
-    return EngineClient.start(config)
+    return start_engine(config)
 
 
 def test_a_full_line_refuses_and_those_in_it_are_served(checkpoint):
@@ -77,7 +78,7 @@ def test_a_request_that_takes_too_long_is_ended(checkpoint):
         long = await collect(engine, request(max_tokens=4000))
         await until_idle(engine)
         short = await collect(engine, request(max_tokens=3))
-        assert not engine._line._timers, "none outlives its request"
+        assert not engine._queue._timers, "none outlives its request"
         await engine.shutdown(0)
         return long, short
 

@@ -11,6 +11,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta
 from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 
@@ -20,7 +21,7 @@ def engine(checkpoint):
     config = EngineConfig(
         model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=4096, max_queue=1000
     )
-    engine = EngineClient.start(config)
+    engine = start_engine(config)
     yield engine
     asyncio.run(engine.shutdown(0))
 
@@ -96,7 +97,7 @@ def test_a_request_that_does_not_fit_is_refused_and_one_that_barely_fits_is_clam
 def test_a_slow_reader_gets_the_same_text_in_fewer_deltas(engine):
     async def late() -> list:
         async with await engine.submit(request(max_tokens=60)) as generation:
-            while not any(update.finish_reason for update in generation._news):
+            while not any(update.finish_reason for update in generation._updates):
                 await asyncio.sleep(0.01)
             return [event async for event in generation]
 
@@ -168,7 +169,7 @@ def test_a_cancelled_task_aborts_its_rows(engine):
 
 
 def test_shutdown_drains_then_fails_what_is_left(checkpoint):
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
+    engine = start_engine(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
 
     async def run() -> None:
         short = asyncio.create_task(collect(engine, request(max_tokens=20)))
@@ -187,7 +188,7 @@ def test_shutdown_drains_then_fails_what_is_left(checkpoint):
 
 
 def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkeypatch):
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
+    engine = start_engine(EngineConfig(model=str(checkpoint("llama")), memory_budget_bytes=2 << 30))
 
     def die(self, deliver):
         raise KeyboardInterrupt
@@ -227,9 +228,9 @@ def test_whoever_stops_waiting_for_the_status_harms_nobody(engine):
 
 def test_after_shutdown_late_readers_read_and_late_questions_are_refused(checkpoint):
     async def run():
-        engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
+        engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
         async with await engine.submit(request()) as generation:
-            while not any(update.finish_reason for update in generation._news):
+            while not any(update.finish_reason for update in generation._updates):
                 await asyncio.sleep(0.01)
             await engine.shutdown(0)
             events = [event async for event in generation]

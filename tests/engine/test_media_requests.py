@@ -18,6 +18,7 @@ from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine import preparing
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 
 from ..media.samples import corners, encode
@@ -26,7 +27,7 @@ from .vision_harness import picture
 
 @pytest.fixture(scope="module")
 def engine(checkpoint) -> Iterator[EngineClient]:
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), memory_budget_bytes=1 << 30))
+    engine = start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), memory_budget_bytes=1 << 30))
     yield engine
     asyncio.run(engine.shutdown(0))
 
@@ -55,7 +56,7 @@ def test_a_request_of_many_pictures_lets_another_have_its_own_in_between(engine)
         with engine._processor._vision._lock:  # until both have come as far as the checkpoint's processor
             large = asyncio.create_task(engine.count_tokens(request(*range(20, 32))))
             small = asyncio.create_task(engine.count_tokens(request(40)))
-            while not engine._media._renderer._turns._waiting:
+            while not engine._preparations._media._renderer._turns._waiting:
                 await asyncio.sleep(0.001)
         await small
         assert not large.done()
@@ -69,8 +70,8 @@ def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
 
     async def main() -> None:
         with engine._processor._vision._lock:
-            running = asyncio.create_task(engine._media.prepare(request(50, 51), deadline))
-            while engine._media._renderer._turns._num_free:
+            running = asyncio.create_task(engine._preparations._media.prepare(request(50, 51), deadline))
+            while engine._preparations._media._renderer._turns._num_free:
                 await asyncio.sleep(0.001)
             deadline.cancel()
         with pytest.raises(Cancelled):

@@ -12,6 +12,7 @@ from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, TimeLimit
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ CHAT = Request(
 @pytest.fixture(scope="module")
 def engine(checkpoint) -> Iterator[EngineClient]:
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=1 << 30, max_prepare_s=LIMIT_S)
-    engine = EngineClient.start(config)
+    engine = start_engine(config)
     yield engine
     asyncio.run(engine.shutdown(0))
 
@@ -109,7 +110,7 @@ def test_a_caller_that_leaves_ends_the_preparation(engine, blocked, monkeypatch)
         await asyncio.to_thread(blocked[0].wait, 30)
         counted.cancel()
         await asyncio.gather(counted, return_exceptions=True)
-        assert counted.cancelled() and ended.is_set() and not engine._line._preparing
+        assert counted.cancelled() and ended.is_set() and not engine._queue._preparing
 
     asyncio.run(main())
 

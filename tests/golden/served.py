@@ -14,7 +14,7 @@ from tests.support.running import serving
 from tests.support.shapes import draw_shape
 from tests.support.sse import events_of
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 from .normal import joined, normalised, shape
 from .refusals import Refusal, Wrong, chat, completions, messages, responses
@@ -76,7 +76,7 @@ ENGINE_REFUSES: dict[str, list[Wrong]] = {
 @contextmanager
 def _demo(**settings: Any) -> Iterator[httpx.Client]:
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, **settings)
-    with serving(EngineClient.start(config)) as running, running.http() as client:
+    with serving(start_engine(config)) as running, running.http() as client:
         yield client
 
 
@@ -154,7 +154,7 @@ def _in_stream(error: dict[str, Any]) -> Refusal:
 def with_keys() -> dict[str, str]:
     """The status that holders of two keys see, each of one reply of the other and its own."""
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True)
-    with serving(EngineClient.start(config), api_keys=("ann", "ben")) as running:
+    with serving(start_engine(config), api_keys=("ann", "ben")) as running:
         for key in ("ann", "ben"):
             with running.http(headers={"x-api-key": key}) as client:
                 client.post(PATHS["completions"], json={"prompt": "hello", "max_tokens": 3})

@@ -33,7 +33,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.sequence import Sequence as EngineSequence
 from vllm_mlx.core.step import Restore, SequenceUpdate, StepOutput, StepPlan
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.prompt.encoded import EncodedText
 from vllm_mlx.runner.sampler import Sampled
 
@@ -285,7 +285,7 @@ def _served() -> Iterator[tuple[httpx.Client, Any]]:
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True)
     threading.setprofile(observe)
     try:
-        with serving(EngineClient.start(config)) as running, running.http() as client:
+        with serving(start_engine(config)) as running, running.http() as client:
             yield client, traced
     finally:
         threading.setprofile(None)

@@ -7,7 +7,7 @@ import pytest
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.runner.loader import find_checkpoint
 
 
@@ -19,7 +19,7 @@ def broken(checkpoint, tmp_path):
 
 def message(model) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        EngineClient.start(EngineConfig(model=str(model), memory_budget_bytes=1 << 30))
+        start_engine(EngineConfig(model=str(model), memory_budget_bytes=1 << 30))
     text = caught.value.message
     assert "\n" not in text
     assert "Traceback" not in text

@@ -139,7 +139,7 @@ def test_a_text_model_does_not_import_mlx_vlm(checkpoint):
 
 
 def test_a_larger_picture_is_scaled_down(checkpoint):
-    from vllm_mlx.engine.client import _vision
+    from vllm_mlx.engine.assembly import load_vision
     from vllm_mlx.tokens.tokenizer import Tokenizer
 
     from ..engine.vision_harness import picture
@@ -148,6 +148,6 @@ def test_a_larger_picture_is_scaled_down(checkpoint):
     tokenizer = Tokenizer.load(found.path)
     sizes = []
     for max_pixels in (1 << 20, 96 * 160, 64 * 64):
-        vision = _vision(EngineConfig(model="m", max_pixels=max_pixels), found, tokenizer)
+        vision = load_vision(EngineConfig(model="m", max_pixels=max_pixels), found, tokenizer)
         sizes.append(len(vision.render_with_inputs(picture(0)).token_ids))
     assert sizes[0] == sizes[1] > sizes[2]

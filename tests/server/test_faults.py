@@ -16,7 +16,7 @@ from tests.support.sse import events_of
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.prompt.processor import RequestProcessor
@@ -88,7 +88,7 @@ SHOWN: Any = {
 @contextmanager
 def served(path: Path) -> Iterator[Running]:
     config = EngineConfig(model=str(path), max_model_len=1024, memory_budget_bytes=2 << 30)
-    with serving(EngineClient.start(config)) as running:
+    with serving(start_engine(config)) as running:
         yield running
 
 

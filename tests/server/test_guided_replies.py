@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tests.support.rows import row
 from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 HI: Any = [{"role": "user", "content": "hi"}]
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -34,7 +34,7 @@ CUSTOM: Any = {"name": "save", "input_schema": SCHEMA}
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3_5")), max_model_len=2048))
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3_5")), max_model_len=2048))
     with serving(engine) as running:
         yield running
 

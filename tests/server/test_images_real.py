@@ -14,7 +14,7 @@ from tests.support.shapes import draw_shape
 from vllm_mlx import LLM, MediaConfig
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 from ..media.hosts import HERE, Host, host, image
 from ..media.samples import encode
@@ -25,7 +25,7 @@ MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(EngineClient.start(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))) as running:
+    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))) as running:
         yield running
 
 
@@ -112,7 +112,7 @@ def encoded(running: Running, **headers: str) -> int:
 def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Host) -> None:
     """Nothing of a known picture is fetched or decoded for a next turn; a cleared cache needs it once more."""
     url = pictures.url("/red.png", HERE)
-    with serving(EngineClient.start(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
+    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
         first = said(running, conversation(url))
         assert "red" in first and "circle" in first
         later = said(running, conversation(url, first))
@@ -132,7 +132,7 @@ def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Hos
 def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures: Host) -> None:
     """By nothing that takes time: it is fetched, decoded and encoded anew."""
     url = pictures.url("/red.png", HERE)
-    engine = EngineClient.start(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))
+    engine = start_engine(EngineConfig(model="demo", enable_thinking=False, media=MEDIA))
     with serving(engine, api_keys=("first", "second")) as running:
         replies, runs = [], []
         for key in ("first", "second", "first", "second"):
@@ -144,7 +144,7 @@ def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures:
 
 @pytest.fixture(scope="module")
 def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    with serving(EngineClient.start(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:
+    with serving(start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:
         yield running
 
 
@@ -185,7 +185,7 @@ def test_the_python_api_shows_images_too(tmp_path: Path) -> None:
 
 
 def test_a_text_model_refuses_images_before_it_fetches_any(checkpoint: Callable[..., Path], pictures: Host) -> None:
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256, media=MEDIA))
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256, media=MEDIA))
     with serving(engine) as running:
         answer = post(running, *chat(pictures.url("/red.png", HERE)))
     assert answer.status_code == 400 and "takes no images" in answer.json()["error"]["message"]

@@ -14,7 +14,7 @@ from vllm_mlx.api.openai.encode import ChatStream
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.server import streaming
 from vllm_mlx.server.log import RequestRecord
 from vllm_mlx.server.receipts import Receipts
@@ -67,7 +67,7 @@ def server(checkpoint: Any) -> Iterator[Running]:
         max_num_seqs=1,
         max_queue=MAX_OPEN - 1,
     )
-    with serving(EngineClient.start(config)) as running:
+    with serving(start_engine(config)) as running:
         yield running
 
 
@@ -88,7 +88,7 @@ def test_a_fault_behind_the_submission_leaves_nothing(
                     answer = client.post(path, json=body)
                     assert answer.status_code != 429
         eventually(lambda: client.get("/v1/status").json()["requests"] == [])
-        assert not server.engine._line._preparing and not server.engine._line._timers
+        assert not server.engine._queue._preparing and not server.engine._queue._timers
         for path, body in REQUESTS.values():
             assert client.post(path, json=body).status_code == 200
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.rows import row
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 from .test_disconnects import post
 
@@ -22,7 +22,7 @@ GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12, "extra_body"
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
     with serving(engine) as running:
         yield running
 

@@ -13,7 +13,7 @@ from tests.acceptance.rote import rote_checkpoint
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 HI: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": "tiny", "max_tokens": 12, "messages": HI, "extra_body": {"temperature": 0}}
@@ -22,7 +22,7 @@ RESPOND: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 12, "temper
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
     with serving(engine) as running:
         yield running
 
@@ -115,7 +115,7 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
         "tools": [{"name": "edit", "input_schema": {"type": "object"}}],
     }
     with (
-        serving(EngineClient.start(config)) as server,
+        serving(start_engine(config)) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude,
     ):
         if stream:

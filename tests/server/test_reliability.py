@@ -12,7 +12,7 @@ import pytest
 from tests.support.running import eventually, serving, start_python
 from vllm_mlx.cli.failures import ExitCode
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.runner.runner import Runner
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -21,7 +21,7 @@ HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "m
 def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = EngineClient.start(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=256))
     hangs, hang, decode = threading.Event(), threading.Event(), Runner.decode
 
     def hanging(self: Runner, plan: Any) -> Any:
@@ -38,7 +38,7 @@ def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
         assert hangs.wait(60)
         with server.http() as other:
             with monkeypatch.context() as impatient:
-                impatient.setattr(engine._watchdog, "_limit_s", 0.1)
+                impatient.setattr(engine._monitor._watchdog, "_limit_s", 0.1)
                 eventually(lambda: other.get("/health").status_code == 503)
                 health = other.get("/health").json()
                 refused = other.post("/v1/chat/completions", json=HI)

@@ -6,7 +6,7 @@ import pytest
 from tests.support.rows import row
 from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 REQUEST_FIELDS = {
     "request_id": str,
@@ -51,7 +51,7 @@ CACHE_FIELDS = {
 @pytest.fixture
 def server(checkpoint):
     config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30)
-    engine = EngineClient.start(config)
+    engine = start_engine(config)
     with serving(engine) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield client
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.server.tenants import kept_apart
 from vllm_mlx.server.visibility import visible_to
 
@@ -25,7 +25,7 @@ ENDLESS: Any = {
 @pytest.fixture(scope="module")
 def server(checkpoint: Any) -> Iterator[Running]:
     config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=4096, memory_budget_bytes=2 << 30)
-    with serving(EngineClient.start(config), api_keys=("ann", "ben")) as running:
+    with serving(start_engine(config), api_keys=("ann", "ben")) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig, MediaConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 from ..media.hosts import HERE, Host, host, reply
 from ..media.samples import encode as encode_picture
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Running]:
     media = MediaConfig(max_video_bytes=100_000, max_videos=2, allow_private_media=True, media_root=str(root))
-    with serving(EngineClient.start(EngineConfig(model="demo", enable_thinking=False, media=media))) as running:
+    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=media))) as running:
         yield running
 
 

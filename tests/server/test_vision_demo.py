@@ -14,7 +14,7 @@ from tests.support.rows import row
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 QUESTION = "What is in this image?"
 SHOWN = (
@@ -26,7 +26,7 @@ SIDE = 112
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(EngineClient.start(EngineConfig(model="demo", enable_thinking=False))) as running:
+    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False))) as running:
         yield running
 
 

@@ -12,13 +12,13 @@ import httpx
 from tests.support.running import Running, serving
 from tests.support.sse import events_of
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.assembly import start_engine
 
 
 @contextlib.contextmanager
 def engine_served(path: Path, *, options: dict | None = None, **settings: object) -> Iterator[Running]:
     config = EngineConfig(model=str(path), memory_budget_bytes=2 << 30, **settings)
-    with serving(EngineClient.start(config), **(options or {})) as running:
+    with serving(start_engine(config), **(options or {})) as running:
         yield running
 
 

@@ -18,8 +18,8 @@ from vllm_mlx.core.events import FinishReason, TokenLogprob
 from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
-from vllm_mlx.engine.assembly import MeasuredModel, load_measured, make_scheduler
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.loading import MeasuredModel, load_measured, make_scheduler
 from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_model
 from vllm_mlx.runner.model import Model

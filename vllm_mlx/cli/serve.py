@@ -52,10 +52,10 @@ def _serve(settings: Settings) -> None:
     screen = console()
     screen.print(f"Loading {settings.model}", markup=False)
 
-    from ..engine.client import EngineClient
+    from ..engine.assembly import start_engine
 
     started_s = time.monotonic()
-    engine = EngineClient.start(engine_config)
+    engine = start_engine(engine_config)
     banner = Banner(
         info=engine.info,
         loaded=engine.model_facts,

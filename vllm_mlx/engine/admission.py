@@ -1,4 +1,4 @@
-"""How many requests may be under way or wait, and how long each may take. Knows neither words nor ids."""
+"""Limits how many requests run and wait, and how long each may take. It knows neither texts nor token ids."""
 
 import asyncio
 import time
@@ -13,9 +13,9 @@ from ..core.shares import has_room
 from .generation import Generation
 from .monitoring.counters import ReplyStats
 
-_LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # that a refused client is asked to wait
-_REFUSALS_PER_S = 20  # of one tenant; others are held back, because clients that ask again at once cost time
-_QUICK_REFUSALS = 10  # of one tenant that are never held back
+_LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # bounds of the time after which a refused client may retry
+_REFUSALS_PER_S = 20  # of one tenant; others are delayed, because clients that retry at once cost time
+_QUICK_REFUSALS = 10  # of one tenant that are never delayed
 _LONGEST_HOLD_S = 30.0
 
 
@@ -34,13 +34,15 @@ class Refusals:
 
 
 class AdmissionQueue:
+    """Decides which requests are admitted. Belongs to one event loop."""
+
     def __init__(self, config: EngineConfig, open_generations: Callable[[], list[Generation]]):
         self._max_queue = config.max_queue
         self._max_open = config.max_num_seqs + config.max_queue
         self._max_queue_s = config.max_queue_s
         self._max_request_s = config.max_request_s
         self._open_generations = open_generations
-        self._preparing: Counter[str] = Counter()  # replies to requests that become prompts, by tenant
+        self._preparing: Counter[str] = Counter()  # replies whose prompts are being prepared, by tenant
         self._priorities: dict[str, int] = {}  # by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
         self._refusals = Refusals()
@@ -48,9 +50,9 @@ class AdmissionQueue:
 
     @asynccontextmanager
     async def preparing(self, request: Request, num_choices: int) -> AsyncIterator[None]:
-        """While a request becomes a prompt, it stands in the line. Raises TooManyRequests where that is full.
+        """Hold a place in the queue while a request is prepared. Raises TooManyRequests if the queue is full.
 
-        Each tenant has a share of it. A tenant with nothing in it finds room for one reply at any time.
+        Each tenant has a share of the queue. A tenant that holds no place always finds room for one reply.
         """
         tenant, replies = request.tenant, [*self._open_replies()]
         held = Counter(self._preparing)
@@ -84,7 +86,7 @@ class AdmissionQueue:
         )
 
     def watch(self, generation: Generation) -> None:
-        """Ends it when its time is over."""
+        """Start the timers that end a generation when its time is over."""
         loop = asyncio.get_running_loop()
         timers = []
         if self._max_queue_s is not None:

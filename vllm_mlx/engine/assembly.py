@@ -1,189 +1,84 @@
-"""What an engine is made of: a measured model, sizes that fit this machine, scheduler and cache. Knows no step."""
+"""Builds an engine client from a checkpoint: tokenizer, vision, engine thread and prompt threads."""
 
-import logging
-import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from ..cache.node import ResumeRule
-from ..cache.tree import PrefixTree
-from ..core.config import EngineConfig, ModelInfo
-from ..core.errors import ConfigError
-from ..core.memory import MemoryBudget, RowFootprint
-from ..media.probe import VisionProbe
-from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
-from ..runner.device import apply_limits, device_memory
-from ..runner.family_check import check_family, media_fault
-from ..runner.loader import Checkpoint, load_model, weights_bytes
-from ..runner.model import Model
-from ..runner.multimodal import MultimodalModel
-from ..scheduler.mllm import MLLMScheduler
-from ..scheduler.pacing import PrefillPacer
-from ..scheduler.prefix import PrefixCache
-from ..scheduler.scheduler import Scheduler
-
-logger = logging.getLogger(__name__)
-
-_DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
-_MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
-_PICTURES_SHARE = 64  # of all memory, for tensors of pictures shown lately, and for their pixels
-_MAX_PICTURES_BYTES = 512 << 20
-_KNOWN_SHARE = 256  # of all memory, for what pictures of late stand for: a full-HD one takes some 70 kB
-_MAX_KNOWN_BYTES = 64 << 20
+from ..core.config import EngineConfig
+from ..media.loader import MediaLoader
+from ..media.local import MediaRoot
+from ..media.vision import VisionProcessor
+from ..prompt.processor import RequestProcessor
+from ..runner.loader import Checkpoint, find_checkpoint
+from ..tokens.tokenizer import Tokenizer
+from .client import EngineClient
+from .engine import Engine
+from .media_requests import MediaRequests
+from .preparing import Preparations
+from .prompt_pool import PromptPool
+from .thread import EngineThread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredModel:
-    """In memory, and what running it takes here."""
-
-    model: Model
-    calibration: Calibration
-    images: ImageCost | None = None  # None: it takes none
-    video_fault: str | None = None  # why what the processor makes of a video cannot be served
+def start_engine(config: EngineConfig) -> EngineClient:
+    """Find the checkpoint, download it if necessary, and load it. Raises ConfigError."""
+    checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
+    return serve_checkpoint(config, checkpoint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """What was found out while loading."""
-
-    info: ModelInfo
-    memory: MemoryBudget
-    footprint: RowFootprint
-    calibration: Calibration
-    resume_rule: ResumeRule | None = None  # None: state cannot be copied
-    video_fault: str | None = None
-
-
-def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> MeasuredModel:
-    """Raises ConfigError. A model that takes images is tried with `probe`; without one, it takes none."""
-    total = _total_bytes(config)
-    if checkpoint.file_bytes > total:
-        raise ConfigError(
-            f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, "
-            f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
-            "--memory-budget."
-        )
-    apply_limits(total)
-    model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
-    calibration = calibrate(model)
-    if probe is None or not isinstance(model, MultimodalModel):
-        return MeasuredModel(model=model, calibration=calibration)
-    check_family(model, probe.images.prompt, probe.images.inputs)
-    video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
-    images = calibrate_images(model, probe.sizes, probe.max_image_tokens)
-    return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
-
-
-def engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> EngineFacts:
-    """Raises ConfigError where the context that was asked for does not fit."""
-    model = measured.model
-    memory = _memory(config, measured)
-    info = ModelInfo(
-        model=config.model,
-        architecture=checkpoint.architecture,
-        max_model_len=_model_len(config, checkpoint, memory, model.footprint),
-        weights_bytes=memory.weights_bytes,
-        vocab_size=model.vocab_size,
-        takes_images=measured.images is not None,
-        created=int(time.time()),
+def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> EngineClient:
+    """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError."""
+    media_root = MediaRoot(config.media.media_root)
+    tokenizer = Tokenizer.load(
+        checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
     )
-    return EngineFacts(
-        info=info,
-        memory=memory,
-        footprint=model.footprint,
-        calibration=measured.calibration,
-        resume_rule=model.resume_rule,
-        video_fault=measured.video_fault,
-    )
-
-
-def make_pacer(config: EngineConfig, calibration: Calibration) -> PrefillPacer:
-    return PrefillPacer(
-        max_stall_s=config.max_stall_ms / 1000,
-        max_chunk=config.max_prefill_chunk,
-        tokens_per_s=calibration.tokens_per_s,
-        overhead_s=calibration.overhead_s,
-    )
-
-
-def make_scheduler(
-    config: EngineConfig,
-    model: Model,
-    memory: MemoryBudget,
-    pacer: PrefillPacer,
-    cache: PrefixCache | None,
-    images: ImageCost | None = None,
-) -> Scheduler:
-    parts: dict[str, Any] = {
-        "memory": memory,
-        "footprint": model.footprint,
-        "pacer": pacer,
-        "can_batch": model.can_batch,
-        "prefix_cache": cache,
-    }
-    if not isinstance(model, MultimodalModel):
-        return Scheduler(config, **parts)
-    return MLLMScheduler(
+    vision = load_vision(config, checkpoint, tokenizer)
+    thread = _started_thread(config, checkpoint, vision)
+    processor = RequestProcessor(
+        tokenizer,
         config,
-        **parts,
-        media=model.media,
-        max_media_bytes=memory.rows_bytes // _MEDIA_SHARE,
-        media_bytes_per_token=0 if images is None else images.feature_bytes_per_token,
-        whole_images=model.whole_images,
+        checkpoint.path,
+        max_model_len=thread.facts.info.max_model_len,
+        vocab_size=thread.facts.info.vocab_size,
+        vision=vision,
     )
+    pool = PromptPool()
+    media = _media_requests(config, processor, vision, media_root, pool, thread)
+    preparations = Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s)
+    return EngineClient(config, processor, thread, pool, preparations)
 
 
-def make_prefix_cache(
-    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, memory: MemoryBudget
-) -> PrefixCache | None:
-    """None: it is off."""
-    model = measured.model
-    if not config.prefix_cache:
+def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
+    """The checkpoint's image processor; None if it has no vision encoder or only text is served."""
+    if config.text_only or not checkpoint.has_vision_encoder:
         return None
-    if model.resume_rule is None:
-        logger.warning("The prefix cache is off: %s keeps state that cannot be copied", checkpoint.architecture)
+    return VisionProcessor.load(
+        checkpoint.path,
+        checkpoint.config,
+        tokenizer,
+        max_pixels=config.max_pixels,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _started_thread(config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None) -> EngineThread:
+    probe = None if vision is None else vision.probe()
+    thread = EngineThread(lambda: Engine.load(config, checkpoint, probe))
+    thread.start()
+    if vision is not None:
+        vision.set_memory(thread.facts.memory)
+        if thread.facts.video_fault is not None:
+            vision.refuse_videos(f"one was tried at load: {thread.facts.video_fault}")
+    return thread
+
+
+def _media_requests(
+    config: EngineConfig,
+    processor: RequestProcessor,
+    vision: VisionProcessor | None,
+    media_root: MediaRoot,
+    pool: PromptPool,
+    thread: EngineThread,
+) -> MediaRequests | None:
+    if vision is None:
         return None
-    max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
-    return PrefixCache(
-        PrefixTree(max_bytes=max_bytes, s_per_token=1 / measured.calibration.tokens_per_s),
-        checkpoint.fingerprint(),
-        model.resume_rule,
-        model.footprint,
-        max_bytes=max_bytes,
-        snapshot_every=config.snapshot_every,
-    )
-
-
-def _total_bytes(config: EngineConfig) -> int:
-    return config.memory_budget_bytes or device_memory().default_budget_bytes
-
-
-def _memory(config: EngineConfig, measured: MeasuredModel) -> MemoryBudget:
-    total, images = _total_bytes(config), measured.images
-    chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
-    return MemoryBudget(
-        total_bytes=total,
-        weights_bytes=weights_bytes(measured.model.module),
-        transient_bytes=max(chunk_bytes, 0 if images is None else images.tower_bytes),
-        encoder_inputs_bytes=0 if images is None else min(_MAX_PICTURES_BYTES, total // _PICTURES_SHARE),
-        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _PICTURES_SHARE),
-        rendered_bytes=0 if images is None else min(_MAX_KNOWN_BYTES, total // _KNOWN_SHARE),
-    )
-
-
-def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudget, footprint: RowFootprint) -> int:
-    """The context window: the flag's or the checkpoint's, as far as memory holds one row of that length."""
-    declared = checkpoint.max_model_len or _DEFAULT_MODEL_LEN
-    wanted = config.max_model_len or declared
-    if wanted > declared and checkpoint.max_model_len is not None:
-        raise ConfigError(f"--max-model-len {wanted} exceeds the checkpoint's context of {declared} tokens.")
-    fitting = footprint.max_tokens(memory.rows_bytes)
-    if fitting >= wanted:
-        return wanted
-    if config.max_model_len is not None or fitting < 2:
-        raise ConfigError(
-            f"Too little memory for --max-model-len {wanted}: {fitting} tokens of context fit beside the weights. "
-            "Lower it, use a smaller model, or raise --memory-budget."
-        )
-    logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
-    return fitting
+    media = replace(config.media, media_cache_bytes=thread.facts.memory.decoded_bytes)
+    loader = MediaLoader(media, media_root, sampling=vision.frame_sampling)
+    return MediaRequests(processor, vision, loader, pool, thread.wake)

@@ -1,41 +1,34 @@
-"""The engine as the event loop sees it: requests in, streams of events out. Words meet ids here; no mlx."""
+"""The engine as the event loop uses it: requests in, streams of events out. It knows no mlx."""
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from prometheus_client.core import Metric
 
 from ..cache.stats import Entry
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, VLLMMLXError
+from ..core.fence import Fence
 from ..core.memory import MemoryBudget
 from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
-from ..media.loader import MediaLoader
-from ..media.local import MediaRoot
-from ..media.vision import VisionProcessor
 from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
-from ..runner.loader import Checkpoint, find_checkpoint
 from ..tokens.tokenizer import Tokenizer
 from .admission import AdmissionQueue
 from .engine import Engine
 from .generation import Generation, Reply
-from .media_requests import MediaRequests
-from .monitoring.counters import ReplyStats, Totals
-from .monitoring.facts import build_fields, model_fields
-from .monitoring.prometheus import Figures, metric_families
-from .monitoring.reports import Reports
-from .monitoring.status import status_fields
-from .monitoring.watchdog import Watchdog
+from .monitor import Monitor
+from .monitoring.counters import ReplyStats
+from .monitoring.facts import EngineFacts, ModelFacts
+from .monitoring.status import EngineStatus
 from .preparing import Preparations
 from .prompt_pool import PromptPool
 from .thread import EngineThread
@@ -43,70 +36,46 @@ from .thread import EngineThread
 logger = logging.getLogger(__name__)
 
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
-_STOP_S = 10.0  # a step that is under way may finish
+_STOP_S = 10.0  # time for the running step to finish
 
 
 class EngineClient:
-    """Everything but `start` is called on one event loop."""
+    """Serves requests. All methods are called on one event loop, except the callbacks of the engine thread."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
-        """Loads everything, here and on the engine thread; returns when requests can come. Raises ConfigError."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        processor: RequestProcessor,
+        thread: EngineThread,
+        pool: PromptPool,
+        preparations: Preparations,
+    ):
+        """`thread` has been started."""
         self._config = config
-        media_root = MediaRoot(config.media.media_root)
-        tokenizer = Tokenizer.load(
-            checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
-        )
-        vision = _vision(config, checkpoint, tokenizer)
-        probe = None if vision is None else vision.probe()
-        self._thread = EngineThread(lambda: Engine.load(config, checkpoint, probe), self._deliver, self._engine_died)
-        self.facts = self._thread.start()
-        if vision is not None:
-            vision.set_memory(self.memory)
-            if self.facts.video_fault is not None:
-                vision.refuse_videos(f"one was tried at load: {self.facts.video_fault}")
-        self._processor = RequestProcessor(
-            tokenizer,
-            config,
-            checkpoint.path,
-            max_model_len=self.info.max_model_len,
-            vocab_size=self.info.vocab_size,
-            vision=vision,
-        )
-        self._pool = PromptPool()
-        self._media = None
-        if vision is not None:
-            media = replace(config.media, media_cache_bytes=self.memory.decoded_bytes)
-            loader = MediaLoader(media, media_root, sampling=vision.frame_sampling)
-            self._media = MediaRequests(self._processor, vision, loader, self._pool, self._thread.wake)
-        self._preparations = Preparations(self._processor, self._media, self._pool, max_prepare_s=config.max_prepare_s)
+        self._processor = processor
+        self._thread = thread
+        self._pool = pool
+        self._preparations = preparations
+        self._monitor = Monitor(config, processor, thread, pool)
+        self._queue = AdmissionQueue(config, self._open_generations)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[int, Generation] = {}  # by sequence id
-        self._totals = Totals(started_s=time.monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
-        self._reports = Reports(self._thread.inspect)
-        self._build = build_fields()
-        self._model_facts = model_fields(config, self.facts, self._processor)
-        self._watchdog = Watchdog(
-            limit_s=config.watchdog_s,
-            step_started_s=lambda: self._thread.step_started_s,
-            thread_id=lambda: self._thread.ident,
-        )
-        self._line = AdmissionQueue(config, self._open_generations)
         self._seq_ids = itertools.count()
-        self._closing = False
+        self._is_closing = False
+        thread.listen(self._deliver, self._engine_died)
 
-    @classmethod
-    def start(cls, config: EngineConfig) -> "EngineClient":
-        """Find the checkpoint, downloading it if need be, and load it. Raises ConfigError."""
-        return cls(config, find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code))
+    @property
+    def facts(self) -> EngineFacts:
+        return self._thread.facts
 
     @property
     def info(self) -> ModelInfo:
         return self.facts.info
 
     @property
-    def model_facts(self) -> Mapping[str, Any]:
-        """As /v1/status has them."""
-        return self._model_facts
+    def model_facts(self) -> ModelFacts:
+        """Facts of the model, as `/v1/status` reports them."""
+        return self._monitor.model_facts
 
     @property
     def memory(self) -> MemoryBudget:
@@ -122,49 +91,49 @@ class EngineClient:
 
     @property
     def is_dead(self) -> bool:
-        """For good: the process has to be started anew."""
+        """Whether the engine has ended for good, so that the process has to be started again."""
         return self._thread.error is not None
 
     def error(self) -> str | None:
-        """What keeps requests from being served: the thread has ended, or it or all that prepare prompts hang."""
-        return self._hangs() if self._thread.error is None else self._thread.error.message
+        """Why no request can be served: the engine thread has ended, or it hangs, or all prompt threads hang."""
+        return self._monitor.error()
 
     async def submit(self, request: Request) -> Generation:
-        """Render, check and queue a request. The caller owns the generation: enter it at once, as leaving it ends it.
+        """Render, check and queue a request. The caller must enter the generation at once; leaving it ends it.
 
-        Raises RequestError before anything is generated, EngineDead if nothing can be, Overloaded while closing
-        and where the line is full.
+        Raises RequestError before anything is generated, EngineDead if nothing can be generated, and Overloaded while
+        the server shuts down or if the queue is full.
         """
         self._check_open()
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self._loop = asyncio.get_running_loop()
-        async with self._line.preparing(request, request.sampling.n):
+        async with self._queue.preparing(request, request.sampling.n):
             prepared = await self._preparations.prepare(request)
         self._check_open()
         seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
-        choices = {seq.seq_id: self._choice(prepared, seq, index, arrived_s) for index, seq in enumerate(seqs)}
+        replies = {seq.seq_id: self._reply(prepared, seq, index, arrived_s) for index, seq in enumerate(seqs)}
         generation = Generation(
             request.request_id,
             len(prepared.prompt.token_ids),
-            choices,
+            replies,
             tenant=request.tenant,
             cache_salt=request.cache_salt,
             prompt_change=None if prepared.compared is None else prepared.compared.change,
             abort=self._thread.abort,
             closed=self._forget,
         )
-        self._line.watch(generation)
+        self._queue.watch(generation)
         self._generations |= dict.fromkeys(generation.seq_ids, generation)
-        self._thread.add(seqs)  # from here on it is the caller's: nothing may fail behind this
+        self._thread.add(seqs)  # from here on the caller owns it: nothing after this line may fail
         return generation
 
     async def count_tokens(self, request: Request) -> int:
-        """Tokens of the prompt that `submit` would run, though it may be too long to run.
+        """Count the tokens of the prompt that `submit` would run, even if it is too long to run.
 
         Raises RequestError; ContextLengthExceeded for a prompt that is so long that it is not tokenised.
         """
         try:
-            async with self._line.preparing(request, 1):
+            async with self._queue.preparing(request, 1):
                 prepared = await self._preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
@@ -172,89 +141,60 @@ class EngineClient:
             return error.num_prompt_tokens
         return len(prepared.prompt.token_ids)
 
-    async def status(self) -> dict[str, Any]:
-        """How things stand, in the words of docs/api.md. Does not wait for a long step. Raises EngineDead."""
-        self._raise_if_dead()
-        report, age_s = await self._reports.latest()
-        return status_fields(
-            info=self.info,
-            build=self._build,
-            facts=self._model_facts,
-            memory=self.memory,
-            report=report,
-            report_age_s=age_s,
-            totals=self._totals,
-            num_refused=self._line.num_refused,
-            replies=[
-                *(reply for generation in self._open_generations() for reply in generation.replies),
-                *self._preparations.replies,
-            ],
-            now=time.monotonic(),
-        )
+    async def status(self) -> EngineStatus:
+        """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
+        return await self._monitor.status(self._open_replies, self._queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
-        """The same figures, as Prometheus reads them. Raises EngineDead."""
-        self._raise_if_dead()
-        report, _ = await self._reports.latest()
-        return metric_families(
-            Figures(
-                model=self.info.model,
-                build=self._build,
-                memory=self.memory,
-                report=report,
-                totals=self._totals,
-                now=time.monotonic(),
-            )
-        )
+        """The figures in Prometheus' form. Raises EngineDead."""
+        return await self._monitor.metrics()
 
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
-        """End a request, or one of its replies, with Cancelled. False if none whose salt begins so is under way."""
-        own = [each for each in self._open_generations() if each.cache_salt.startswith(salts)]
-        is_preparing = self._preparations.cancel(request_id, salts=salts)
-        return any(generation.cancel(request_id) for generation in own) or is_preparing
+        """End a request, or one of its replies, with Cancelled.
+
+        Returns False if no running request has this id and a salt that begins with `salts`.
+        """
+        own = [generation for generation in self._open_generations() if generation.cache_salt.startswith(salts)]
+        was_preparing = self._preparations.cancel(request_id, salts=salts)
+        was_running = [generation.cancel(request_id) for generation in own]
+        return was_preparing or any(was_running)
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
-        self._raise_if_dead()
+        self._thread.check_alive()
         return await asyncio.wrap_future(self._thread.inspect(Engine.cache_entries))
 
     async def clear_cache(self, *, salts: str = "") -> int:
-        """Forget all cached state that no restore is using right now; returns the bytes freed. Raises EngineDead.
+        """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.
 
-        `salts`: what the salts of the requests begin with whose state is meant.
+        Raises EngineDead.
         """
-        self._raise_if_dead()
+        self._thread.check_alive()
         return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.clear_cache(salts)))
 
     async def shutdown(self, drain_s: float) -> None:
-        """Refuse new requests, give running ones `drain_s` to finish, then fail what is left and end the thread."""
-        self._closing = True
+        """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread."""
+        self._is_closing = True
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
         self._pool.shutdown()
-        if self._media is not None:
-            await self._media.close()
+        await self._preparations.close()
 
     async def num_rows(self) -> int:
-        """Rows that hold state on the device right now."""
+        """Number of rows that hold state on the device now."""
         return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.num_rows))
 
-    def _hangs(self) -> str | None:
-        return self._watchdog.error() or self._pool.error()
-
-    def _raise_if_dead(self) -> None:
-        if self._thread.error is not None:
-            raise self._thread.error
-
     def _check_open(self) -> None:
-        self._raise_if_dead()
-        if (hangs := self._hangs()) is not None:
-            raise Overloaded(hangs, retry_after_s=_HANGING_RETRY_S)
-        if self._closing:
+        self._thread.check_alive()
+        if (hanging := self._monitor.hanging()) is not None:
+            raise Overloaded(hanging, retry_after_s=_HANGING_RETRY_S)
+        if self._is_closing:
             raise Overloaded("The server is shutting down.", retry_after_s=5)
+
+    # -- the life of a request
 
     def _sequence(self, prepared: PreparedRequest, index: int) -> Sequence:
         sampling = prepared.sampling
@@ -271,7 +211,7 @@ class EngineClient:
             priority=prepared.request.priority,
         )
 
-    def _choice(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Reply:
+    def _reply(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Reply:
         request_id = prepared.request.request_id
         stats = ReplyStats(
             request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
@@ -285,45 +225,43 @@ class EngineClient:
         return Reply(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
 
     def _expectation(self, prepared: PreparedRequest) -> Expectation:
-        if prepared.compared is None or not self._model_facts["prefix_cache"]:
+        if prepared.compared is None or not self.model_facts["prefix_cache"]:
             return Expectation()
         return prepared.compared.expectation
 
-    def _reply_ended(self, prepared: PreparedRequest, choice: Reply) -> None:
-        """Remembers the reply at once, since the next turn may follow at once; what of it stays cached can wait.
+    def _reply_ended(self, prepared: PreparedRequest, reply: Reply) -> None:
+        """Remember the reply at once, because the next turn may follow at once; trim the cache later.
 
-        An aborted reply counts as far as it went: clients send back what they received of it.
+        An aborted reply counts as far as it was received: clients send that part back.
         """
-        if self._closing or self.is_dead:
+        if self._is_closing or self.is_dead:
             return
-        reply = choice.reply
-        try:
-            self._processor.remember(prepared, reply)
-        except Exception:  # whatever it is, the reply is whole: the next turn goes without
-            logger.exception("A reply could not be remembered")
-        if self._config.prefix_cache and reply.token_ids:
-            self._pool.submit(self._trim_cache, prepared, choice.seq, reply, tenant=prepared.request.tenant)
+        finished = reply.finished
+        with Fence("the reply, which the next turn will not recognise"):
+            self._processor.remember(prepared, finished)
+        if self._config.prefix_cache and finished.token_ids:
+            self._pool.submit(self._trim_cache, prepared, reply.seq, finished, tenant=prepared.request.tenant)
         elif self._config.prefix_cache:
-            self._thread.keep(choice.seq, choice.seq.num_prompt_tokens)
+            self._thread.keep(reply.seq, reply.seq.num_prompt_tokens)
 
-    def _trim_cache(self, prepared: PreparedRequest, seq: Sequence, reply: FinishedReply) -> None:
-        try:
-            kept = self._processor.kept_tokens(prepared, reply)
-        except Exception:  # whatever it is, all of the reply stays
-            logger.exception("What stays cached of a reply could not be told")
-            return
-        self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
+    def _trim_cache(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply) -> None:
+        """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
+        with Fence("the reply's cached state, which stays complete"):
+            kept = self._processor.kept_tokens(prepared, finished)
+            self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self._generations.values()))
 
+    def _open_replies(self) -> list[ReplyStats]:
+        running = [reply for generation in self._open_generations() for reply in generation.replies]
+        return [*running, *self._preparations.replies]
+
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
             self._generations.pop(seq_id, None)
-        self._line.left(generation)
-        self._totals.requests += 1
-        for reply in generation.all_replies:
-            self._totals.end(reply)
+        self._queue.left(generation)
+        self._monitor.count_ended(generation.all_replies)
 
     # -- called on the engine thread
 
@@ -338,8 +276,8 @@ class EngineClient:
             return
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop is closed: nobody waits for news any more
-            logger.debug("News after the event loop was closed")
+        except RuntimeError:  # the loop is closed, so nobody waits for updates any more
+            logger.debug("An update came after the event loop was closed")
 
     # -- called on the event loop
 
@@ -347,21 +285,9 @@ class EngineClient:
         for update in updates:
             generation = self._generations.get(update.seq_id)
             if generation is not None:
-                self._totals.take(generation.stats(update.seq_id), update, time.monotonic())
+                self._monitor.count_update(generation.stats(update.seq_id), update)
                 generation.put(update)
 
     def _fail_all(self, error: VLLMMLXError) -> None:
         for generation in self._open_generations():
             generation.put(error)
-
-
-def _vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
-    if config.text_only or not checkpoint.has_vision_encoder:
-        return None
-    return VisionProcessor.load(
-        checkpoint.path,
-        checkpoint.config,
-        tokenizer,
-        max_pixels=config.max_pixels,
-        trust_remote_code=config.trust_remote_code,
-    )

@@ -1,6 +1,5 @@
 """schedule → decode → prefill → update, one step at a time, on the one thread that owns MLX."""
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ from ..cache.stats import Entry
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
 from ..core.errors import GenerationError
+from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
 from ..media.probe import VisionProbe
@@ -15,8 +15,7 @@ from ..runner.device import DeviceWatch, device_memory
 from ..runner.loader import Checkpoint
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
-from .assembly import (
-    EngineFacts,
+from .loading import (
     MeasuredModel,
     engine_facts,
     load_measured,
@@ -24,9 +23,8 @@ from .assembly import (
     make_prefix_cache,
     make_scheduler,
 )
+from .monitoring.facts import EngineFacts
 from .monitoring.report import EngineReport, MediaReport
-
-logger = logging.getLogger(__name__)
 
 Deliver = Callable[[list[SequenceUpdate]], None]
 
@@ -37,21 +35,21 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._watch = watch
-        self._aborts: list[int] = []  # for the next step, inside its fence: an abort keeps what was computed
+        self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
         self._is_stalled = False
         self.num_steps = 0
 
     @classmethod
     def load(cls, config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> "Engine":
-        """Load weights, measure, and size everything to the memory there is. Raises ConfigError.
+        """Load weights, measure, and size everything to the available memory. Raises ConfigError.
 
-        A model that takes images is tried with `probe`; without one, it takes none.
+        A model that takes images is tested with `probe`. Without a probe it takes no images.
         """
         return cls.around(config, checkpoint, load_measured(config, checkpoint, probe))
 
     @classmethod
     def around(cls, config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> "Engine":
-        """An engine of its own around a model that may have others. Raises ConfigError."""
+        """Make an engine for a model that is loaded and measured already. Raises ConfigError."""
         facts = engine_facts(config, checkpoint, measured)
         pacer = make_pacer(config, measured.calibration)
         cache = make_prefix_cache(config, checkpoint, measured, facts.memory)
@@ -61,7 +59,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step can do anything before `wake` or other news."""
+        """Whether a step can do anything before the next message."""
         return bool(self._aborts) or (self._scheduler.has_work and not self._is_stalled)
 
     @property
@@ -79,7 +77,7 @@ class Engine:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
 
     def clear_cache(self, salts: str = "") -> int:
-        """Of prompts, replies and images whose salt begins so. Returns the bytes freed."""
+        """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
         media = self._runner.media
         freed = 0 if media is None else media.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
@@ -88,7 +86,7 @@ class Engine:
         return self._runner.live_bytes()
 
     def wake(self) -> None:
-        """Images that rows wait for are ready."""
+        """Step again: images for which rows wait are ready."""
         self._is_stalled = False
 
     def add(self, seq: Sequence) -> None:
@@ -96,16 +94,16 @@ class Engine:
         self._scheduler.add(seq)
 
     def abort(self, seq_id: int) -> None:
-        """Takes effect at the start of the next step."""
+        """End a sequence at the start of the next step."""
         self._aborts.append(seq_id)
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """How much of a sequence that has ended, or is about to, a later turn can use."""
+        """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
         self._is_stalled = False
         self._scheduler.keep(seq, num_tokens)
 
     def report(self) -> EngineReport:
-        """How things stand now."""
+        """Describe the present state."""
         cache = self._scheduler.prefix_cache
         return EngineReport(
             num_steps=self.num_steps,
@@ -140,15 +138,14 @@ class Engine:
         self._runner.rest()
 
     def step(self, deliver: Deliver) -> None:
-        """One step. Tokens are delivered before the prefill that shares the step with them runs.
+        """Run one step. Tokens are delivered before the prefill of the same step runs.
 
-        After whatever goes wrong in a step as a whole the sequences under way begin again, or fail, and the next step
-        is well.
+        If a step fails as a whole, its sequences restart or fail; the next step starts clean.
         """
         self.num_steps += 1
         self._is_stalled = False
         plan = StepPlan()
-        try:
+        with Fence("the engine, which continues with its next step") as fence:
             while self._aborts:
                 self._scheduler.abort(self._aborts.pop())
             plan = self._scheduler.schedule(time.monotonic())
@@ -157,8 +154,7 @@ class Engine:
             self._is_stalled = plan == StepPlan() and not updates and self._scheduler.awaits_inputs
             if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
                 deliver(updates)
-        except Exception as error:
-            logger.exception("An engine step failed")
+        if (error := fence.error) is not None:
             failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
             self._runner.reset()
             for restore in plan.restores:

@@ -1,4 +1,4 @@
-"""The replies to one request, on the event loop: news of sequences in, generation events out."""
+"""The replies to one request, on the event loop: updates of sequences in, generation events out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -31,18 +31,18 @@ class Reply:
     def __init__(
         self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Callable[["Reply"], None]
     ):
-        """`ended` is called once: when the reply is whole, before its last event is seen, or when it is given up."""
+        """`ended` is called once: when the reply is complete, before its last event is sent, or abandoned."""
         self.index = index
         self.seq = seq
         self.stats = stats
         self._num_prompt_tokens = seq.num_prompt_tokens
         self._output = output
         self._ended = ended
-        self._num_cached_tokens: int | None = None  # known once it has been scheduled
+        self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
         self.is_open = True
 
     def take(self, update: SequenceUpdate) -> list[GenerationEvent]:
-        """Events of one update. A reply that a stop string or its last tool call ended is closed here."""
+        """Turn an update into events. A reply that a stop string or its last tool call ends is closed here."""
         if not self.is_open:
             return []
         if update.error is not None:
@@ -62,7 +62,8 @@ class Reply:
         return events
 
     @property
-    def reply(self) -> FinishedReply:
+    def finished(self) -> FinishedReply:
+        """What the reply has produced so far, or completely once it has ended."""
         return self._output.reply
 
     def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:
@@ -79,7 +80,7 @@ class Reply:
         return [Failed(error)]
 
     def leave(self) -> None:
-        """Its client is gone: the reply stays as far as its events were taken."""
+        """End the reply because its client has left. What the client received stays."""
         self._close("aborted")
 
     def _close(self, outcome: Outcome) -> None:
@@ -89,13 +90,13 @@ class Reply:
 
 
 class Generation:
-    """All choices of one request. Leaving the `async with` block aborts what still runs."""
+    """All replies to one request. Leaving the `async with` block aborts those that still run."""
 
     def __init__(
         self,
         request_id: str,
         num_prompt_tokens: int,
-        choices: Mapping[int, Reply],
+        replies: Mapping[int, Reply],
         *,
         tenant: str = "",
         cache_salt: str = "",
@@ -108,29 +109,29 @@ class Generation:
         self.tenant = tenant
         self.cache_salt = cache_salt
         self.prompt_change = prompt_change
-        self.seq_ids = tuple(choices)
-        self._choices = choices
+        self.seq_ids = tuple(replies)
+        self._replies = replies
         self._abort = abort
         self._closed = closed
-        self._news: list[SequenceUpdate | VLLMMLXError] = []
+        self._updates: list[SequenceUpdate | VLLMMLXError] = []
         self._wake = asyncio.Event()
 
     @property
     def replies(self) -> list[ReplyStats]:
-        """Those under way."""
-        return [choice.stats for choice in self._choices.values() if choice.is_open]
+        """The progress of the replies that have not ended."""
+        return [reply.stats for reply in self._replies.values() if reply.is_open]
 
     @property
     def all_replies(self) -> list[ReplyStats]:
-        return [choice.stats for choice in self._choices.values()]
+        return [reply.stats for reply in self._replies.values()]
 
     def stats(self, seq_id: int) -> ReplyStats:
-        return self._choices[seq_id].stats
+        return self._replies[seq_id].stats
 
     def cancel(self, request_id: str) -> bool:
-        """Ends all replies, or the one of this id, with Cancelled. False if none of them is under way."""
-        names = {seq_id: (self.request_id, choice.stats.request_id) for seq_id, choice in self._choices.items()}
-        ending = [seq_id for seq_id in names if self._choices[seq_id].is_open and request_id in names[seq_id]]
+        """End all replies, or the one with this id, with Cancelled. Returns False if none of them runs."""
+        names = {seq_id: (self.request_id, reply.stats.request_id) for seq_id, reply in self._replies.items()}
+        ending = [seq_id for seq_id in names if self._replies[seq_id].is_open and request_id in names[seq_id]]
         self._abort(ending)
         for seq_id in ending:
             self.put(SequenceUpdate(seq_id=seq_id, error=Cancelled()))
@@ -142,47 +143,47 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left = [choice for choice in self._choices.values() if choice.is_open]
-        self._abort([choice.seq.seq_id for choice in left])
-        for choice in left:
-            choice.leave()
+        left = [reply for reply in self._replies.values() if reply.is_open]
+        self._abort([reply.seq.seq_id for reply in left])
+        for reply in left:
+            reply.leave()
         self._closed(self)
 
     async def __aiter__(self) -> AsyncIterator[IndexedEvent]:
-        """(choice index, event) until every choice has sent Finished or Failed.
+        """Yield (index of the reply, event) until every reply has sent Finished or Failed.
 
-        News that gathered while the consumer was busy is folded together: a slow reader gets fewer, longer deltas.
+        Updates that arrive while the consumer is busy are joined, so a slow reader gets fewer, longer deltas.
         """
-        while any(choice.is_open for choice in self._choices.values()):
+        while any(reply.is_open for reply in self._replies.values()):
             await self._wake.wait()
             self._wake.clear()
-            news, self._news = self._news, []
-            for item in news if len(news) == 1 else _join(news):
+            updates, self._updates = self._updates, []
+            for item in updates if len(updates) == 1 else _join(updates):
                 for event in self._events(item):
                     yield event
 
     def put(self, item: SequenceUpdate | VLLMMLXError) -> None:
-        """News of one sequence, or the end of all of them. Called on the event loop."""
-        self._news.append(item)
+        """Add an update of one sequence, or an error that ends all of them. Called on the event loop."""
+        self._updates.append(item)
         self._wake.set()
 
     def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
         if isinstance(item, VLLMMLXError):
-            open_choices = [choice for choice in self._choices.values() if choice.is_open]
-            self._abort([choice.seq.seq_id for choice in open_choices])
-            return [(choice.index, event) for choice in open_choices for event in choice.fail(item)]
-        choice = self._choices[item.seq_id]
-        events = choice.take(item)
+            open_replies = [reply for reply in self._replies.values() if reply.is_open]
+            self._abort([reply.seq.seq_id for reply in open_replies])
+            return [(reply.index, event) for reply in open_replies for event in reply.fail(item)]
+        reply = self._replies[item.seq_id]
+        events = reply.take(item)
         if events and isinstance(events[-1], Finished) and item.finish_reason is None:
-            self._abort([item.seq_id])  # ended by its text, which the engine does not know
-        return [(choice.index, event) for event in events]
+            self._abort([item.seq_id])  # its text ended it, which the engine cannot know
+        return [(reply.index, event) for event in events]
 
 
-def _join(news: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate | VLLMMLXError]:
-    """One update for each sequence, in order of its first; an error stays last."""
+def _join(updates: list[SequenceUpdate | VLLMMLXError]) -> list[SequenceUpdate | VLLMMLXError]:
+    """Join the updates of each sequence, in the order of their first updates; errors come last."""
     gathered: dict[int, list[SequenceUpdate]] = {}
     errors: list[VLLMMLXError] = []
-    for item in news:
+    for item in updates:
         if isinstance(item, VLLMMLXError):
             errors.append(item)
         else:

@@ -1,4 +1,4 @@
-"""Requests → prompts, off the event loop and each within one deadline. Knows nothing of the engine."""
+"""Prepares prompts from requests, off the event loop, each within one deadline. It knows nothing of the engine."""
 
 import asyncio
 import time
@@ -14,28 +14,31 @@ from .media_requests import MediaRequests
 from .monitoring.counters import ReplyStats
 from .prompt_pool import PromptPool
 
-LONG_CHARS = 1_000_000  # from here on a prompt takes about a second to tokenise
+LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
 
 
 class Preparations:
-    """Used on one event loop. `pictures`: None where the model takes none."""
+    """All requests that are being prepared. Belongs to one event loop."""
 
     def __init__(
-        self, processor: RequestProcessor, pictures: MediaRequests | None, pool: PromptPool, *, max_prepare_s: float
+        self, processor: RequestProcessor, media: MediaRequests | None, pool: PromptPool, *, max_prepare_s: float
     ):
         self._processor = processor
-        self._media = pictures
+        self._media = media
         self._pool = pool
         self._max_prepare_s = max_prepare_s
         self._open: set[_Preparation] = set()
 
     @property
     def replies(self) -> list[ReplyStats]:
-        """Of the requests that become prompts right now."""
-        return [reply for each in self._open for reply in each.replies]
+        """The progress of the replies whose prompts are being prepared."""
+        return [reply for preparation in self._open for reply in preparation.replies]
 
     async def prepare(self, request: Request) -> PreparedRequest:
-        """Raises RequestError, and Cancelled after `cancel`. What nobody waits for any more ends at its next check."""
+        """Prepare a prompt. Work that nobody waits for any more ends at its next check of the deadline.
+
+        Raises RequestError, and Cancelled after `cancel`.
+        """
         deadline = Deadline(
             self._max_prepare_s,
             f"This request took more than {self._max_prepare_s:g} seconds to prepare (--max-prepare-s). Send a "
@@ -58,16 +61,21 @@ class Preparations:
             deadline.cancel()
 
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
-        """End preparing a request with Cancelled. False if none with this id and a salt that begins so is prepared."""
-        found = [
-            each for each in self._open if each.request.cache_salt.startswith(salts) and request_id in each.request_ids
-        ]
-        for each in found:
-            each.cancel()
+        """End the preparation of a request with Cancelled.
+
+        Returns False if no request that is prepared has this id and a salt that begins with `salts`.
+        """
+        found = [preparation for preparation in self._open if preparation.matches(request_id, salts)]
+        for preparation in found:
+            preparation.cancel()
         return bool(found)
 
+    async def close(self) -> None:
+        if self._media is not None:
+            await self._media.close()
+
     async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
-        """What the model does not take is refused before any of it is fetched."""
+        """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
         if self._processor.media_of(request) and self._media is not None:
             return await self._media.prepare(request, deadline, is_long=is_long(request))
         work = partial(self._processor.prepare, request, deadline=deadline)
@@ -75,7 +83,7 @@ class Preparations:
 
 
 class _Preparation:
-    """One request that becomes a prompt in a task."""
+    """One request that a task prepares."""
 
     def __init__(self, request: Request, task: "asyncio.Task[object] | None"):
         self.request = request
@@ -95,6 +103,9 @@ class _Preparation:
             )
             for reply_id in ids
         ]
+
+    def matches(self, request_id: str, salts: str) -> bool:
+        return self.request.cache_salt.startswith(salts) and request_id in self.request_ids
 
     def cancel(self) -> None:
         if self.task is not None and not self.is_cancelled:

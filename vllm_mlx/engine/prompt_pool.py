@@ -94,7 +94,7 @@ class PromptPool:
             self._drop(job)
 
     def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
-        """Work that no request waits for. Raises Overloaded after shutdown."""
+        """Add work for which no request waits. Raises Overloaded after shutdown."""
         return self._add(partial(function, *args), tenant, None, False).result
 
     def error(self) -> str | None:

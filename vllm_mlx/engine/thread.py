@@ -1,4 +1,4 @@
-"""The engine thread: loads, steps, and takes messages between steps. Others only leave messages."""
+"""The engine thread: it loads, steps, and handles messages between steps. Other threads only send messages."""
 
 import logging
 import threading
@@ -10,9 +10,10 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from ..core.errors import EngineDead
+from ..core.fence import Fence
 from ..core.sequence import Sequence
-from .assembly import EngineFacts
 from .engine import Deliver, Engine
+from .monitoring.facts import EngineFacts
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,46 +57,60 @@ _Message = _Add | _Abort | _Keep | _Wake | _Stop | _Inspect
 
 
 class EngineThread:
-    """`deliver` and `died` are called on the engine thread."""
+    """Runs one engine on a thread of its own. `facts` are known after `start`."""
 
-    def __init__(self, load: Callable[[], Engine], deliver: Deliver, died: Callable[[EngineDead], None]):
+    facts: EngineFacts
+
+    def __init__(self, load: Callable[[], Engine]):
         self._load = load
-        self._deliver = deliver
-        self._died = died
+        self._deliver: Deliver = _nobody_listens
+        self._died: Callable[[EngineDead], None] = _nobody_listens
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._loaded: Future[EngineFacts] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
-        self._end: EngineDead | None = None  # once no message is taken any more
-        self.step_started_s: float | None = None  # of the step under way, by the monotonic clock
-        self.error: EngineDead | None = None  # the same, if it was not told to stop
+        self._end: EngineDead | None = None  # set once no message is handled any more
+        self.step_started_s: float | None = None  # start of the running step, by the monotonic clock
+        self.error: EngineDead | None = None  # why the thread ended, unless `stop` ended it
 
     @property
     def ident(self) -> int | None:
         return self._thread.ident
 
-    def start(self) -> EngineFacts:
-        """Load on the engine thread and wait for it. Raises what loading raised."""
+    def start(self) -> None:
+        """Load on the engine thread and wait for it. Raises the error of loading."""
         self._thread.start()
-        return self._loaded.result()
+        self.facts = self._loaded.result()
+
+    def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
+        """Set the callbacks for updates and for the thread's death, before any sequence is added.
+
+        They are called on the engine thread.
+        """
+        self._deliver, self._died = deliver, died
+
+    def check_alive(self) -> None:
+        """Raises EngineDead if the thread has ended by an error."""
+        if self.error is not None:
+            raise self.error
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         self._inbox.put(_Add(tuple(seqs)))
 
     def abort(self, seq_ids: Iterable[int]) -> None:
-        """Takes effect before the next step: within one prefill chunk."""
+        """End sequences before the next step, that is, within one prefill chunk."""
         self._inbox.put(_Abort(tuple(seq_ids)))
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """What a later turn can use of a sequence: the rest leaves the prefix cache once the sequence has ended."""
+        """Keep only the first `num_tokens` of a sequence in the prefix cache, once the sequence has ended."""
         self._inbox.put(_Keep(seq, num_tokens))
 
     def wake(self) -> None:
-        """Images that rows wait for are ready."""
+        """Tell the engine that images for which rows wait are ready."""
         self._inbox.put(_Wake())
 
     def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
-        """Fails with EngineDead once the thread has ended. Who lost interest may cancel the future."""
+        """Call `ask` between two steps. The future may be cancelled; it fails with EngineDead once the thread ends."""
         answer: Future[T] = Future()
         self._inbox.put(_Inspect(ask, answer))  # type: ignore[arg-type]
         if self._end is not None:
@@ -109,7 +124,7 @@ class EngineThread:
     def _run(self) -> None:
         self._work()
         self._ended.set()
-        threading.Event().wait()  # MLX aborts a process that exits soon after a thread that used it: this one stays
+        threading.Event().wait()  # MLX aborts a process that exits soon after a thread that used it, so this one stays
 
     def _work(self) -> None:
         try:
@@ -134,7 +149,7 @@ class EngineThread:
         self._refuse_questions(self._end)
 
     def _refuse_questions(self, error: EngineDead) -> None:
-        """Of messages that nobody takes any more. Whoever puts one after `_end` is set calls this itself."""
+        """Answer questions in the inbox with an error. A caller that asks after the end calls this itself."""
         while True:
             try:
                 message = self._inbox.get(block=False)
@@ -144,7 +159,7 @@ class EngineThread:
                 message.answer.set_exception(error)
 
     def _take_messages(self, engine: Engine) -> bool:
-        """Handle all messages, waiting for one while there is no work. False once told to stop."""
+        """Handle all messages. Without work, wait for one first. Returns False after a stop message."""
         block = not engine.has_work
         while True:
             try:
@@ -171,8 +186,12 @@ class EngineThread:
 
 def _answer(engine: Engine, ask: Callable[[Engine], object], answer: "Future[object]") -> None:
     if not answer.set_running_or_notify_cancel():
-        return  # who asked is gone; from here on the future cannot be cancelled
-    try:
+        return  # it was cancelled; from here on it cannot be cancelled
+    with Fence("the engine, whose caller reads the error", is_logged=False) as fence:
         answer.set_result(ask(engine))
-    except Exception as error:
-        answer.set_exception(error)
+    if fence.error is not None:
+        answer.set_exception(fence.error)
+
+
+def _nobody_listens(_: object) -> None:
+    """Stand in for a callback until `listen`."""

@@ -1,12 +1,14 @@
-"""What the engine's front counts on the event loop: one reply's progress, and totals. Asks nobody."""
+"""What the event loop counts: the progress of each reply, and totals. It asks no other part."""
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ...core.receipt import CacheReceipt, Expectation, Shortfall
 from ...core.step import SequenceUpdate
-from .windows import Histogram, Samples, TokenRate
+from .figures import Histogram, Latency, TokenRate
 
 # The buckets of vLLM's histograms of the same names, so that its dashboards fit.
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -18,30 +20,52 @@ Phase = Literal["queued", "prefill", "generation"]
 Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
 
 
-@dataclass(slots=True, kw_only=True)
-class ReplyStats:
-    """One reply under way. Times are of the monotonic clock, in seconds."""
+class RunningReply(TypedDict):
+    """One reply that waits or runs, as `requests` in `/v1/status` lists it."""
 
     request_id: str
-    tenant: str = ""  # whose request it is
+    tenant: str
+    status: Literal["waiting", "running"]
+    phase: Phase
+    elapsed_s: float
+    queue_s: float
+    prompt_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    progress: float
+    tokens_per_second: float
+    ttft_s: float | None
+    cache_hit_type: str
+    cached_tokens: int
+    expected_tokens: int
+    why_not_cached: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplyStats:
+    """The progress of one reply. Times are seconds of the monotonic clock."""
+
+    request_id: str
+    tenant: str = ""  # the owner of the request
     prompt_tokens: int  # 0 while the prompt is prepared
     max_tokens: int
-    arrived_s: float  # before its prompt was made
-    queued_s: float  # handed to the engine
+    arrived_s: float  # when the request came, before its prompt was prepared
+    queued_s: float  # when the sequence was handed to the engine
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     ended_s: float | None = None
-    outcome: Outcome | None = None  # None: under way
+    outcome: Outcome | None = None  # None: the reply has not ended
     expectation: Expectation = field(default_factory=Expectation)
     receipt: CacheReceipt | None = None  # None: not looked up yet
-    computed_tokens: int = 0  # of the prompt, those from the cache included
+    computed_tokens: int = 0  # prompt tokens that are computed, including cached ones
     cached_tokens: int = 0
     completion_tokens: int = 0
     cache_hit_type: str | None = None  # None: not looked up yet
 
     def take(self, update: SequenceUpdate, now: float) -> int:
-        """Returns the prompt tokens that were computed since the last update."""
+        """Take in an update. Returns the prompt tokens that were computed since the previous one."""
         if self.cache_hit_type is None:
             self.cache_hit_type = update.cache_hit_kind
             self.scheduled_s = update.scheduled_s
@@ -62,7 +86,7 @@ class ReplyStats:
         return new
 
     def end(self, outcome: Outcome, now: float) -> None:
-        """The first call counts."""
+        """Record how the reply ended. Later calls are ignored."""
         if self.outcome is None:
             self.outcome, self.ended_s = outcome, now
 
@@ -74,11 +98,10 @@ class ReplyStats:
 
     @property
     def queue_s(self) -> float | None:
-        """Waiting for a place, once it had one."""
+        """The time that the sequence waited for a place; None while it waits."""
         return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
-    def to_dict(self, now: float) -> dict[str, Any]:
-        """The fields that monitors read for each request."""
+    def describe(self, now: float) -> RunningReply:
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,
@@ -101,27 +124,15 @@ class ReplyStats:
         }
 
     def _progress(self) -> float:
-        """Of the phase it is in: prompt tokens computed, or reply tokens of those allowed."""
+        """The share of the present phase that is done, of the prompt tokens or of the tokens that are allowed."""
         if self.phase == "generation":
             return self.completion_tokens / self.max_tokens
-        return self.computed_tokens / max(1, self.prompt_tokens)  # not known while the prompt is prepared
-
-
-@dataclass(slots=True)
-class Latency:
-    """One kind of waiting: its last minute, and its histogram."""
-
-    histogram: Histogram
-    samples: Samples = field(default_factory=Samples)
-
-    def add(self, seconds: float, now: float) -> None:
-        self.histogram.add(seconds)
-        self.samples.add(seconds, now)
+        return self.computed_tokens / max(1, self.prompt_tokens)  # 0 while the prompt is prepared
 
 
 @dataclass(slots=True, kw_only=True)
 class Stalls:
-    """Gaps between two tokens of one reply that were longer than the server means them to be."""
+    """Gaps between two tokens of one reply that exceeded `max_stall_ms`."""
 
     threshold_s: float
     num: int = 0
@@ -134,18 +145,18 @@ class Stalls:
 
 
 class Totals:
-    """Of all replies since the start, text and images alike."""
+    """Counts over all replies since the start."""
 
     def __init__(self, *, started_s: float, stall_threshold_s: float):
         self.started_s = started_s
-        self.requests = 0  # that ended, whichever way
-        self.outcomes: Counter[Outcome] = Counter()  # of replies that ended
-        self.shortfalls: Counter[Shortfall] = Counter()  # replies less cached than expected
-        self.prompt_tokens = 0  # cached ones included
+        self.requests = 0  # requests that have ended, with any outcome
+        self.outcomes: Counter[Outcome] = Counter()  # replies that have ended
+        self.shortfalls: Counter[Shortfall] = Counter()  # replies with fewer cached tokens than expected
+        self.prompt_tokens = 0  # including cached ones
         self.cached_tokens = 0
-        self.computed_tokens = 0  # of prompts
+        self.computed_tokens = 0  # prompt tokens that were computed
         self.completion_tokens = 0
-        self.prompt_rate = TokenRate(started_s)  # of computed tokens
+        self.prompt_rate = TokenRate(started_s)  # of computed prompt tokens
         self.completion_rate = TokenRate(started_s)
         self.stalls = Stalls(threshold_s=stall_threshold_s)
         self.ttft = Latency(Histogram(TTFT_S))
@@ -154,7 +165,7 @@ class Totals:
         self.prompt_sizes, self.reply_sizes = Histogram(TOKENS), Histogram(TOKENS)
 
     def take(self, stats: ReplyStats, update: SequenceUpdate, now: float) -> None:
-        """Called for each token of each row: keep it short."""
+        """Count an update. This runs for each token of each row, so keep it short."""
         if update.error is not None:
             return
         was_known, last_token_s = stats.cache_hit_type is not None, stats.last_token_s
@@ -172,11 +183,11 @@ class Totals:
             else:
                 self.gap.add(now - last_token_s, now)
                 self.stalls.add(now - last_token_s)
-            for _ in range(num_tokens - 1):  # a row that changes groups brings the token under way along
+            for _ in range(num_tokens - 1):  # tokens that arrive in one update have no gap between them
                 self.gap.add(0.0, now)
 
     def end(self, stats: ReplyStats) -> None:
-        """A reply that ended, by itself or otherwise."""
+        """Count a reply that has ended, with any outcome."""
         assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
         self.outcomes[stats.outcome] += 1
         if stats.outcome in ("stop", "length", "tool_calls"):

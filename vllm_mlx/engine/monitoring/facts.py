@@ -1,31 +1,87 @@
-"""What does not change while a model is served: versions, and facts of the checkpoint. Reads no clock."""
+"""Facts that do not change while a model is served: versions of the libraries, and properties of the checkpoint."""
 
 import platform
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import mlx.core as mx
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ... import __version__
-from ...core.config import EngineConfig
+from ...cache.node import ResumeRule
+from ...core.config import EngineConfig, ModelInfo
+from ...core.memory import MemoryBudget, RowFootprint
 from ...prompt.processor import RequestProcessor
-from ..assembly import EngineFacts
-
-_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "llguidance")
+from ...runner.calibrate import Calibration
 
 
-def build_fields() -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What loading has found out about the checkpoint on this machine."""
+
+    info: ModelInfo
+    memory: MemoryBudget
+    footprint: RowFootprint
+    calibration: Calibration
+    resume_rule: ResumeRule | None = None  # None: state cannot be copied
+    video_fault: str | None = None  # why videos are refused; None: they are served
+
+
+class BuildFacts(TypedDict):
+    """Versions; an empty text if a package is not installed."""
+
+    version: str
+    python: str
+    platform: str
+    device: str
+    mlx: str
+    mlx_lm: str
+    mlx_vlm: str
+    transformers: str
+    llguidance: str
+
+
+class ModelFacts(TypedDict):
+    """Properties of the checkpoint and of how it is served."""
+
+    model: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    weights_bytes: int
+    takes_images: bool
+    takes_videos: bool
+    no_videos: str | None
+    bytes_per_token: int
+    fixed_bytes_per_row: int
+    sliding_windows: list[int]
+    resumes_anywhere: bool
+    keeps_recurrent_state: bool
+    prefix_cache: bool
+    reasoning_parser: str | None
+    tool_call_parser: str | None
+    prefill_tokens_per_s_at_load: float
+    max_num_seqs: int
+    max_stall_ms: float
+    created: int
+
+
+def build_facts() -> BuildFacts:
     return {
         "version": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "device": "metal" if mx.metal.is_available() else "cpu",
-        **{name.replace("-", "_"): _version(name) for name in _PACKAGES},
+        "mlx": _version("mlx"),
+        "mlx_lm": _version("mlx-lm"),
+        "mlx_vlm": _version("mlx-vlm"),
+        "transformers": _version("transformers"),
+        "llguidance": _version("llguidance"),
     }
 
 
-def model_fields(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> dict[str, Any]:
-    """Rates are those measured at load, in tokens per second."""
+def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> ModelFacts:
+    """The prefill rate was measured at load, in tokens per second."""
     info, rule = facts.info, facts.resume_rule
     return {
         "model": info.model,

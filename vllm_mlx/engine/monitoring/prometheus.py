@@ -1,11 +1,10 @@
-"""The engine's figures as Prometheus reads them: vLLM's names where the meaning is the same, ours beside them.
+"""The figures in Prometheus' form: vLLM's metric names where the meaning is the same, and names of our own.
 
-Nothing is counted here: families are made when somebody asks, from what the event loop and the engine count anyway.
+Nothing is counted here. Families are built on request, from the counts of the event loop and of the engine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterable, Iterator
+from typing import cast, get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -15,12 +14,11 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ...core.memory import MemoryBudget
 from ...core.receipt import Shortfall
 from .counters import Outcome, Totals
+from .figures import Histogram
 from .report import EngineReport
-from .status import memory_fields
-from .windows import Histogram
+from .status import Moment, memory_status
 
 _FINISHED: dict[str, tuple[Outcome, ...]] = {
     "stop": ("stop", "tool_calls"),
@@ -30,25 +28,13 @@ _FINISHED: dict[str, tuple[Outcome, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """All of one moment."""
-
-    model: str
-    build: Mapping[str, str]
-    memory: MemoryBudget
-    report: EngineReport
-    totals: Totals
-    now: float
-
-
-def metric_families(figures: Figures) -> Iterator[Metric]:
-    yield from _Theirs(figures.model).families(figures)
-    yield from _Ours(figures.model).families(figures)
+def metric_families(moment: Moment) -> Iterator[Metric]:
+    yield from _VLLMFamilies(moment.facts["model"]).families(moment)
+    yield from _OwnFamilies(moment.facts["model"]).families(moment)
 
 
 class _Families:
-    """Makes families of one prefix, every sample of which names the model."""
+    """Builds metric families whose names share a prefix. Every sample names the model."""
 
     prefix = ""
 
@@ -86,8 +72,8 @@ class _Families:
         return family
 
 
-class _Theirs(_Families):
-    """vLLM's."""
+class _VLLMFamilies(_Families):
+    """The metrics that vLLM has too, under its names."""
 
     prefix = "vllm:"
 
@@ -95,94 +81,126 @@ class _Theirs(_Families):
         super().__init__(model)
         self._labels["engine"] = "0"
 
-    def families(self, figures: Figures) -> Iterator[Metric]:
-        yield from self._state(figures)
-        yield from self._counts(figures)
-        yield from self._latencies(figures.totals)
+    def families(self, moment: Moment) -> Iterator[Metric]:
+        yield from self._state(moment)
+        yield from self._counts(moment)
+        yield from self._latencies(moment.totals)
 
-    def _state(self, figures: Figures) -> Iterator[Metric]:
-        report, rows_bytes = figures.report, figures.memory.rows_bytes
-        yield self.gauge("num_requests_running", "Replies that prefill or decode.", report.num_running)
-        yield self.gauge("num_requests_waiting", "Replies that wait for a place.", report.num_waiting)
+    def _state(self, moment: Moment) -> Iterator[Metric]:
+        report, rows_bytes = moment.report, moment.memory.rows_bytes
+        yield self.gauge("num_requests_running", "Running replies.", report.num_running)
+        yield self.gauge("num_requests_waiting", "Waiting replies.", report.num_waiting)
         used = report.live_bytes / rows_bytes if rows_bytes else 0.0
         yield self.gauge(
-            "kv_cache_usage_perc", "Share of the memory for state that running replies hold, 0 to 1.", used
+            "kv_cache_usage_perc", "Share of the memory for rows and caches that running replies use, 0 to 1.", used
         )
 
-    def _counts(self, figures: Figures) -> Iterator[Metric]:
-        totals = figures.totals
+    def _counts(self, moment: Moment) -> Iterator[Metric]:
+        totals = moment.totals
         yield self.counter(
-            "num_preemptions", "Replies that gave their memory back for a while.", figures.report.num_preemptions
+            "num_preemptions",
+            "Replies that were preempted: they gave their memory back and continue later.",
+            moment.report.num_preemptions,
         )
         yield self.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", totals.prompt_tokens)
-        yield self.counter(
-            "prefix_cache_hits", "Prompt tokens found there and not computed again.", totals.cached_tokens
-        )
-        yield self.counter("prompt_tokens", "Prompt tokens, cached ones included.", totals.prompt_tokens)
-        yield self.counter("prompt_tokens_cached", "Prompt tokens that were not computed again.", totals.cached_tokens)
+        yield self.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.cached_tokens)
+        yield self.counter("prompt_tokens", "Prompt tokens, including cached ones.", totals.prompt_tokens)
+        yield self.counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", totals.cached_tokens)
         yield self.counter("generation_tokens", "Sampled tokens.", totals.completion_tokens)
-        ended = [(reason, sum(totals.outcomes[each] for each in outcomes)) for reason, outcomes in _FINISHED.items()]
-        yield self.by_label("request_success", "Replies that ended, by how.", "finished_reason", ended)
+        ended = [
+            (reason, sum(totals.outcomes[outcome] for outcome in outcomes)) for reason, outcomes in _FINISHED.items()
+        ]
+        yield self.by_label("request_success", "Ended replies by finish reason.", "finished_reason", ended)
 
     def _latencies(self, totals: Totals) -> Iterator[Metric]:
         for name, text, counted in (
-            ("time_to_first_token_seconds", "From arrival to the first token.", totals.ttft.histogram),
-            ("inter_token_latency_seconds", "Between two tokens of one reply.", totals.gap.histogram),
-            ("e2e_request_latency_seconds", "From arrival to the last token.", totals.e2e.histogram),
-            ("request_queue_time_seconds", "Waiting for a place.", totals.queue.histogram),
-            ("request_prefill_time_seconds", "From having a place to the first token.", totals.prefill.histogram),
-            ("request_decode_time_seconds", "From the first token to the last.", totals.decode.histogram),
-            ("request_prompt_tokens", "Prompt tokens of replies that finished.", totals.prompt_sizes),
-            ("request_generation_tokens", "Sampled tokens of replies that finished.", totals.reply_sizes),
+            (
+                "time_to_first_token_seconds",
+                "Seconds from the arrival of a request to its first token.",
+                totals.ttft.histogram,
+            ),
+            ("inter_token_latency_seconds", "Seconds between two tokens of one reply.", totals.gap.histogram),
+            (
+                "e2e_request_latency_seconds",
+                "Seconds from the arrival of a request to its last token.",
+                totals.e2e.histogram,
+            ),
+            ("request_queue_time_seconds", "Seconds that a sequence waits for a place.", totals.queue.histogram),
+            ("request_prefill_time_seconds", "Seconds from admission to the first token.", totals.prefill.histogram),
+            ("request_decode_time_seconds", "Seconds from the first token to the last.", totals.decode.histogram),
+            ("request_prompt_tokens", "Prompt tokens of finished replies.", totals.prompt_sizes),
+            ("request_generation_tokens", "Sampled tokens of finished replies.", totals.reply_sizes),
         ):
             yield self.histogram(name, text, counted)
 
 
-class _Ours(_Families):
+class _OwnFamilies(_Families):
+    """The metrics that only this server has."""
+
     prefix = "vllm_mlx_"
 
-    def families(self, figures: Figures) -> Iterator[Metric]:
-        totals, report = figures.totals, figures.report
-        yield InfoMetricFamily(self.prefix + "build", "Versions.", value={**self._labels, **figures.build})
+    def families(self, moment: Moment) -> Iterator[Metric]:
+        totals, report = moment.totals, moment.report
+        yield InfoMetricFamily(
+            self.prefix + "build",
+            "Versions of the server and its libraries.",
+            value={**self._labels, **{name: str(value) for name, value in moment.build.items()}},
+        )
         yield self.counter("steps", "Steps of the engine.", report.num_steps)
-        yield self.counter("requests", "Requests that ended, whichever way.", totals.requests)
+        yield self.counter("requests", "Ended requests, with any outcome.", totals.requests)
         yield self.by_label(
-            "replies", "Replies that ended.", "outcome", [(each, totals.outcomes[each]) for each in get_args(Outcome)]
+            "replies",
+            "Ended replies by outcome.",
+            "outcome",
+            [(outcome, totals.outcomes[outcome]) for outcome in get_args(Outcome)],
         )
         yield self.counter("prefill_tokens", "Prompt tokens that were computed.", totals.computed_tokens)
-        shortfalls = [(each.value, totals.shortfalls[each]) for each in Shortfall]
+        shortfalls = [(kind.value, totals.shortfalls[kind]) for kind in Shortfall]
         yield self.by_label(
-            "cache_shortfalls", "Replies less cached than an earlier turn let expect.", "reason", shortfalls
+            "cache_shortfalls",
+            "Replies with fewer cached tokens than the previous turn made likely, by reason.",
+            "reason",
+            shortfalls,
         )
-        yield self.counter("stalls", "Gaps between two tokens beyond --max-stall-ms.", totals.stalls.num)
-        yield self.gauge("longest_stall_seconds", "The longest of them.", totals.stalls.longest_s)
+        yield self.counter("stalls", "Gaps between two tokens that exceed the stall limit.", totals.stalls.num)
         yield self.gauge(
-            "generation_tokens_per_second", "Over the last ten seconds.", totals.completion_rate.per_second(figures.now)
+            "longest_stall_seconds",
+            "The longest gap between two tokens that exceeded the stall limit.",
+            totals.stalls.longest_s,
         )
         yield self.gauge(
-            "prefill_tokens_per_second", "Over the last ten seconds.", totals.prompt_rate.per_second(figures.now)
+            "generation_tokens_per_second",
+            "Sampled tokens per second over the last ten seconds.",
+            totals.completion_rate.per_second(moment.now),
         )
-        yield from self._memory(figures)
+        yield self.gauge(
+            "prefill_tokens_per_second",
+            "Computed prompt tokens per second over the last ten seconds.",
+            totals.prompt_rate.per_second(moment.now),
+        )
+        yield from self._memory(moment)
         yield from self._cache(report)
 
-    def _memory(self, figures: Figures) -> Iterator[Metric]:
-        fields = memory_fields(figures.memory, figures.report)
-        parts = [(name.removesuffix("_bytes"), value) for name, value in fields.items() if name != "total_bytes"]
-        yield self.gauge("memory_budget_bytes", "All that the server may take.", fields["total_bytes"])
-        yield self.parts("memory_bytes", "The budget by what it is spent on.", "part", parts)
-        device = figures.report.device
+    def _memory(self, moment: Moment) -> Iterator[Metric]:
+        fields = cast(dict[str, int], memory_status(moment.memory, moment.report))
+        parts = [(name.removesuffix("_bytes"), num) for name, num in fields.items() if name != "total_bytes"]
+        yield self.gauge("memory_budget_bytes", "Memory that the server may use.", fields["total_bytes"])
+        yield self.parts("memory_bytes", "The memory budget by use.", "part", parts)
+        device = moment.report.device
         used = [("active", device.active_bytes), ("peak", device.peak_bytes), ("freed", device.cache_bytes)]
-        yield self.parts("device_memory_bytes", "As MLX counts it.", "kind", used)
+        yield self.parts("device_memory_bytes", "Memory as MLX counts it.", "kind", used)
 
     def _cache(self, report: EngineReport) -> Iterator[Metric]:
         stats, media = report.cache, report.media
         if stats is not None:
             kinds = [*stats.hits.items(), ("miss", stats.misses)]
-            yield self.by_label("cache_lookups", "Look-ups in the prefix cache, by what they found.", "kind", kinds)
-            yield self.counter("cache_evictions", "Parts of the prefix cache taken to make room.", stats.evictions)
-            yield self.counter("cache_evicted_bytes", "What that freed.", stats.evicted_bytes)
-            yield self.gauge("cache_paths", "Paths that the prefix cache holds.", stats.entry_count)
-            yield self.gauge("cache_states", "Copies of recurrent state among them.", stats.num_states)
+            yield self.by_label("cache_lookups", "Look-ups in the prefix cache by kind of hit.", "kind", kinds)
+            yield self.counter("cache_evictions", "Evictions from the prefix cache.", stats.evictions)
+            yield self.counter(
+                "cache_evicted_bytes", "Bytes freed by evictions from the prefix cache.", stats.evicted_bytes
+            )
+            yield self.gauge("cache_paths", "Stored paths in the prefix cache.", stats.entry_count)
+            yield self.gauge("cache_states", "Snapshots of recurrent state in the prefix cache.", stats.num_states)
         if media is not None:
-            yield self.counter("images_encoded", "Runs of the vision tower.", media.num_encoded)
-            yield self.counter("image_evictions", "Encoded images taken to make room.", media.num_evictions)
+            yield self.counter("images_encoded", "Runs of the vision encoder.", media.num_encoded)
+            yield self.counter("image_evictions", "Evictions from the cache of image features.", media.num_evictions)

@@ -1,38 +1,164 @@
-"""Puts the figures of the engine and of its front into the words that monitors of such servers read."""
+"""The body of `/v1/status`, typed, and how it is filled from the engine's and the event loop's figures."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
 
-from ...core.config import ModelInfo
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
 from ...core.memory import MemoryBudget
 from ...core.receipt import Shortfall
-from .counters import Outcome, ReplyStats, Totals
+from .counters import Outcome, ReplyStats, RunningReply, Totals
+from .facts import BuildFacts, ModelFacts
+from .figures import RATE_WINDOW_S, SAMPLE_WINDOW_S, Quantiles
 from .report import EngineReport
-from .windows import RATE_WINDOW_S, SAMPLE_WINDOW_S
 
 _GB = 1e9
 _MB = 1e6
 
 
-def status_fields(
-    *,
-    info: ModelInfo,
-    build: Mapping[str, str],
-    facts: Mapping[str, Any],
-    memory: MemoryBudget,
-    report: EngineReport,
-    report_age_s: float,
-    totals: Totals,
-    replies: Iterable[ReplyStats],
-    num_refused: int = 0,
-    now: float,
-) -> dict[str, Any]:
-    running = list(replies)
+class LatencyStatus(TypedDict):
+    """Durations of the last minute, in seconds."""
+
+    window_s: float
+    ttft_s: Quantiles
+    inter_token_s: Quantiles
+    queue_s: Quantiles
+    prefill_s: Quantiles
+    e2e_s: Quantiles
+
+
+class StallStatus(TypedDict):
+    """Gaps between two tokens of a reply that were longer than the server's limit."""
+
+    threshold_s: float
+    total: int
+    longest_s: float
+
+
+class DeviceStatus(TypedDict):
+    """Memory as MLX counts it."""
+
+    active_memory_gb: float
+    peak_memory_gb: float
+    cache_memory_gb: float
+    limit_memory_gb: float
+
+
+class MemoryStatus(TypedDict):
+    """What the memory budget is spent on, in bytes."""
+
+    total_bytes: int
+    weights_bytes: int
+    transient_bytes: int
+    live_bytes: int
+    cache_bytes: int
+    media_bytes: int
+    pictures_bytes: int
+    lacking_bytes: int
+    free_bytes: int
+
+
+class PressureStatus(TypedDict):
+    """What was shortened, evicted or delayed when memory or places were short, in the order in which that happens."""
+
+    shorter_chunks: int
+    cache_evictions: int
+    image_evictions: int
+    waiting: int
+    preemptions: int
+    refused: int
+
+
+class CacheStatus(TypedDict, total=False):
+    """The prefix cache."""
+
+    enabled: bool
+    hits: int
+    hits_by_kind: dict[str, int]
+    misses: int
+    hit_rate: float
+    evictions: int
+    evicted_mb: float
+    tokens_saved: int
+    current_memory_mb: float
+    max_memory_mb: float
+    memory_utilization: float
+    entry_count: int
+    num_states: int
+    index_mb: float
+    inserts_refused: int
+    shortfalls: dict[str, int]
+
+
+class ImageStatus(TypedDict, total=False):
+    """The cache of image features."""
+
+    enabled: bool
+    encoded: int
+    longest_encode_s: float
+    evictions: int
+    entry_count: int
+    current_memory_mb: float
+    max_memory_mb: float
+
+
+class EngineStatus(TypedDict):
+    """What the server does: running requests, rates, latencies, memory and the prefix cache."""
+
+    status: str
+    model: str
+    architecture: str
+    max_model_len: int
+    uptime_s: float
+    steps_executed: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_restarts: int
+    total_requests_processed: int
+    total_prompt_tokens: int
+    total_cached_tokens: int
+    total_completion_tokens: int
+    generation_tps: float
+    prompt_tps: float
+    rate_window_s: float
+    latency: LatencyStatus
+    stalls: StallStatus
+    outcomes: dict[str, int]
+    metal: DeviceStatus
+    memory: MemoryStatus
+    giving_way: PressureStatus
+    cache: CacheStatus
+    images: ImageStatus
+    model_facts: ModelFacts
+    build: BuildFacts
+    report_age_s: float
+    requests: list[RunningReply]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """All figures of one moment, from which status and metrics are written. `now` is a time of the monotonic clock."""
+
+    build: BuildFacts
+    facts: ModelFacts
+    memory: MemoryBudget
+    report: EngineReport
+    report_age_s: float
+    totals: Totals
+    now: float
+
+
+def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
+    """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
+    report, totals, now = moment.report, moment.totals, moment.now
+    running = [reply.describe(now) for reply in replies]
     return {
         "status": "running" if running else "idle",
-        "model": info.model,
-        "architecture": info.architecture,
-        "max_model_len": info.max_model_len,
+        "model": moment.facts["model"],
+        "architecture": moment.facts["architecture"],
+        "max_model_len": moment.facts["max_model_len"],
         "uptime_s": round(now - totals.started_s, 1),
         "steps_executed": report.num_steps,
         "num_running": report.num_running,
@@ -46,7 +172,7 @@ def status_fields(
         "generation_tps": round(totals.completion_rate.per_second(now), 2),
         "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
         "rate_window_s": RATE_WINDOW_S,
-        "latency": latency_fields(totals, now),
+        "latency": _latency(totals, now),
         "stalls": {
             "threshold_s": totals.stalls.threshold_s,
             "total": totals.stalls.num,
@@ -59,33 +185,32 @@ def status_fields(
             "cache_memory_gb": round(report.device.cache_bytes / _GB, 4),
             "limit_memory_gb": round(report.device.limit_bytes / _GB, 4),
         },
-        "memory": memory_fields(memory, report),
-        "giving_way": giving_way_fields(report, num_refused),
-        "cache": {**cache_fields(report), "shortfalls": {each.value: totals.shortfalls[each] for each in Shortfall}},
-        "images": image_fields(report),
-        "model_facts": dict(facts),
-        "build": dict(build),
-        "report_age_s": round(report_age_s, 2),
-        "requests": [reply.to_dict(now) for reply in running],
+        "memory": memory_status(moment.memory, report),
+        "giving_way": _pressure(report, num_refused),
+        "cache": {**_cache(report), "shortfalls": {kind.value: totals.shortfalls[kind] for kind in Shortfall}},
+        "images": _images(report),
+        "model_facts": moment.facts,
+        "build": moment.build,
+        "report_age_s": round(moment.report_age_s, 2),
+        "requests": running,
     }
 
 
-def latency_fields(totals: Totals, now: float) -> dict[str, Any]:
-    """Of the last minute, in seconds."""
+def _latency(totals: Totals, now: float) -> LatencyStatus:
     return {
         "window_s": SAMPLE_WINDOW_S,
-        "ttft_s": totals.ttft.samples.to_dict(now),
-        "inter_token_s": totals.gap.samples.to_dict(now),
-        "queue_s": totals.queue.samples.to_dict(now),
-        "prefill_s": totals.prefill.samples.to_dict(now),
-        "e2e_s": totals.e2e.samples.to_dict(now),
+        "ttft_s": totals.ttft.samples.quantiles(now),
+        "inter_token_s": totals.gap.samples.quantiles(now),
+        "queue_s": totals.queue.samples.quantiles(now),
+        "prefill_s": totals.prefill.samples.quantiles(now),
+        "e2e_s": totals.e2e.samples.quantiles(now),
     }
 
 
-def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
-    """What the budget is spent on, in bytes; `free_bytes` is what rows and caches may still take.
+def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
+    """Divide the budget. `free_bytes` is left for rows and caches.
 
-    `lacking_bytes` is what they may not, since the device turned out not to have it.
+    `lacking_bytes` were planned for them too, but the device turned out not to have them.
     """
     live_bytes = report.live_bytes
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
@@ -105,8 +230,7 @@ def memory_fields(memory: MemoryBudget, report: EngineReport) -> dict[str, int]:
     }
 
 
-def giving_way_fields(report: EngineReport, num_refused: int) -> dict[str, int]:
-    """What gave way when memory or places were short, in the order in which it does."""
+def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
     return {
         "shorter_chunks": report.num_shortened,
         "cache_evictions": 0 if report.cache is None else report.cache.evictions,
@@ -117,7 +241,7 @@ def giving_way_fields(report: EngineReport, num_refused: int) -> dict[str, int]:
     }
 
 
-def image_fields(report: EngineReport) -> dict[str, Any]:
+def _images(report: EngineReport) -> ImageStatus:
     media = report.media
     if media is None:
         return {
@@ -139,7 +263,7 @@ def image_fields(report: EngineReport) -> dict[str, Any]:
     }
 
 
-def cache_fields(report: EngineReport) -> dict[str, Any]:
+def _cache(report: EngineReport) -> CacheStatus:
     stats = report.cache
     if stats is None:
         return {
@@ -159,7 +283,7 @@ def cache_fields(report: EngineReport) -> dict[str, Any]:
     return {
         "enabled": True,
         "hits": stats.num_hits,
-        "hits_by_kind": dict(stats.hits),
+        "hits_by_kind": {str(kind): num for kind, num in stats.hits.items()},
         "misses": stats.misses,
         "hit_rate": round(stats.num_hits / lookups, 4) if lookups else 0.0,
         "evictions": stats.evictions,

@@ -1,11 +1,12 @@
-"""Figures of the last seconds, and histograms since the start. Plain numbers: knows no request, reads no clock."""
+"""Rates and quantiles of the last seconds, and histograms since the start. It knows no request and reads no clock."""
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 RATE_WINDOW_S = 10.0
 SAMPLE_WINDOW_S = 60.0
@@ -35,17 +36,25 @@ class TokenRate:
             self._num_tokens -= self._marks.popleft()[1]
 
 
+class Quantiles(TypedDict):
+    """Number, median, 99th percentile and maximum of the last minute's values; None if there are no values."""
+
+    count: int
+    p50: float | None
+    p99: float | None
+    max: float | None
+
+
 @dataclass(slots=True)
 class Samples:
-    """Seconds that something took, for SAMPLE_WINDOW_S; of the busiest minutes the last MAX_SAMPLES."""
+    """Durations in seconds, kept for SAMPLE_WINDOW_S; at most the last MAX_SAMPLES."""
 
     _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
 
     def add(self, seconds: float, now: float) -> None:
         self._marks.append((now, seconds))
 
-    def to_dict(self, now: float) -> dict[str, Any]:
-        """Quantiles are None where there is nothing to take them from."""
+    def quantiles(self, now: float) -> Quantiles:
         while self._marks and self._marks[0][0] < now - SAMPLE_WINDOW_S:
             self._marks.popleft()
         values = sorted(seconds for _, seconds in self._marks)
@@ -60,12 +69,12 @@ class Samples:
 
 
 def _quantile(values: list[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed."""
+    """The smallest of the sorted values that at least this share of them does not exceed."""
     return values[max(0, -int(-share * len(values) // 1) - 1)]
 
 
 class Histogram:
-    """Counts by bucket; a bucket holds the values up to its bound, as Prometheus wants them."""
+    """Counts values by bucket. Like in Prometheus, a bucket holds the values up to its bound."""
 
     def __init__(self, bounds: Iterable[float]):
         self.bounds = tuple(bounds)
@@ -77,5 +86,17 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """(bound, values that do not exceed it); the last bound is infinite."""
+        """Yield (bound, number of values that do not exceed it). The last bound is infinite."""
         return zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True)
+
+
+@dataclass(slots=True)
+class Latency:
+    """One kind of duration: the values of the last minute, and a histogram since the start."""
+
+    histogram: Histogram
+    samples: Samples = field(default_factory=Samples)
+
+    def add(self, seconds: float, now: float) -> None:
+        self.histogram.add(seconds)
+        self.samples.add(seconds, now)
