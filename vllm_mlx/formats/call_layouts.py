@@ -51,7 +51,7 @@ def json_list(open: str, close: str = "", kind: CallKind | None = None, body: Ne
     return Calls(between(body, open, *([close] if close else [])), (spelling,))
 
 
-# Calls whose arguments have tags of their own
+# Calls with a tag for each argument
 
 FUNCTION_TAGS = XmlTags(
     parameter="<parameter=",
@@ -107,7 +107,7 @@ ARG_KEY = keyed(ARG_KEY_TAGS)
 ARG_KEY_CALL = XmlCall(ARG_KEY_TAGS, frozenset({"head", "key", "parameter"}))
 
 
-# Calls whose name stands before a JSON object
+# Calls with the name before a JSON object
 
 
 def named(*steps: Step, trailer: str = "") -> NewBody:

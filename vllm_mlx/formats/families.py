@@ -1,7 +1,7 @@
 """The model families: one row says how a family's reasoning and tool calls are read, written and recognised.
 
-To add a family, add its row. A checkpoint speaks the formats of the first row whose signature its chat template
-matches, so particular families stand before those that share their tags.
+To add a family, add its row. A checkpoint speaks the formats of the first row with a signature that matches its chat
+template, so a family with particular tags comes before the families that share some of them.
 """
 
 from collections.abc import Container

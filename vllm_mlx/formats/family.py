@@ -50,7 +50,7 @@ class ReasoningFormat:
     is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
     is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
-    headers: tuple[Opening, ...] = ()  # begin messages whose header says whether they are reasoning
+    headers: tuple[Opening, ...] = ()  # begin messages; the header says whether a message is reasoning
     header_tags: tuple[str, ...] = ()  # occur inside `headers`
     headed: ReasoningTags | None = None  # set if reasoning and answer are messages of their own
     atoms: tuple[str, ...] = ()  # tokens that are part of the tags, if a tag is not one token

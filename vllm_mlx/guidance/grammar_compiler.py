@@ -76,7 +76,7 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _load_vocabulary(self) -> LLTokenizer:
-        """Mark all added tokens as special, whatever the tokenizer declares: free text never contains a tag."""
+        """Mark all added tokens as special, declared so or not: free text never contains a tag."""
         description = json.loads(self._tokenizer.backend.to_str())
         for token in description["added_tokens"]:
             token["special"] = token["content"] in self._tokenizer.marker_tokens
@@ -130,7 +130,7 @@ class CompiledGrammars:
 class CompileThreads:
     """Threads with a large stack for deep recursion that cannot be stopped. At most `num_threads` run at once.
 
-    A thread whose caller gave up waiting runs to its end, and counts until then.
+    A thread that nobody waits for any longer runs to its end, and counts until then.
     """
 
     def __init__(self, *, num_threads: int, limit_s: float):

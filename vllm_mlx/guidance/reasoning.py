@@ -42,7 +42,7 @@ class CheckpointReasoning:
     def rule(
         self, prompt: Sequence[int], *, budget: int | None, may_think: bool, tools: str | None, bounds_reply: bool
     ) -> ReasoningRule:
-        """Return the rule for a reply to this prompt. `tools`: the format whose calls end reasoning.
+        """Return the rule for a reply to this prompt. `tools`: the format of the calls that end reasoning.
 
         `bounds_reply`: a grammar constrains the text that follows the reasoning.
         """

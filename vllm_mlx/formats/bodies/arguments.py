@@ -23,7 +23,7 @@ class ArgumentsWriter:
         self._seen: set[str] = set()
         self._out: list[str] = []
         self._types: Types = STRING
-        self._held: list[str] | None = None  # the parts of a value whose type is not known yet; None: it is a string
+        self._held: list[str] | None = None  # the parts of a value of a type not known yet; None: it is a string
         self._is_compound = False  # the held text begins an object or a list
 
     def take(self) -> str:

@@ -63,7 +63,7 @@ class Body:
     def end(self) -> None:
         """The model ended its turn inside the body: close the arguments, so that they are one JSON object.
 
-        Text that was held back because it may be a tag is dropped, and so is an item whose value did not begin.
+        Text that was held back because it may be a tag is dropped, and so is an item with no value yet.
         """
 
     def follow(self) -> "Body | None":

@@ -78,7 +78,7 @@ class LiteralScanner:
             self._out.append(_quoted(rest)[1:-1])
 
     def close(self) -> None:
-        """Close a list without an end: what was read becomes one object, without an item whose value did not begin."""
+        """Close a list without an end: it becomes one object. An item with no value yet is dropped."""
         if self._state is _State.STRING and not self._is_key:
             self._out.append('"')
         elif self._state is _State.WORD and (value := _literal(self._word, has_words=self._dialect.has_words)):

@@ -148,7 +148,7 @@ class JsonBody(Body):
 
 
 def _closed(value: str) -> str:
-    """Return the object inside a JSON string whose end is missing."""
+    """Return the object inside a JSON string that was cut off."""
     scanner = JsonScanner()
     text = json.loads(value + '"').lstrip() if value else ""
     if text.startswith("{"):

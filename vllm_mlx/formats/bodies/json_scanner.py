@@ -52,7 +52,7 @@ class JsonScanner:
         return partial
 
     def closing(self) -> str:
-        """Return the text that completes the value so far. An item whose value did not begin is dropped."""
+        """Return the text that completes the value so far. An item with no value yet is dropped."""
         end = ""
         if self._state is _State.SCALAR and _SCALAR.match(self._partial):
             end = self.take_partial()

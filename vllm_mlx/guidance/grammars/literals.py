@@ -1,4 +1,4 @@
-"""Writes argument values as a family's own literals, whose quoted strings have no escapes."""
+"""Writes argument values as a family's own literals: quoted strings without escapes."""
 
 import json
 from collections.abc import Mapping

@@ -46,8 +46,8 @@ def check_grammar(text: str, param: str, budget: SchemaBudget) -> None:
 def pay_for_alternatives(schema: Any, param: str, budget: SchemaBudget) -> None:
     """The grammar library joins every alternative of `anyOf` with every one of `oneOf`, `allOf` and `$ref` beside it.
 
-    Each of these joined schemas costs a visit for itself and for each entry beside the alternatives. Where nothing
-    stands beside them, nothing is joined. Raises InvalidParameter, naming `param` and the bound.
+    Each of these joined schemas costs a visit for itself and for each entry beside the alternatives. If nothing is
+    beside them, nothing is joined. Raises InvalidParameter, naming `param` and the bound.
     """
     alternatives = _SchemaNumbers(schema, param, budget, _num_alternatives, 1)
     waiting, seen = [schema], set[int]()

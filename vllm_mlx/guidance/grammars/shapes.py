@@ -19,7 +19,7 @@ _ALTERNATIVES = ("anyOf", "oneOf")
 
 @dataclass(frozen=True, slots=True)
 class GuidedTool:
-    """A tool whose calls are guided. `param`: the request field that contains its schema, for errors."""
+    """A tool with guided calls. `param`: the request field that contains its schema, for errors."""
 
     name: str
     parameters: Mapping[str, Any]
