@@ -16,7 +16,7 @@ from .fields import Document, Field
 from .media import comma_video, frames, odd_image
 from .protocols import PROTOCOLS, Protocol
 from .schemas import SCHEMAS, odd_grammar, odd_regex, odd_schema
-from .target import ATTACKER
+from .target import ATTACKER, PIXEL_BYTES
 from .values import ANY, dumps, long_text, number, repeated
 from .wire import Shot, chunked, cut, request
 
@@ -60,7 +60,10 @@ class Drawing:
             repeat += f" --scale {scale:g}"
         title = f"{path}, {name}, {len(data)} bytes, sent {sent}"
         shots = _shots(chance, path, data, sent)
-        return Case(name, Attack(title, path, shots), self._benign(path, len(data), len(shots)), repeat)
+        pixel_bytes = PIXEL_BYTES if "odd image" in name or "odd video" in name else 0
+        return Case(
+            name, Attack(title, path, shots, pixel_bytes=pixel_bytes), self._benign(path, len(data), len(shots)), repeat
+        )
 
     def _size(self, chance: random.Random) -> int:
         """Rarely as much as the server takes."""

@@ -31,6 +31,7 @@ class Attack:
     path: str
     shots: tuple[Shot, ...]
     answer_s: float = 60.0  # the longest time for all answers
+    pixel_bytes: int = 0  # what its images may take while they are decoded
 
     @property
     def num_bytes(self) -> int:

@@ -52,20 +52,23 @@ def judge(
     first = observe(attack)
     faults = list(absolute_faults(attack, first))
     usual = observe(benign) if usual is None else usual
-    suspects = exceeded([first], [usual], limits, attack.num_bytes)
+    suspects = exceeded([first], [usual], limits, attack)
     found, normal = [first], []
     while suspects and not faults and len(found) < REPEATS:
         normal.append(observe(benign))
         found.append(observe(attack))
-        suspects = exceeded(found, normal, limits, attack.num_bytes)
+        suspects = exceeded(found, normal, limits, attack)
     return faults + suspects, first
 
 
-def exceeded(found: list[Observation], normal: list[Observation], limits: Limits, num_bytes: int) -> list[Fault]:
-    """The least of what attacks did, against the median of what benign requests did."""
-    peak_bytes = limits.peak_bytes + limits.peak_factor * num_bytes
+def exceeded(found: list[Observation], normal: list[Observation], limits: Limits, attack: Attack) -> list[Fault]:
+    """The least of what attacks did, against the median of what benign requests did.
+
+    A heartbeat that was late itself saw the machine's delay, not the server's.
+    """
+    peak_bytes = limits.peak_bytes + limits.peak_factor * attack.num_bytes + attack.pixel_bytes
     measures: tuple[tuple[str, Callable[[Observation], float], float, float, str], ...] = (
-        ("event loop", lambda each: each.loop_delay_s, limits.loop_s, 1, "s"),
+        ("event loop", lambda each: each.loop_delay_s - each.seen.own_delay_s, limits.loop_s, 1, "s"),
         ("somebody else's stream", lambda each: each.gap_s, limits.gap_s, 1, "s between tokens"),
         ("somebody else's chat", lambda each: each.ttft_s, limits.ttft_s, 1, "s to the first token"),
         ("memory kept", lambda each: each.after_bytes - each.before_bytes, limits.kept_bytes, MB, "MB"),

@@ -20,8 +20,11 @@ from tests.support.commands import address, served
 from .vitals import Vitals
 
 ATTACKER, OTHER = "attacker-0123456789", "another-0123456789"
+MAX_PIXELS = 20_000_000
 # State that is kept on purpose stays small beside the limit on memory, and no reply takes minutes.
-FLAGS = ("--max-model-len", "4096", "--cache-memory", "16MB", "--media-cache-bytes", "16MB", "--max-request-s", "30")
+FLAGS = ("--max-model-len", "4096", "--cache-memory", "16MB", "--media-cache-bytes", "16MB", "--max-request-s", "30",
+         "--max-image-pixels", str(MAX_PIXELS), "--max-request-pixels", str(MAX_PIXELS))  # fmt: skip
+PIXEL_BYTES = 12 * MAX_PIXELS  # of the images that the server decodes at once: an array, and Pillow's own copies
 
 COMMAND = [sys.executable, "-m", "tests.harm.trimmed"]
 TRIM_S = 0.1  # for the process to give freed memory back

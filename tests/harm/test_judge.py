@@ -17,10 +17,14 @@ ATTACK = Attack("attack", CHAT, (Shot((b"x" * 1000,)),))
 BENIGN = Attack("benign", CHAT, (Shot((b"x" * 1000,)),))
 
 
-def seen(*, health_s: float = 0.01, cpu_s: float = 0.1, kept_mb: int = 0, left: tuple[str, ...] = ()) -> Observation:
+def seen(
+    *, health_s: float = 0.01, cpu_s: float = 0.1, kept_mb: int = 0, left: tuple[str, ...] = (), own_s: float = 0.0
+) -> Observation:
     answers = (Outcome((Answer(400, JSON, OPENAI),)),)
     before = 100 * MB
-    return Observation(answers, Seen([health_s]), 1, cpu_s, 0.1, before, before, before + kept_mb * MB, left)
+    return Observation(
+        answers, Seen([health_s], own_delay_s=own_s), 1, cpu_s, 0.1, before, before, before + kept_mb * MB, left
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,6 +63,11 @@ def test_a_delay_counts_when_it_comes_each_time() -> None:
 def test_a_short_delay_without_work_of_the_server_is_the_machine_s() -> None:
     assert judged([seen(health_s=0.5)] * 3, [seen()] * 3) == []
     assert judged([seen(health_s=5.0)] * 3, [seen()] * 3) == ["event loop"]
+
+
+def test_a_delay_of_the_heartbeat_itself_is_the_machine_s() -> None:
+    assert judged([seen(health_s=0.5, cpu_s=0.6, own_s=0.45)] * 3, [seen()] * 3) == []
+    assert judged([seen(health_s=0.5, cpu_s=0.6, own_s=0.05)] * 3, [seen()] * 3) == ["event loop"]
 
 
 def test_a_delay_that_does_not_come_again_is_the_machine_s() -> None:
