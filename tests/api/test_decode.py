@@ -244,7 +244,7 @@ VIDEO = {"type": "video_url", "video_url": "http://v"}
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one option"),
         ({"structured_outputs": {"tree": 1}}, "structured_outputs.tree", "Unknown parameter"),
-        ({"guided_json": "{"}, "guided_json", "is no JSON"),
+        ({"guided_json": "{"}, "guided_json", "is not valid JSON"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "not both"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "does not go with `guided_regex`"),
         ({"thinking_token_budget": -2}, "thinking_token_budget", "non-negative integer or -1 for unlimited."),

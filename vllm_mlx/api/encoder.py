@@ -1,4 +1,4 @@
-"""Events of a reply → bytes: what every stream encoder promises, and how every whole reply is folded."""
+"""Events of a reply → bytes: the interface of stream encoders, and the fold that makes every complete reply."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a client says a reply must look like → core guides. Knows no protocol's envelope."""
+"""Request fields that constrain the form of a reply → core guides. Knows no protocol's envelope."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -18,12 +18,12 @@ from ..core.guide import (
 from .text import json_in
 
 ANY_OBJECT = JsonSchema({"type": "object"})
-_NOTHING_DONE = ("disable_fallback", "disable_any_whitespace")  # there is no fallback, and white space is bounded
+_WITHOUT_EFFECT = ("disable_fallback", "disable_any_whitespace")  # there is no fallback; white space is bounded
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool = True) -> Guide | None:
-    """A `response_format`, or a `text.format`, whose schema is not `nested` under `json_schema`."""
+    """Decode a `response_format`; or a `text.format`, whose schema is not `nested` under `json_schema`."""
     if format_ is None:
         return None
     match format_.get("type"):
@@ -46,12 +46,12 @@ def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool
 
 
 def decode_structured_outputs(fields: Mapping[str, Any] | None, param: str = "structured_outputs") -> Guide | None:
-    """vLLM's `structured_outputs`: one kind of guide."""
+    """Decode vLLM's `structured_outputs`, which holds one kind of guide."""
     if fields is None:
         return None
     given = {name: value for name, value in fields.items() if value is not None}
     for name in given:
-        if name not in (*_KINDS, *_NOTHING_DONE, "enable_in_reasoning"):
+        if name not in (*_KINDS, *_WITHOUT_EFFECT, "enable_in_reasoning"):
             where = f"{param}.{shown(name)}"
             raise Unsupported(f"Unknown parameter: `{where}`. Leave it out.", param=where)
     kinds = [name for name in _KINDS if name in given and given[name] is not False]
@@ -64,12 +64,12 @@ def decode_structured_outputs(fields: Mapping[str, Any] | None, param: str = "st
 
 
 def decode_guide(kind: str, value: Any, param: str, *, in_reasoning: bool = False) -> Guide:
-    """`kind`: json, regex, choice, grammar, json_object or structural_tag."""
+    """`kind` is json, regex, choice, grammar, json_object or structural_tag."""
     return Guide(form=_form(kind, value, param), param=param, in_reasoning=in_reasoning)
 
 
 def one_guide(*guides: Guide | None) -> Guide | None:
-    """Raises InvalidParameter where two fields ask for different forms."""
+    """The one guide that is given, or None. Raises InvalidParameter if two fields give one."""
     given = [guide for guide in guides if guide is not None]
     if len(given) > 1:
         raise InvalidParameter(f"Set either `{given[0].param}` or `{given[1].param}`, not both.", param=given[1].param)
@@ -97,7 +97,7 @@ def _form(kind: str, value: Any, path: str) -> GuideForm:
             return Grammar(_text(value, path))
         case "choice":
             if not isinstance(value, list):
-                _fail(path, "a list of texts")
+                _fail(path, "a list of strings")
             return Choice(tuple(_text(option, path) for option in value))
         case _:
             return _structural_tag(_parsed(value, path), path)
@@ -111,17 +111,17 @@ def _json(value: Any, path: str) -> JsonSchema:
 
 
 def _structural_tag(value: Any, path: str) -> StructuralTag | StructuralFormat:
-    """In either of its two forms."""
+    """A structural tag in its newer form, with `format`, or in its older one, with `structures`."""
     if isinstance(value, Mapping) and isinstance(value.get("format"), Mapping):
         return StructuralFormat(value["format"])
     if not isinstance(value, Mapping) or not isinstance(value.get("structures"), list):
         raise InvalidParameter(
-            f"`{path}` must hold a `format`, or `structures`, each of `begin`, `schema` and `end`, and `triggers`.",
+            f"`{path}` must hold either a `format`, or `triggers` and `structures` with `begin`, `schema` and `end`.",
             param=path,
         )
     triggers = value.get("triggers")
     if not isinstance(triggers, list):
-        _fail(f"{path}.triggers", "a list of texts")
+        _fail(f"{path}.triggers", "a list of strings")
     structures = tuple(
         _structure(structure, f"{path}.structures[{number}]") for number, structure in enumerate(value["structures"])
     )
@@ -136,18 +136,18 @@ def _structure(value: Any, path: str) -> TagStructure:
 
 
 def _parsed(value: Any, path: str) -> Any:
-    """JSON may be given as a text that holds it."""
+    """The value itself, or the JSON value that it holds as a string."""
     if not isinstance(value, str):
         return value
     try:
         return json_in(value)
     except ValueError as error:
-        raise InvalidParameter(f"`{path}` is no JSON: {error}", param=path) from error
+        raise InvalidParameter(f"`{path}` is not valid JSON: {error}", param=path) from error
 
 
 def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        _fail(path, "a text")
+        _fail(path, "a string")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What known clients put into prompts that keeps a conversation from being its own prefix, and what is done about it.
+"""Known ways in which clients alter a conversation so that it is no longer its own prefix, and how each is handled.
 
 Each row was seen on the wire, and a recorded request of that client is its test.
 """
@@ -55,7 +55,7 @@ QUIRKS = (
         client="Claude Code",
         seen_in="2.1.329",
         sends="tools with `defer_loading`, put into the middle of the list once they are found",
-        handling="they are not listed; their definition stands as text where a tool_reference names them",
+        handling="they are not listed; their definition is text in the place where a tool_reference names them",
     ),
     Quirk(
         name="tool_order",
@@ -75,14 +75,14 @@ QUIRKS = (
         name="whitespace",
         client="all",
         seen_in="all",
-        sends="text and thoughts of earlier replies, with the whitespace they came with",
+        sends="text and reasoning of earlier replies, with their original whitespace",
         handling="nothing is trimmed",
     ),
 )
 
 
 def without_client_marks(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Without the lines that a client wrote for its vendor's accounting. Other messages are as given."""
+    """The messages without the lines that a client adds for its vendor's accounting; others are not changed."""
     cleaned = (message if message.role != "system" else _without_billing(message) for message in messages)
     return tuple(message for message in cleaned if message is not None)
 

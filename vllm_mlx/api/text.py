@@ -1,7 +1,7 @@
-"""Well-formed text, and the JSON that a text holds.
+"""Well-formed text, and JSON inside of text.
 
-A client that cuts a string inside an emoji sends half a surrogate pair, which no tokenizer takes. It is replaced where
-texts come in: the server does it when it parses a body, the Python API with its arguments. Inside, texts are trusted.
+A client that cuts a string inside an emoji sends half a surrogate pair, which no tokenizer accepts. The server replaces
+it when it parses a body, the Python API in its arguments. All other code trusts that texts are well formed.
 """
 
 import json
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 RAW_ARGUMENTS = "_raw"
-MAX_DEPTH = 128  # of objects and lists in each other: what walks over them recurses
+MAX_DEPTH = 128  # levels of nested objects and lists: the code that walks over them recurses
 
 
 def well_formed(text: str) -> str:
-    """`text` with each lone surrogate replaced by U+FFFD and each split pair joined."""
+    """The text with every lone surrogate replaced by U+FFFD and every split pair joined."""
     if text.isascii():
         return text
     try:
@@ -24,20 +24,20 @@ def well_formed(text: str) -> str:
 
 
 def well_formed_json(value: Any) -> Any:
-    """The same for every text inside a JSON value, names of fields included. Anything else stays as it is."""
+    """The JSON value with every text in it well formed, names of fields included."""
     match value:
         case str():
             return well_formed(value)
         case Mapping():
-            return {well_formed_json(name): well_formed_json(each) for name, each in value.items()}
+            return {well_formed_json(name): well_formed_json(member) for name, member in value.items()}
         case list() | tuple():
-            return [well_formed_json(each) for each in value]
+            return [well_formed_json(item) for item in value]
         case _:
             return value
 
 
 def json_in(text: str) -> Any:
-    """The JSON value that a text holds. Raises ValueError for other texts, and for a value that nests too deep."""
+    """Parse a text as JSON. Raises ValueError if it is not JSON or nests too deeply."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -48,21 +48,21 @@ def json_in(text: str) -> Any:
 
 
 def is_deeper(value: Any, max_depth: int) -> bool:
-    """Level by level, so that this itself needs no stack."""
+    """Whether JSON has more than `max_depth` levels. Looks level by level, so it does not recurse itself."""
     level = [value]
     for _ in range(max_depth + 1):
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         if not inside:
             return False
-        level = [each for part in inside for each in part if isinstance(each, dict | list)]
+        level = [member for members in inside for member in members if isinstance(member, dict | list)]
     return True
 
 
 def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a past call, which templates read as a dict.
+    """The arguments of a past call as a dict, which is what templates read.
 
-    Clients replay calls that were cut off, so text that is no JSON object is kept whole under `RAW_ARGUMENTS`;
-    nothing at all is an empty dict.
+    Clients send calls back that were cut off: text that is not a JSON object is kept under `RAW_ARGUMENTS`. Missing
+    arguments are an empty dict.
     """
     if isinstance(text, dict):
         return text

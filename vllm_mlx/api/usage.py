@@ -6,7 +6,10 @@ from .reply import Reply
 
 
 class UsageTally:
-    """Choices that share a prompt count it once, as cached as it was for the choice that computed most of it."""
+    """Sums the usage of all choices of a reply.
+
+    A prompt that several choices share counts once, with the `cached_tokens` of the choice that computed most of it.
+    """
 
     def __init__(self, choices_per_prompt: int) -> None:
         self._choices_per_prompt = choices_per_prompt

@@ -1,4 +1,4 @@
-"""A body that does not fit the wire types → one sentence that names the field. Knows no envelope."""
+"""A body that does not match the wire types → one sentence that names the field. Knows no envelope."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.errors import shown
 
-# By pydantic's error types.
+# Codes by pydantic's error types.
 _CODES = {
     "missing": "missing_required_parameter",
     "union_tag_not_found": "missing_required_parameter",
@@ -43,15 +43,15 @@ def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> Invalid:
     """`errors` as pydantic lists them, `loc` starting inside `body`."""
     if not isinstance(body, dict):
         return Invalid("The request body must be a JSON object.", None, "invalid_type")
-    # A union reports every branch that failed; the one that came furthest is what the client meant.
-    error = max(errors, key=lambda each: len(each["loc"]))
+    # A union reports every branch that failed; the branch that matched furthest is the one that the client meant.
+    error = max(errors, key=lambda found: len(found["loc"]))
     path = _path(error, body)
-    others = [each for each in errors if len(each["loc"]) == len(error["loc"]) and _path(each, body) == path]
+    others = [other for other in errors if len(other["loc"]) == len(error["loc"]) and _path(other, body) == path]
     return Invalid(_sentence(error, path, others), path, _CODES.get(error["type"], "invalid_type"))
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:
-    """Follows `loc` through the input, which leaves out the names that pydantic gives to branches of a union."""
+    """The path of the error in the input. Unlike `loc`, it leaves out the names of union branches."""
     path, value = "", body
     loc = error["loc"]
     for step, following in zip(loc, (*loc, None)[1:], strict=True):
@@ -59,7 +59,7 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
             path, value = f"{path}[{step}]", value[step]
         elif isinstance(step, str) and isinstance(value, dict) and step in value:
             if value.get("type") == step and following in value:
-                continue  # the branch, whose name a field of it has too
+                continue  # a branch, although the value has a field of the same name
             path, value = _join(path, shown(step)), value[step]
     match error:
         case {"type": "missing", "loc": loc}:
@@ -88,6 +88,6 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
             return f"`{path}` must have at most {most} characters."
         case _:
             wanted = dict.fromkeys(
-                _WANTED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in alternatives
+                _WANTED.get(other["type"], other["msg"].removeprefix("Input should be ")) for other in alternatives
             )
             return f"`{path}` must be {' or '.join(wanted)}."

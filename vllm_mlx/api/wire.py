@@ -1,4 +1,4 @@
-"""What the wire types of all requests share: strict values, bounded lists, judged extra fields. Knows no protocol."""
+"""Base of the wire types of requests: strict values, bounded lists, judged extra fields. Knows no protocol."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Wire(BaseModel):
 
 
 class Body(Wire):
-    """Base of whole request bodies. Validation raises Unsupported for an extra field that cannot be ignored."""
+    """Base of request bodies. Validation raises Unsupported for an extra field that cannot be ignored."""
 
     @model_validator(mode="after")
     def _judge_extras(self) -> Self:

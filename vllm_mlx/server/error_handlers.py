@@ -1,4 +1,4 @@
-"""Errors → responses. The one place that knows which envelope answers which request."""
+"""Errors → HTTP responses. The one place that knows which envelope each path has."""
 
 import math
 from http import HTTPStatus
@@ -15,7 +15,7 @@ from ..core.errors import VLLMMLXError, shown
 from .bodies import RefusedBody
 
 CLIENT_GONE = 499
-NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # what the router says of a path that it does not know
+NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # the router's message for an unknown path
 _ENDPOINTS = frozenset(
     f"/v1/{name}"
     for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
@@ -29,11 +29,11 @@ _ENVELOPES: tuple[tuple[str, Envelope], ...] = (
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody reads the answer."""
+    """The client closed its connection; nobody reads the response."""
 
 
 def envelope_of(path: str) -> Envelope:
-    """The envelope that the clients of this path read, whatever it was that failed."""
+    """The envelope that clients of this path read, for every kind of error."""
     for prefix, envelope in _ENVELOPES:
         if path == prefix or path.startswith(prefix + "/"):
             return envelope
@@ -41,7 +41,7 @@ def envelope_of(path: str) -> Envelope:
 
 
 def error_code(error: VLLMMLXError) -> str | None:
-    """The stable word for this error, as the log gets it."""
+    """The stable code of this error, for the log."""
     return OPENAI.error(error).code
 
 
@@ -79,12 +79,12 @@ async def _on_invalid_body(request: Request, error: Exception) -> Response:
     if first["type"] == "json_invalid":
         return _unreadable(request, f"The request body is not valid JSON: {first['ctx']['error']}.")
     if first["loc"][0] != "body":
-        given = {each["loc"][-1]: each["input"] for each in errors}
+        given = {found["loc"][-1]: found["input"] for found in errors}
         return _answer(
-            request, envelope_of(path).validation([{**each, "loc": each["loc"][1:]} for each in errors], given)
+            request, envelope_of(path).validation([{**found, "loc": found["loc"][1:]} for found in errors], given)
         )
-    # The location starts with "body", which is the whole of what clients send.
-    inside = [{**each, "loc": each["loc"][1:]} for each in errors]
+    # The location begins with "body", which clients do not know.
+    inside = [{**found, "loc": found["loc"][1:]} for found in errors]
     return _answer(request, envelope_of(path).validation(inside, invalid.body))
 
 
@@ -111,7 +111,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 def _unreadable(request: Request, message: str) -> Response:
     if request.headers.get("content-encoding", "identity") != "identity":
-        return _answer_status(request, 415, "The request body is compressed. Send it as it is.")
+        return _answer_status(request, 415, "The request body is compressed. Send it uncompressed.")
     return _answer_status(request, 400, message)
 
 
@@ -120,14 +120,14 @@ def _answer_status(request: Request, status: int, message: str) -> Response:
 
 
 def _answer(request: Request, encoded: HTTPError) -> Response:
-    """Noted for the log and for who watches."""
+    """The response. The error is noted for the log and the status page."""
     record = request.state.record
     record.error_code, record.error_message = encoded.code, encoded.body.error.message
     return respond(encoded)
 
 
 def _meant(path: str) -> str:
-    """Base URLs are given with /v1 to some clients and without to others: the usual slip."""
+    """A hint for a path with a missing or doubled /v1: some clients need it in their base URL, others do not."""
     rest = path.strip("/")
     while rest.startswith("v1/"):
         rest = rest.removeprefix("v1/").lstrip("/")

@@ -1,6 +1,6 @@
-"""JSON text → values: counted before it is parsed, and with whole characters. Knows no HTTP.
+"""JSON text → values: bounded before it is parsed, and with well-formed characters. Knows no HTTP.
 
-A parser keeps the interpreter's lock for its whole call, so what makes that call long is bounded first.
+A parser holds the interpreter's lock during its call, so everything that makes that call long is bounded first.
 """
 
 import codecs
@@ -21,11 +21,11 @@ MAX_VALUES = 2_000_000  # enough for a million token ids
 MAX_TEXT_BYTES = 16 * 1024 * 1024  # images and videos are plain ASCII, and longer
 
 _DEEP = f"The request body is nested too deeply: it may have at most {MAX_DEPTH} levels."
-_TOO_DEEP = "recursion limit exceeded"  # the parser's own words
+_TOO_DEEP = "recursion limit exceeded"  # the parser's own message
 
-_PIECE_BYTES = 64 * 1024  # read at a time, so that other threads get the lock in between
-_ESCAPE_BYTES = 12  # of a surrogate pair, the longest escape
-_ESCAPES_OF_TEXT = 24  # bytes for each; encoders that escape slash and plus in base64 write fewer
+_PIECE_BYTES = 64 * 1024  # the text is read in pieces, so that other threads get the lock in between
+_ESCAPE_BYTES = 12  # the length of a surrogate pair, the longest escape
+_ESCAPES_OF_TEXT = 24  # bytes per escape in texts; base64 with escaped slash and plus has more bytes per escape
 _BEYOND_ASCII = re.compile(rb"\\u(?!00[0-7])")
 _NO_ESCAPE = re.compile(rb"[^\\]{%d}" % _ESCAPE_BYTES)
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
@@ -36,9 +36,9 @@ _HALF_PAIR = re.compile(
 
 
 def read_json(text: bytes) -> Any:
-    """As `json.loads`, but half a surrogate pair is read as U+FFFD.
+    """Parse JSON like `json.loads`, but read half a surrogate pair as U+FFFD.
 
-    Raises JSONDecodeError, and InvalidParameter for what is beyond a bound.
+    Raises JSONDecodeError, and InvalidParameter for a text that exceeds a limit.
     """
     _check_text(text)
     _check_elements(text)
@@ -49,26 +49,26 @@ def read_json(text: bytes) -> Any:
 
 
 def _parse(text: bytes) -> Any:
-    """As UTF-8 alone, which is what JSON is sent in."""
+    """Parse the text as UTF-8, the only encoding in which JSON is sent."""
     text = text.removeprefix(codecs.BOM_UTF8)
     try:
         return from_json(text, cache_strings="keys")
     except ValueError as error:
-        said = str(error)  # not the error, whose traceback would hold the text
+        message = str(error)  # not the error, since its traceback would keep the text in memory
     try:
         return from_json(_with_whole_pairs(text), cache_strings="keys")
     except ValueError:
-        if said.startswith(_TOO_DEEP):
+        if message.startswith(_TOO_DEEP):
             raise _refusal(_DEEP) from None
-        raise json.JSONDecodeError(said, "", 0) from None
+        raise json.JSONDecodeError(message, "", 0) from None
 
 
 def _with_whole_pairs(text: bytes) -> bytearray:
-    """With U+FFFD for half a surrogate pair, which a client writes where it cuts a text inside an emoji."""
+    """The text with U+FFFD for half a surrogate pair, which a client writes if it cuts a text inside an emoji."""
     whole, start = bytearray(text), 0
     for piece in _pieces(text):
         if rb"\ud" in piece or rb"\uD" in piece:
-            # So a backslash that is meant as one does not look like the beginning of an escape.
+            # After this, an escaped backslash does not look like the beginning of another escape.
             for found in _HALF_PAIR.finditer(piece.replace(rb"\\", b"__")):
                 whole[start + found.start() : start + found.end()] = rb"\ufffd"
         start += len(piece)
@@ -76,7 +76,7 @@ def _with_whole_pairs(text: bytes) -> bytearray:
 
 
 def _check_text(text: bytes) -> None:
-    """Strings with escapes, or with characters beyond ASCII, take the parser many times as long as plain ASCII."""
+    """Bound the strings with escapes or non-ASCII characters: plain ASCII is parsed many times faster."""
     num_bytes, string = 0, _Stretch()
     for piece in _pieces(text):
         marks = piece.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in piece else piece
@@ -111,12 +111,12 @@ class _Stretch:
 
 
 def _has_few_escapes(piece: bytes) -> bool:
-    """And none of a character beyond ASCII."""
+    """Whether the piece has few escapes, and none for a character beyond ASCII."""
     return piece.count(b"\\") * _ESCAPES_OF_TEXT <= len(piece) and not _BEYOND_ASCII.search(piece)
 
 
 def _check_elements(text: bytes) -> None:
-    if len(text) <= MAX_PARTS:  # each takes at least a byte
+    if len(text) <= MAX_PARTS:  # an element takes at least a byte
         return
     if _is_surely_within(text):
         return
@@ -132,11 +132,11 @@ def _check_elements(text: bytes) -> None:
 
 
 def _is_surely_within(text: bytes) -> bool:
-    """Counts what stands in strings too."""
+    """Whether the text is within the limits even if marks inside strings count. Fast."""
     counts = [0, 0, 0, 0]
     for start in range(0, len(text), _PIECE_BYTES):
         piece = text[start : start + _PIECE_BYTES]
-        # Looked for before it is counted, which takes thirty times as long: images hold none.
+        # Counting takes thirty times as long as searching, and images contain none of these marks.
         more = (piece.count(mark) if mark in piece else 0 for mark in (b"[", b"{", b'"', b","))
         counts = [before + found for before, found in zip(counts, more, strict=True)]
         if not _is_within(*counts):
@@ -145,12 +145,12 @@ def _is_surely_within(text: bytes) -> bool:
 
 
 def _is_within(num_lists: int, num_objects: int, num_quotes: int, num_commas: int) -> bool:
-    """A comma stands before every value but the first of its list or object."""
+    """Every value except the first of its list or object follows a comma."""
     return num_lists + num_objects + num_quotes // 2 <= MAX_PARTS and num_commas < MAX_VALUES
 
 
 def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
-    """Piece by piece: the brackets and commas outside of strings, and how many quotes begin or end one."""
+    """For each piece: its brackets and commas outside of strings, and the number of quotes that delimit strings."""
     in_string = 0
     for piece in _pieces(text):
         marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)
@@ -160,7 +160,7 @@ def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:
-    """Cut where no escape is, unless there are more escapes than are taken."""
+    """Pieces of the text that do not cut through an escape, unless the text exceeds the limit of escapes."""
     start = 0
     while start < len(text):
         end = _next_cut(text, start + _PIECE_BYTES)

@@ -1,6 +1,6 @@
-"""What all routes that generate do alike: submit, note in the record, answer streamed or whole.
+"""The part that all generating routes share: submit, note in the record, answer streamed or complete.
 
-A submission is entered where its answer is made, so that no generation is without an owner that ends it.
+A submission is entered where its response is made, so that every generation has an owner that ends it.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -30,9 +30,9 @@ Submission = AbstractAsyncContextManager[Generation]
 async def submit(
     engine: Engine, requests: Sequence[Request], http: HTTPRequest, *, reply_id: str, model: str
 ) -> AsyncIterator[Generation]:
-    """Run the requests inside the block, and abort on leaving it what still runs.
+    """Run the requests inside the block; on leaving it, abort those that still run.
 
-    Raises RequestError before anything of the answer is sent.
+    Raises RequestError before any part of the response is sent.
     """
     http.app.state.limits.check_choices(sum(request.sampling.n for request in requests))
     generation = await submit_all(engine, [await admitted(request, http) for request in requests])
@@ -71,6 +71,6 @@ async def whole(http: HTTPRequest, submission: Submission, fold: ReplyFold) -> R
 
 
 def documented(reply: type[Reply], error: type[Reply], events: str) -> Documented:
-    """The answers of a route, for /openapi.json. `events` says what a stream holds."""
+    """The responses of a route, for /openapi.json. `events` says what a stream contains."""
     stream = {"text/event-stream": {"schema": {"type": "string", "description": f"With `stream`: {events}."}}}
     return {200: {"model": reply, "content": stream}, "4XX": {"model": error}, "5XX": {"model": error}}

@@ -1,4 +1,4 @@
-"""Generations → HTTP replies, streamed or whole. A client that goes away ends its generation."""
+"""Generations → HTTP responses, streamed or complete. A client that disconnects ends its generation."""
 
 # Why no library writes the events: sse-starlette patches uvicorn's signal handling when imported, pings on a clock
 # whether or not the stream is silent, and takes 8 µs an event; fastapi.sse takes 38. This takes 2.
@@ -20,14 +20,14 @@ from .log import RequestRecord
 from .ports import Generation
 
 logger = logging.getLogger(__name__)
-HEAD_WAIT_S = 1.0  # for all prompts to have a place in the engine, which the head of the reply tells about
+HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 T = TypeVar("T")
 
 
 class EventStream(Response):
     """Server-sent events of one generation, which is submitted when the response is sent.
 
-    What fails before the head of the response is raised, so that it is answered with a status of its own.
+    An error before the head of the response is raised, so that it is answered with its own status.
     """
 
     media_type = "text/event-stream"
@@ -45,7 +45,7 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._submission = submission
         self._encoder_of = encoder_of
-        self._encoder: StreamEncoder | None = None  # known once the generation is
+        self._encoder: StreamEncoder | None = None  # set once the generation is submitted
         self._record = record
         self._keep_alive_s = keep_alive_s
 
@@ -59,7 +59,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _answer(self, writer: "_EventWriter") -> None:
-        """Writes the events. The generation has ended before the last bytes are written."""
+        """Write the events. The generation has ended before the last bytes are written."""
         record = self._record
         try:
             async with self._submission as generation, _Peeked(generation) as events:
@@ -79,7 +79,7 @@ class EventStream(Response):
             await writer.write(encoder.fail(self._noted(error)))
 
     def _noted(self, error: Exception) -> VLLMMLXError:
-        """The error that the client reads."""
+        """The error that the client reads; the record gets it too."""
         record = self._record
         if isinstance(error, VLLMMLXError):
             record.error_code, record.error_message = error_code(error), error.message
@@ -97,7 +97,7 @@ class EventStream(Response):
 
 
 class _Peeked:
-    """The events of a generation, of which the first may be looked at before they are taken."""
+    """The events of a generation. `wait` looks at the first ones before they are iterated."""
 
     def __init__(self, generation: Generation) -> None:
         self._events = aiter(generation)
@@ -108,7 +108,7 @@ class _Peeked:
         return await anext(self._events, None)
 
     async def wait(self, is_enough: Callable[[int, GenerationEvent], bool], timeout_s: float) -> None:
-        """Looks at events until one is enough, none comes any more, or the time is up."""
+        """Look at events until one is enough, the generation ends, or the time is up."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
             await asyncio.wait({self._task}, timeout=max(0.0, deadline_s - asyncio.get_running_loop().time()))
@@ -130,17 +130,17 @@ class _Peeked:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
-        for each in self._seen:
-            yield each
+        for seen in self._seen:
+            yield seen
         found = await self._task
         if found is not None:
             yield found
-            async for each in self._events:
-                yield each
+            async for following in self._events:
+                yield following
 
 
 class _EventWriter:
-    """Knows when something was last sent."""
+    """Sends parts of the response and knows when the last one was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -168,7 +168,7 @@ class _EventWriter:
         self._last_s = self._now()
 
     async def wait_for_silence(self, seconds: float) -> None:
-        """Returns after `seconds` without a write; a write that waits for the client is none."""
+        """Return after `seconds` without a write. While a write waits for the client, there is no silence."""
         while True:
             rest = seconds if self._is_writing else self._last_s + seconds - self._now()
             if rest <= 0:
@@ -179,7 +179,7 @@ class _EventWriter:
 async def fold_reply(
     submission: AbstractAsyncContextManager[Generation], fold: ReplyFold, record: RequestRecord, receive: Receive
 ) -> bytes:
-    """The body of the whole reply. Raises what the generation failed with, and ClientGone."""
+    """The body of the complete reply. Raises the error of the generation, and ClientGone."""
 
     async def work() -> bytes:
         async with submission as generation:
@@ -190,7 +190,7 @@ async def fold_reply(
 
 
 async def feed_all(generation: Generation, fold: ReplyFold, record: RequestRecord) -> None:
-    """Raises what the generation failed with."""
+    """Fold all events of the generation. Raises its error if it fails."""
     async for index, event in generation:
         raise_if_failed(event)
         record.observe(index, event)
@@ -201,17 +201,17 @@ def raise_if_failed(event: GenerationEvent) -> None:
     if isinstance(event, Failed):
         raise event.error
     if isinstance(event, Finished) and event.reason is FinishReason.ABORT:
-        raise GenerationError("The server ended this reply before it was whole. Send the request again.")
+        raise GenerationError("The server ended this reply before it was complete. Send the request again.")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], *beside: Coroutine[Any, Any, None]) -> T:
-    """The result of `work`. When the client goes first, `work` is cancelled and ClientGone raised.
+    """The result of `work`. If the client disconnects first, `work` is cancelled and ClientGone raised.
 
-    `beside` runs as long as `work` does. Nothing of all this is left running.
+    The coroutines of `beside` run as long as `work` does. On return none of the tasks is running.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
-    helpers = [asyncio.create_task(each) for each in beside]
+    helpers = [asyncio.create_task(coroutine) for coroutine in beside]
     everything = [task, gone, *helpers]
     try:
         await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
@@ -225,8 +225,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], *besid
                 helper.result()
         raise AssertionError("what runs beside the work never returns")
     finally:
-        for each in everything:
-            each.cancel()
+        for running in everything:
+            running.cancel()
         await asyncio.gather(*everything, return_exceptions=True)
 
 

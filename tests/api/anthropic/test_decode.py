@@ -105,14 +105,14 @@ def test_thinking(thinking: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("thinking", "asked", "always"),
     [
-        (None, "hidden", "shown"),
-        ({"type": "disabled"}, "hidden", "shown"),
+        (None, "hidden", "visible"),
+        ({"type": "disabled"}, "hidden", "visible"),
         ({"type": "disabled", "display": "omitted"}, "hidden", "sealed"),
-        ({"type": "adaptive"}, "shown", "shown"),
-        ({"type": "adaptive", "display": "updates"}, "shown", "shown"),
+        ({"type": "adaptive"}, "visible", "visible"),
+        ({"type": "adaptive", "display": "updates"}, "visible", "visible"),
         ({"type": "adaptive", "display": "omitted"}, "sealed", "sealed"),
-        ({"type": "between_tools"}, "shown", "shown"),
-        ({"type": "enabled", "budget_tokens": 1024}, "shown", "shown"),
+        ({"type": "between_tools"}, "visible", "visible"),
+        ({"type": "enabled", "budget_tokens": 1024}, "visible", "visible"),
     ],
 )
 def test_who_gets_thinking_blocks(thinking: Any, asked: str, always: str) -> None:

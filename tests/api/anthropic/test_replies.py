@@ -76,7 +76,7 @@ def text_of(message: Any) -> Any:
 
 
 @settings(deadline=None)  # the package builds its types at first
-@given(st.data(), replies(), st.sampled_from(["shown", "sealed", "hidden"]))
+@given(st.data(), replies(), st.sampled_from(["visible", "sealed", "hidden"]))
 def test_a_streamed_message_is_the_folded_one(data: Any, events: list[GenerationEvent], thinking: str) -> None:
     """But for arguments that are no JSON: there the package reads what it can."""
     whole = folded(events, thinking=thinking)

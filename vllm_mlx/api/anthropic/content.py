@@ -1,4 +1,4 @@
-"""Wire blocks → parts of core messages. Order and whitespace are kept, cache marks left out."""
+"""Wire blocks → parts of core messages. Keeps order and whitespace; drops cache marks."""
 
 from collections.abc import Sequence
 
@@ -26,8 +26,8 @@ from .schema import (
 )
 from .tools import Toolbox
 
-Shown = TextPart | ImagePart
-ShownBlock = (
+VisiblePart = TextPart | ImagePart
+VisibleBlock = (
     TextBlock
     | ImageBlock
     | DocumentBlock
@@ -38,8 +38,8 @@ ShownBlock = (
 )
 
 
-def decode_shown(content: str | Sequence[ShownBlock], tools: Toolbox, path: str) -> tuple[Shown, ...]:
-    """A string is one text block."""
+def decode_content(content: str | Sequence[VisibleBlock], tools: Toolbox, path: str) -> tuple[VisiblePart, ...]:
+    """Decode the content of a message; a string is one text block."""
     if isinstance(content, str):
         return (TextPart(content),)
     return tuple(
@@ -47,7 +47,7 @@ def decode_shown(content: str | Sequence[ShownBlock], tools: Toolbox, path: str)
     )
 
 
-def decode_block(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
+def decode_block(block: VisibleBlock, tools: Toolbox, path: str) -> Sequence[VisiblePart]:
     match block:
         case TextBlock(text=text):
             return (TextPart(text),)
@@ -56,7 +56,7 @@ def decode_block(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown
         case DocumentBlock():
             return _document(block, tools, path)
         case SearchResultBlock():
-            texts = [block.title, block.source, *(each.text for each in block.content)]
+            texts = [block.title, block.source, *(text.text for text in block.content)]
             return (TextPart("\n".join(texts)),)
         case ToolReferenceBlock(tool_name=name):
             return (TextPart(tools.introduce(name)),)
@@ -67,8 +67,8 @@ def decode_block(block: ShownBlock, tools: Toolbox, path: str) -> Sequence[Shown
 
 
 def decode_result(block: ToolResultBlock, names: dict[str, str], tools: Toolbox, path: str) -> ToolResultPart:
-    """The result takes the name of the latest call with its id."""
-    content = () if block.content is None else decode_shown(block.content, tools, f"{path}.content")
+    """Decode a tool result; its name is that of the latest call with its id."""
+    content = () if block.content is None else decode_content(block.content, tools, f"{path}.content")
     call_id = decode_call_id(block.tool_use_id)
     return ToolResultPart(call_id, content, names.get(call_id), bool(block.is_error))
 
@@ -86,14 +86,14 @@ def decode_assistant(message: AssistantMessage, unsealer: Unsealer, path: str) -
                 if thinking:
                     parts.append(ReasoningPart(thinking))
             case RedactedThinkingBlock():
-                pass  # only its maker can read it
+                pass  # only the server that made it can read it
             case ToolUseBlock(id=call_id, name=name, input=arguments):
                 arguments = dict(arguments or {})
                 parts.append(ToolCallPart(decode_call_id(call_id), name, arguments))
     return tuple(parts)
 
 
-# Clients know an Anthropic call by its prefix; the engine's own ids have OpenAI's.
+# Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
 _ENGINE_PREFIX, _WIRE_PREFIX = "call_", "toolu_"
 
 
@@ -102,7 +102,7 @@ def encode_call_id(call_id: str) -> str:
 
 
 def decode_call_id(call_id: str) -> str:
-    """The engine's id of a call that this server made; a stranger's id stays one of its own."""
+    """The engine's id of a call that this server made; an id from another server is not changed."""
     rest = call_id.removeprefix(_WIRE_PREFIX)
     return call_id if rest == call_id else _ENGINE_PREFIX + rest
 
@@ -117,14 +117,14 @@ def _image(block: ImageBlock, path: str) -> ImagePart:
             raise _no_files(path)
 
 
-def _document(block: DocumentBlock, tools: Toolbox, path: str) -> Sequence[Shown]:
+def _document(block: DocumentBlock, tools: Toolbox, path: str) -> Sequence[VisiblePart]:
     head = "\n".join(filter(None, (block.title, block.context)))
     heading = (TextPart(head),) if head else ()
     match block.source:
         case TextSource(data=text):
             return (*heading, TextPart(text))
         case ContentSource(content=content):
-            return (*heading, *decode_shown(content, tools, f"{path}.source.content"))
+            return (*heading, *decode_content(content, tools, f"{path}.source.content"))
         case Base64Source(media_type=media_type):
             raise Unsupported(
                 f"`{path}`: documents of type {shown(media_type)} are not supported. Send the text of the document, or "

@@ -12,7 +12,7 @@ from ..guides import decode_format, one_guide
 from ..parameters import decode_sampling
 from ..quirks import without_client_marks
 from ..sealed import Unsealer
-from .content import decode_assistant, decode_block, decode_result, decode_shown
+from .content import decode_assistant, decode_block, decode_content, decode_result
 from .schema import (
     AssistantMessage,
     CountTokensBody,
@@ -26,22 +26,22 @@ from .tools import Toolbox, decode_tool_choice
 
 MIN_BUDGET_TOKENS = 1024
 
-ThinkingBlocks = Literal["shown", "sealed", "hidden"]
+ThinkingBlocks = Literal["visible", "sealed", "hidden"]
 ThinkingPolicy = Literal["asked", "always"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
-    """How one reply is written.
+    """How the reply is written.
 
-    `thinking`: whether the reply has thinking blocks. Those of `sealed` are empty, and their signature holds the
+    `thinking`: whether the reply has thinking blocks. If `sealed`, they are empty and their signature holds the
     reasoning.
     """
 
     reply_id: str
     model: str
     stream: bool = False
-    thinking: ThinkingBlocks = "shown"
+    thinking: ThinkingBlocks = "visible"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class DecodedMessage:
 def decode_messages_request(
     body: MessagesBody, *, reply_id: str, model: str, messages_thinking: ThinkingPolicy = "asked"
 ) -> DecodedMessage:
-    """`messages_thinking`: which requests get thinking blocks, those that ask for them or all."""
+    """`messages_thinking` says which requests get thinking blocks: those that ask for them, or all."""
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
@@ -73,7 +73,7 @@ def decode_messages_request(
 
 
 def decode_count_request(body: CountTokensBody, *, request_id: str) -> Request:
-    """The request whose prompt is counted: the one that the same fields make for a reply."""
+    """The request whose prompt is counted: the same as /v1/messages would make from these fields."""
     return _request(body, request_id, SamplingParams())
 
 
@@ -81,7 +81,7 @@ def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -
     tools = Toolbox(body.tools or ())
     messages = _decode_conversation(body, tools)
     tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice, tools)
-    goes_on = _ends_in_text(messages)
+    continues_reply = _ends_in_text(messages)
     return Request(
         request_id=request_id,
         messages=messages,
@@ -93,19 +93,19 @@ def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -
         thinking=_thinking(body),
         thinking_limit=body.thinking.budget_tokens if isinstance(body.thinking, ThinkingEnabled) else None,
         template_kwargs=_template_kwargs(body),
-        add_generation_prompt=not goes_on,
-        continue_final_message=goes_on,
+        add_generation_prompt=not continues_reply,
+        continue_final_message=continues_reply,
         cache_salt=body.cache_salt or "",
     )
 
 
 def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
-    """Every message stays where it stands, system messages too. Results come before the text they were sent with."""
+    """The messages in their order, system messages too. Tool results precede the text of their message."""
     messages: list[Message] = []
     names: dict[str, str] = {}
     unsealer = Unsealer()
     if body.system:
-        messages.append(Message("system", decode_shown(body.system, tools, "system")))
+        messages.append(Message("system", decode_content(body.system, tools, "system")))
     for number, message in enumerate(body.messages):
         path = f"messages[{number}].content"
         match message:
@@ -114,7 +114,7 @@ def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message
                 names.update((part.call_id, part.name) for part in parts if isinstance(part, ToolCallPart))
                 messages.append(Message("assistant", parts))
             case SystemMessage():
-                messages.append(Message("system", decode_shown(message.content, tools, path)))
+                messages.append(Message("system", decode_content(message.content, tools, path)))
             case UserMessage():
                 messages += _user(message, names, tools, path)
     return without_client_marks(messages)
@@ -122,20 +122,20 @@ def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message
 
 def _user(message: UserMessage, names: dict[str, str], tools: Toolbox, path: str) -> list[Message]:
     if isinstance(message.content, str):
-        return [Message("user", decode_shown(message.content, tools, path))]
+        return [Message("user", decode_content(message.content, tools, path))]
     results: list[ToolResultPart] = []
-    shown: list[Any] = []
+    visible: list[Any] = []
     for number, block in enumerate(message.content):
         if isinstance(block, ToolResultBlock):
             results.append(decode_result(block, names, tools, f"{path}[{number}]"))
         else:
-            shown += decode_block(block, tools, f"{path}[{number}]")
+            visible += decode_block(block, tools, f"{path}[{number}]")
     messages = [Message("tool", (result,)) for result in results]
-    return [*messages, Message("user", tuple(shown))] if shown or not results else messages
+    return [*messages, Message("user", tuple(visible))] if visible or not results else messages
 
 
 def _ends_in_text(messages: Sequence[Message]) -> bool:
-    """A reply that the client began is gone on with."""
+    """Whether the client began the reply, which the model then continues."""
     last = messages[-1] if messages else None
     if last is None or last.role != "assistant" or not last.parts:
         return False
@@ -179,7 +179,7 @@ def _thinking(body: CountTokensBody) -> Literal["auto", "on", "off"]:
 def _thinking_blocks(body: MessagesBody, policy: ThinkingPolicy) -> ThinkingBlocks:
     if policy == "asked" and (body.thinking is None or body.thinking.type == "disabled"):
         return "hidden"
-    return "sealed" if body.thinking is not None and body.thinking.display == "omitted" else "shown"
+    return "sealed" if body.thinking is not None and body.thinking.display == "omitted" else "visible"
 
 
 def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:

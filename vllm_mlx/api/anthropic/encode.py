@@ -13,7 +13,7 @@ from ..sealed import seal
 from ..text import decode_arguments
 from .content import encode_call_id
 from .decode import MessageSpec
-from .replies import SIGNATURE, MessageReply, TextReply, ThinkingReply, ToolUseReply, UsageReply, stop_of
+from .replies import SIGNATURE, MessageReply, MessageUsage, TextReply, ThinkingReply, ToolUseReply, stop_of
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -27,9 +27,9 @@ _DELTA_HEAD = 'event: content_block_delta\ndata: {"type":"content_block_delta","
 
 
 class MessageStream:
-    """`api.encoder.StreamEncoder` of Messages, for one choice.
+    """The `StreamEncoder` of Messages, for one choice.
 
-    `message_start` waits for `Started`, which knows how much was cached, but not beyond the first keep-alive.
+    `message_start` waits for the event `Started`, which says how much was cached, or for the first keep-alive.
     """
 
     def __init__(self, spec: MessageSpec, *, prompt_tokens: int) -> None:
@@ -47,15 +47,15 @@ class MessageStream:
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         if isinstance(event, Started):
             return self._start(event.cached_tokens)
-        wire = b"".join([self._block(each) for each in self._blocks.feed(event)])
+        wire = b"".join([self._block(block) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
             wire += self._end(event)
-        # An engine that says nothing of its start has its message started by the first thing it does say.
+        # Without a `Started` event, the first output starts the message.
         return wire if self._is_started or not wire else self._start(cached_tokens=0) + wire
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """The open block is ended first: clients keep what has come."""
-        blocks = b"".join([self._block(each) for each in self._blocks.close()])
+        """End the open block first, so that clients keep what they have received."""
+        blocks = b"".join([self._block(block) for block in self._blocks.close()])
         return blocks + f"event: error\ndata: {ANTHROPIC.error(error).body.to_json()}\n\n".encode()
 
     def close(self) -> bytes:
@@ -71,7 +71,7 @@ class MessageStream:
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            usage=UsageReply.at_start(prompt_tokens=self._prompt_tokens, cached_tokens=cached_tokens),
+            usage=MessageUsage.at_start(prompt_tokens=self._prompt_tokens, cached_tokens=cached_tokens),
         )
         return f'event: message_start\ndata: {{"type":"message_start","message":{message.to_json()}}}\n\n'.encode()
 
@@ -79,7 +79,7 @@ class MessageStream:
         reason, sequence = stop_of(event)
         matched = "null" if sequence is None else escape(sequence)
         delta = f'{{"stop_reason":"{reason}","stop_sequence":{matched}}}'
-        usage = UsageReply.of(event.usage).to_json()
+        usage = MessageUsage.of(event.usage).to_json()
         return f'event: message_delta\ndata: {{"type":"message_delta","delta":{delta},"usage":{usage}}}\n\n'.encode()
 
     def _block(self, event: BlockEvent) -> bytes:
@@ -108,7 +108,7 @@ class MessageStream:
 
 
 def signature(spec: MessageSpec, thinking: str) -> str:
-    """Of a thinking block; where the client sees no thoughts, it carries them back to us."""
+    """The signature of a thinking block. Sealed reasoning is in it, and the client sends it back."""
     return seal(thinking) if spec.thinking == "sealed" else SIGNATURE
 
 
@@ -122,7 +122,7 @@ def message_fold(spec: MessageSpec) -> ReplyFold:
             content=[_content(spec, block) for block in choice.blocks],
             stop_reason=reason,
             stop_sequence=sequence,
-            usage=UsageReply.of(choice.finished.usage),
+            usage=MessageUsage.of(choice.finished.usage),
         )
 
     return ReplyFold(write, reasoning=_reasoning_mode(spec))
@@ -136,8 +136,8 @@ def _content(spec: MessageSpec, block: BlockEnd) -> TextReply | ThinkingReply | 
     if block.call is not None:
         return _tool_use(block.call, decode_arguments(block.text))
     if block.kind == "reasoning":
-        shown = "" if spec.thinking == "sealed" else block.text
-        return ThinkingReply(thinking=shown, signature=signature(spec, block.text))
+        thinking = "" if spec.thinking == "sealed" else block.text
+        return ThinkingReply(thinking=thinking, signature=signature(spec, block.text))
     return TextReply(text=block.text)
 
 

@@ -1,4 +1,4 @@
-"""Wire types of replies, and what an end means in Anthropic's words."""
+"""Wire types of replies, and the stop reasons of Messages."""
 
 from typing import Any, Literal
 
@@ -8,26 +8,26 @@ from ..usage import CacheShortfall, shortfall_of
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
-# Thoughts come back as they were sent, so there is nothing to sign; clients want a word that is not empty.
+# Reasoning is not signed, since it is not secret; clients expect a signature that is not empty.
 SIGNATURE = "vllm-mlx"
 
 
-class OutputTokensDetails(Reply):
+class ThinkingTokensDetails(Reply):
     thinking_tokens: int
 
 
-class UsageReply(Reply):
-    """Prompt tokens are `input_tokens` + `cache_read_input_tokens`. Nothing is billed for writing the cache."""
+class MessageUsage(Reply):
+    """Prompt tokens are `input_tokens` + `cache_read_input_tokens`. `cache_creation_input_tokens` is 0."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails | None = None
+    output_tokens_details: ThinkingTokensDetails | None = None
     cache_shortfall: CacheShortfall | None = None
 
     @classmethod
-    def at_start(cls, *, prompt_tokens: int, cached_tokens: int) -> "UsageReply":
+    def at_start(cls, *, prompt_tokens: int, cached_tokens: int) -> "MessageUsage":
         return cls(
             input_tokens=prompt_tokens - cached_tokens,
             cache_creation_input_tokens=0,
@@ -36,10 +36,10 @@ class UsageReply(Reply):
         )
 
     @classmethod
-    def of(cls, usage: Usage) -> "UsageReply":
+    def of(cls, usage: Usage) -> "MessageUsage":
         reply = cls.at_start(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         reply.output_tokens = usage.completion_tokens
-        reply.output_tokens_details = OutputTokensDetails(thinking_tokens=usage.reasoning_tokens)
+        reply.output_tokens_details = ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens)
         if (shortfall := shortfall_of(usage.receipt)) is not None:
             reply.cache_shortfall = shortfall
         return reply
@@ -64,7 +64,7 @@ class ToolUseReply(Reply):
 
 
 class MessageReply(Reply):
-    """`to_json` writes every field but those of usage that were not set: `stop_sequence` is null, not absent."""
+    """`to_json` writes all fields except those of `usage` that were not set: `stop_sequence` may be null."""
 
     id: str
     type: Literal["message"] = "message"
@@ -73,10 +73,10 @@ class MessageReply(Reply):
     content: list[TextReply | ThinkingReply | ToolUseReply]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: UsageReply
+    usage: MessageUsage
 
     def to_json(self) -> str:
-        unset = UsageReply.model_fields.keys() - self.usage.model_fields_set
+        unset = MessageUsage.model_fields.keys() - self.usage.model_fields_set
         return self.model_dump_json(exclude={"usage": unset})
 
 
@@ -85,9 +85,9 @@ class TokenCount(Reply):
 
 
 def stop_of(event: Finished) -> tuple[StopReason, str | None]:
-    """`stop_reason` and `stop_sequence`. The length limit goes first, then a stop string, then a call.
+    """`stop_reason` and `stop_sequence`. The length limit takes precedence over a stop string, that over a call.
 
-    A reply for which the context left less room than `max_tokens` asks has its own reason: more is not to be had.
+    If the context left fewer tokens than `max_tokens`, the length limit has a reason of its own.
     """
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
     if event.reason is FinishReason.LENGTH:

@@ -128,7 +128,7 @@ class ToolUseBlock(MessagesWire):
 
 
 class ToolChange(MessagesWire):
-    """A tool by name, or, with `definition`, whole."""
+    """A tool, given by its name or by its `definition`."""
 
     name: str | None = None
     tool_name: str | None = None
@@ -184,7 +184,7 @@ class ThinkingEnabled(MessagesWire):
 
 
 class ThinkingOther(MessagesWire):
-    """Adaptive, between_tools, and what else may come: the model decides how much it thinks."""
+    """Any other type, such as adaptive: the model decides how much it reasons."""
 
     type: str
     display: str | None = None

@@ -1,4 +1,4 @@
-"""Tools: those that the prompt lists up front, and those that come later as text, where the conversation names them."""
+"""Tools: the prompt lists some at its start; others appear as text where the conversation names them."""
 
 import json
 from collections.abc import Iterable
@@ -8,15 +8,15 @@ from ...core.messages import ToolChoice, ToolSpec
 from ..parameters import named_choice, required_name
 from .schema import MessagesTool, MessagesToolChoice, ToolChange
 
-# Anthropic runs these on its own servers; a model here could call them only in vain.
+# Anthropic runs these tools on its own servers; this server cannot.
 _RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 
 
-MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block stands for a whole definition
+MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
 
 
 class Toolbox:
-    """The order of the request is kept: the listed tools stand at the front of the prompt."""
+    """The tools of a request, in its order: the prompt lists the `listed` ones at its start."""
 
     def __init__(self, tools: Iterable[MessagesTool]) -> None:
         self.listed: list[ToolSpec] = []
@@ -26,12 +26,12 @@ class Toolbox:
                 continue
             spec = _spec(tool, f"tools[{number}]")
             (self.deferred if tool.defer_loading else self.listed).append(spec)
-        self._texts: dict[str, str] = {}  # of definitions that came later
+        self._texts: dict[str, str] = {}  # definitions that the conversation introduced, by name
         self._num_introduced = 0  # characters
         self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
 
     def introduce(self, name: str) -> str:
-        """What stands where the conversation brings a tool in: its definition, as templates list tools."""
+        """The text that introduces a tool into the conversation: its definition, as templates list tools."""
         spec = self._by_name.get(name)
         if spec is None:
             return f"The tool {name} is not available."
@@ -58,7 +58,7 @@ class Toolbox:
 
 
 def decode_tool_choice(choice: MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
-    """And the most calls that one reply may make; None: any number."""
+    """The choice, and the maximum number of calls in one reply; None: any number."""
     if choice is None:
         return ToolChoice("auto"), None
     most = 1 if choice.disable_parallel_tool_use else None

@@ -1,4 +1,4 @@
-"""Wire messages and tools → core values. Reads no parameters of generation."""
+"""Wire messages and tools → core values. Does not read sampling parameters."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ AnyPart = TextContent | RefusalContent | ImageContent | VideoContent | FramesCon
 
 
 def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
-    """Order and whitespace are kept. A tool result takes the name of the latest call with its id."""
+    """Messages in their order, with their whitespace. A tool result has the name of the latest call with its id."""
     tool_names: dict[str, str] = {}
     decoded = []
     for number, message in enumerate(messages):
@@ -108,7 +108,7 @@ def _image(image: ImageURL | str, path: str) -> ImagePart:
 
 
 def _assistant_parts(message: AssistantMessage, path: str) -> list[Part]:
-    """Reasoning, then text. Both names of the reasoning are taken; a client that sends both sends one text twice."""
+    """Reasoning, then text. The reasoning has two names; a client that sends both sends the same text twice."""
     parts: list[Part] = []
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:

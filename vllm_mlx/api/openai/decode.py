@@ -21,7 +21,7 @@ _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySpec:
-    """How one reply is written. `created` is in unix seconds."""
+    """How the reply is written. `created` is in unix seconds."""
 
     reply_id: str
     model: str
@@ -40,7 +40,7 @@ class ReplySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """`requests` holds one for each prompt; choices are numbered prompt by prompt."""
+    """There is one request for each prompt; choices are numbered prompt by prompt."""
 
     requests: tuple[Request, ...]
     reply: ReplySpec
@@ -49,7 +49,7 @@ class Decoded:
 def decode_chat(
     body: ChatCompletionBody, *, reply_id: str, model: str, created: int, separate_reasoning: bool = True
 ) -> Decoded:
-    """`separate_reasoning` is the server's default for requests that do not say."""
+    """`separate_reasoning` is the server's default for requests without that field."""
     _check_chat(body)
     request = _chat_request(body, reply_id)
     reply = ReplySpec(
@@ -66,7 +66,7 @@ def decode_chat(
 
 
 def _check_chat(body: ChatCompletionBody) -> None:
-    """What fields say of each other."""
+    """Refuse fields that contradict each other."""
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidParameter(
             "Set either `continue_final_message` or `add_generation_prompt` to true, not both.",
@@ -140,11 +140,11 @@ def _sampling(body: GenerationBody, *, max_tokens: int | None, logprobs: int | N
 
 
 def _guide(body: GenerationBody) -> Guide | None:
-    older = ((kind, getattr(body, f"guided_{kind}")) for kind in ("json", "regex", "choice", "grammar"))
+    older_fields = ((kind, getattr(body, f"guided_{kind}")) for kind in ("json", "regex", "choice", "grammar"))
     return one_guide(
         decode_format(body.response_format, "response_format"),
         decode_structured_outputs(body.structured_outputs),
-        *(decode_guide(kind, value, f"guided_{kind}") for kind, value in older if value is not None),
+        *(decode_guide(kind, value, f"guided_{kind}") for kind, value in older_fields if value is not None),
     )
 
 
@@ -165,19 +165,19 @@ def _include_usage(body: GenerationBody) -> bool:
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
-    """One text, several texts, one list of ids, several lists of ids."""
+    """The prompts of a field that is one text, several texts, one list of ids, or several lists of ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise InvalidParameter("`prompt` must not be empty.", param="prompt")
     if isinstance(prompt[0], int):
         return [tuple(_token_ids(prompt))]
-    return [each if isinstance(each, str) else tuple(_token_ids(each)) for each in prompt]
+    return [item if isinstance(item, str) else tuple(_token_ids(item)) for item in prompt]
 
 
 def _token_ids(ids: Any) -> list[int]:
     if not ids or min(ids) < 0:
-        raise InvalidParameter("A `prompt` of token ids needs at least one, none of them negative.", param="prompt")
+        raise InvalidParameter("A `prompt` of token ids needs at least one id, and no negative ones.", param="prompt")
     return list(ids)
 
 

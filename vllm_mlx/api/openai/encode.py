@@ -24,6 +24,8 @@ from .replies import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatMessageReply,
+    ChatUsage,
     ChunkChoice,
     Completion,
     CompletionChoice,
@@ -31,10 +33,8 @@ from .replies import (
     Delta,
     FunctionChunk,
     FunctionReply,
-    MessageReply,
     ToolCallChunk,
     ToolCallReply,
-    UsageReply,
     chat_logprobs,
 )
 
@@ -56,7 +56,7 @@ class _Stream:
     def close(self) -> bytes:
         if not self._spec.include_usage:
             return DONE
-        self._chunk.usage = UsageReply.of(self._tally.total())
+        self._chunk.usage = ChatUsage.of(self._tally.total())
         return _event(self._chunk).encode() + DONE
 
     def fail(self, error: VLLMMLXError) -> bytes:
@@ -255,11 +255,11 @@ def completion_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
     return ReplyFold(write, num_choices=spec.num_choices)
 
 
-def _usage(choices: Sequence[FoldedChoice], spec: ReplySpec) -> UsageReply:
+def _usage(choices: Sequence[FoldedChoice], spec: ReplySpec) -> ChatUsage:
     tally = UsageTally(spec.choices_per_prompt)
     for index, choice in enumerate(choices):
         tally.add(index, choice.finished.usage)
-    return UsageReply.of(tally.total())
+    return ChatUsage.of(tally.total())
 
 
 def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> ChatChoice:
@@ -272,9 +272,9 @@ def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: Token
     )
 
 
-def _message(choice: FoldedChoice) -> MessageReply:
+def _message(choice: FoldedChoice) -> ChatMessageReply:
     text, reasoning = choice.text("text"), choice.text("reasoning") or None
-    message = MessageReply(
+    message = ChatMessageReply(
         role="assistant",
         content=None if choice.calls and not text else text,
         reasoning_content=reasoning,

@@ -1,4 +1,4 @@
-"""Fields that the wire types do not name: which values are taken although nothing is done, and which are refused.
+"""Fields that the wire types do not declare: which values are ignored, and which are refused.
 
 A field in neither table is refused as unknown.
 """
@@ -18,9 +18,9 @@ BODY_FIELDS: ExtraFields = {
     "prompt_cache_key": Ignored("a routing hint; the prefix cache finds every prefix by itself"),
     "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
     "prompt_cache_options": Ignored("a hint; the prefix cache finds every prefix by itself"),
-    "prediction": Ignored("speeds up, never changes, a reply"),
-    "modalities": Ignored("text is what there is", (["text"],), "This server replies with text only."),
-    "verbosity": Ignored("the default", ("medium",), "Ask for a short or long reply in the prompt."),
+    "prediction": Ignored("it may speed a reply up, but never changes it"),
+    "modalities": Ignored("replies are text", (["text"],), "This server replies with text only."),
+    "verbosity": Ignored("it is the default", ("medium",), "Ask for a short or long reply in the prompt."),
     "moderation": Refused("This server does not moderate."),
     "audio": Refused(_AUDIO),
     "web_search_options": Refused("This server has no web search; offer one through `tools`."),
@@ -29,26 +29,26 @@ BODY_FIELDS: ExtraFields = {
     "suffix": Refused("Filling in between two texts is not supported."),
     # vLLM and kin
     "documents": Refused("Put documents into the messages."),
-    "guided_decoding_backend": Ignored("there is one"),
-    "guided_whitespace_pattern": Refused("White space is bounded as it is."),
-    "return_token_ids": Ignored("the default", (False,), "Token ids are not returned."),
-    "return_tokens_as_token_ids": Ignored("the default", (False,), "Token ids are not returned."),
+    "guided_decoding_backend": Ignored("there is one backend"),
+    "guided_whitespace_pattern": Refused("White space is always bounded."),
+    "return_token_ids": Ignored("it is the default", (False,), "Token ids are not returned."),
+    "return_tokens_as_token_ids": Ignored("it is the default", (False,), "Token ids are not returned."),
     "prompt_logprobs": Refused("Log-probabilities of the prompt are not supported."),
-    "use_beam_search": Ignored("the default", (False,), "Beam search is not supported."),
-    "length_penalty": Ignored("the default", (1, 1.0), "It belongs to beam search, which is not supported."),
-    "spaces_between_special_tokens": Ignored("the default", (True,), "It is not supported."),
+    "use_beam_search": Ignored("it is the default", (False,), "Beam search is not supported."),
+    "length_penalty": Ignored("it is the default", (1, 1.0), "It belongs to beam search, which is not supported."),
+    "spaces_between_special_tokens": Ignored("it is the default", (True,), "It is not supported."),
     "add_special_tokens": Refused("It is not supported."),
     "truncate_prompt_tokens": Refused("Shorten the prompt on your side."),
-    "priority": Ignored("the default", (0,), "Requests are served first come, first served."),
+    "priority": Ignored("it is the default", (0,), "Requests are served first come, first served."),
     "repetition_detection": Refused("It is not supported."),
-    "stream_interval": Ignored("the default", (1,), "Every token is sent as it comes."),
-    "typical_p": Ignored("the default: off", (1, 1.0), "It is not supported."),
+    "stream_interval": Ignored("it is the default", (1,), "Every token is sent as soon as it is sampled."),
+    "typical_p": Ignored("it is the default: off", (1, 1.0), "It is not supported."),
     "cache_prompt": Ignored("the prefix cache is always on", (True,), "The prefix cache is always on."),
 }
 
 STREAM_OPTION_FIELDS: ExtraFields = {
     "include_obfuscation": Ignored("padding against traffic analysis; chunks carry none"),
-    "continuous_usage_stats": Ignored("the default", (False,), "Usage comes once, in the last chunk."),
+    "continuous_usage_stats": Ignored("it is the default", (False,), "Usage is sent once, in the last chunk."),
 }
 
 MESSAGE_FIELDS: ExtraFields = {
@@ -68,7 +68,7 @@ PART_FIELDS: ExtraFields = {
 }
 
 TOOL_CALL_FIELDS: ExtraFields = {
-    "index": Ignored("left over from a streamed reply"),
+    "index": Ignored("a remainder of a streamed reply"),
     "provider_specific_fields": Ignored("the client library's own bookkeeping"),
     "extra_content": Ignored("the client library's own bookkeeping"),
 }

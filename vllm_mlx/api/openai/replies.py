@@ -1,4 +1,4 @@
-"""Wire types of replies. Written with `exclude_unset`: what was not set is not sent, what was set to null is null."""
+"""Wire types of replies, and the log-probabilities of chat and completions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -19,9 +19,11 @@ class CompletionTokensDetails(Reply):
     reasoning_tokens: int
 
 
-class UsageReply(Reply):
-    """`max_completion_tokens` is present when the context window cut the requested limit, and says to what;
-    `cache_shortfall` when less of the prompt was cached than an earlier turn lets expect."""
+class ChatUsage(Reply):
+    """`max_completion_tokens` is set if the context window lowered the requested limit: to that number.
+
+    `cache_shortfall` is set if less of the prompt was cached than an earlier turn made likely.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -32,7 +34,7 @@ class UsageReply(Reply):
     cache_shortfall: CacheShortfall | None = None
 
     @classmethod
-    def of(cls, usage: Usage) -> "UsageReply":
+    def of(cls, usage: Usage) -> "ChatUsage":
         reply = cls(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -72,8 +74,8 @@ class ToolCallReply(Reply):
     function: FunctionReply
 
 
-class MessageReply(Reply):
-    """`reasoning` repeats `reasoning_content`: clients know one name or the other."""
+class ChatMessageReply(Reply):
+    """`reasoning` repeats `reasoning_content`: a client reads one of the two names."""
 
     role: Literal["assistant"]
     content: str | None
@@ -83,10 +85,10 @@ class MessageReply(Reply):
 
 
 class ChatChoice(Reply):
-    """`stop_reason` is the client's stop string or token id that ended the reply."""
+    """`stop_reason` is the client's stop string or stop token id that ended the reply."""
 
     index: int
-    message: MessageReply
+    message: ChatMessageReply
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: str | int | None = None
@@ -98,7 +100,7 @@ class ChatCompletion(Reply):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: UsageReply
+    usage: ChatUsage
 
 
 class FunctionChunk(Reply):
@@ -135,7 +137,7 @@ class ChatCompletionChunk(Reply):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: UsageReply | None = None
+    usage: ChatUsage | None = None
 
 
 class CompletionLogprobs(Reply):
@@ -154,18 +156,18 @@ class CompletionChoice(Reply):
 
 
 class Completion(Reply):
-    """A whole reply and a chunk of a stream have one form."""
+    """A complete reply, or a chunk of a stream, which has the same form."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: UsageReply | None = None
+    usage: ChatUsage | None = None
 
 
 class ModelCard(Reply):
-    """Both vendors' fields in one: their clients each look for their own."""
+    """A model with the fields that OpenAI's clients read, and those that Anthropic's clients read."""
 
     id: str
     object: Literal["model"]
@@ -210,7 +212,7 @@ def _content(token: TokenLogprob, names: TokenNames) -> ContentLogprob:
 
 
 class CompletionLogprobWriter:
-    """`text_offset` counts characters from the start of the reply, over all tokens written so far."""
+    """Writes log-probabilities part by part: `text_offset` counts characters from the start of the reply."""
 
     def __init__(self, names: TokenNames) -> None:
         self._names = names

@@ -69,7 +69,7 @@ class VideoContent(_Part):
 
 
 class FramesContent(_Part):
-    """A video as its frames, as Qwen's own tools write it."""
+    """A video given as its frames, in the form that Qwen's own tools write."""
 
     type: Literal["video"]
     video: Items[str] = Field(min_length=1)
@@ -80,7 +80,7 @@ UserPart = Annotated[TextContent | ImageContent | VideoContent | FramesContent, 
 AssistantPart = Annotated[TextContent | RefusalContent, Field(discriminator="type")]
 
 
-class FunctionCall(ChatWire):
+class CalledFunction(ChatWire):
     name: str = Field(min_length=1)
     arguments: str | dict[str, Any] | None = None
 
@@ -89,7 +89,7 @@ class ChatToolCall(ChatWire):
     extras = TOOL_CALL_FIELDS
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
-    function: FunctionCall
+    function: CalledFunction
 
 
 class SystemMessage(_Message):

@@ -21,7 +21,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSpec:
-    """How one reply is written. `created_at` is in unix seconds; `echo` are the request's fields that it repeats."""
+    """How the reply is written. `created_at` is in unix seconds; `echo` holds the request's fields that it repeats."""
 
     reply_id: str
     model: str
@@ -30,14 +30,14 @@ class ResponseSpec:
     store: bool = True
     background: bool = False
     shows_summary: bool = False
-    seals_reasoning: bool = False  # what is not stored comes back only if the client can send it back
+    seals_reasoning: bool = False  # so that the client can send back reasoning that is not stored
     tools: Tools = field(default_factory=Tools)
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedResponse:
-    """`kept`: the input of this request alone, where the response is stored."""
+    """`kept` is the input of this request, without earlier responses; empty if the response is not stored."""
 
     request: Request
     reply: ResponseSpec
@@ -47,7 +47,7 @@ class DecodedResponse:
 def decode_response(
     body: ResponsesBody, *, earlier: Sequence[InputItem] = (), reply_id: str, model: str, created_at: int
 ) -> DecodedResponse:
-    """`earlier`: the conversation that `previous_response_id` stands for."""
+    """`earlier` is the conversation that `previous_response_id` names."""
     _check_include(body)
     _check_background(body)
     tools = decode_tools(body.tools or ())
@@ -90,7 +90,7 @@ def _input_items(body: ResponsesBody) -> tuple[InputItem, ...]:
 
 
 def _messages(body: ResponsesBody, items: Sequence[InputItem]) -> tuple[Message, ...]:
-    """`instructions` are this request's own: those of earlier responses are not repeated."""
+    """The conversation. `instructions` are those of this request: earlier ones are not repeated."""
     messages = decode_items(items)
     if body.instructions:
         messages.insert(0, Message("system", (TextPart(body.instructions),)))

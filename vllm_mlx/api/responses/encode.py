@@ -29,7 +29,7 @@ from .replies import (
 
 
 class ResponseStream:
-    """`api.encoder.StreamEncoder` of Responses. `reply` is the response as it stands after the last event."""
+    """The `StreamEncoder` of Responses. `reply` is the response after the last event."""
 
     def __init__(self, spec: ResponseSpec) -> None:
         self._spec = spec
@@ -50,7 +50,7 @@ class ResponseStream:
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         status: ItemStatus = final_status(event) if isinstance(event, Finished) else "completed"
-        wire = b"".join([self._block(each, status) for each in self._blocks.feed(event)])
+        wire = b"".join([self._block(block, status) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
             self.reply = response(self._spec, final_status(event), self._items, usage=event.usage)
         return wire
@@ -59,7 +59,7 @@ class ResponseStream:
         return self._response(self.reply.status)
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        """Items that were begun stay open: the event says that nothing more will come."""
+        """Open items are not ended: the event says that the response has failed."""
         self.reply = response(self._spec, "failed", self._items, error=response_error(error))
         return self._response("failed")
 
@@ -86,7 +86,7 @@ class ResponseStream:
             case "text":
                 return self._event("response.output_text.delta", f'{self._place},{delta},"logprobs":[]')
             case "call" if self._is_custom:
-                return b""  # the text is known once the arguments are whole
+                return b""  # the text is known only when the arguments are complete
             case "call":
                 return self._event("response.function_call_arguments.delta", f"{self._place},{delta}")
             case "reasoning":
@@ -129,19 +129,19 @@ class ResponseStream:
                 text = escape(ended.input)
                 wire = self._event("response.custom_tool_call_input.delta", f'{self._place},"delta":{text}')
                 return wire + self._event("response.custom_tool_call_input.done", f'{self._place},"input":{text}')
-            case Reasoning(content=[thought]):
-                text = f'"text":{escape(thought.text)}'
+            case Reasoning(content=[part]):
+                text = f'"text":{escape(part.text)}'
                 wire = self._event("response.reasoning_text.done", f"{self._place},{text}")
-                wire += self._part("done", thought)
+                wire += self._part("done", part)
                 if not self._spec.shows_summary:
                     return wire
                 wire += self._event("response.reasoning_summary_text.done", f"{self._summary_place},{text}")
-                return wire + self._summary("done", thought.text)
+                return wire + self._summary("done", part.text)
             case _:
-                raise AssertionError("an item that ended has one part")
+                raise AssertionError("a completed item has one part")
 
-    def _item(self, what: str, index: int, each: OutputItem) -> bytes:
-        return self._event(f"response.output_item.{what}", f'"output_index":{index},"item":{each.to_json()}')
+    def _item(self, what: str, index: int, item: OutputItem) -> bytes:
+        return self._event(f"response.output_item.{what}", f'"output_index":{index},"item":{item.to_json()}')
 
     def _part(self, what: str, part: OutputText | ReasoningText) -> bytes:
         return self._event(f"response.content_part.{what}", f'{self._place},"part":{part.to_json()}')

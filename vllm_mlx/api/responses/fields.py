@@ -1,4 +1,4 @@
-"""Fields, items and values that nothing is done about, and those that are refused.
+"""Fields, items and values that are ignored, and those that are refused.
 
 A field in neither table is refused as unknown; so is an item of unknown type.
 """
@@ -18,28 +18,30 @@ BODY_FIELDS: ExtraFields = {
     "stream_options": Ignored("padding against traffic analysis; events carry none"),
     "max_tool_calls": Ignored("limits built-in tools; this server has none"),
     "truncation": Ignored(
-        "the default", ("disabled",), "Shorten the input on your side: a prompt cut in the middle is a new prompt."
+        "it is the default",
+        ("disabled",),
+        "Shorten the input on your side: a prompt cut in the middle is a new prompt.",
     ),
-    "top_logprobs": Ignored("the default", (0,), "Use /v1/chat/completions for log-probabilities."),
-    "modalities": Ignored("text is what there is", (["text"],), "This server replies with text only."),
-    "conversation": Refused("Use `previous_response_id`, or send the whole input."),
+    "top_logprobs": Ignored("it is the default", (0,), "Use /v1/chat/completions for log-probabilities."),
+    "modalities": Ignored("replies are text", (["text"],), "This server replies with text only."),
+    "conversation": Refused("Use `previous_response_id`, or send the complete input."),
     "prompt": Refused("This server keeps no prompts. Send the text itself."),
     "moderation": Refused("This server does not moderate."),
     "context_management": Refused("Shorten the input on your side."),
 }
 
 INCLUDED: ExtraFields = {
-    "reasoning.encrypted_content": Ignored("honoured: the reasoning comes back to us inside the item"),
+    "reasoning.encrypted_content": Ignored("honoured: the client sends the reasoning back inside the item"),
     "web_search_call.action.sources": Ignored(_BUILT_IN),
     "web_search_call.results": Ignored(_BUILT_IN),
     "file_search_call.results": Ignored(_BUILT_IN),
     "code_interpreter_call.outputs": Ignored(_BUILT_IN),
     "computer_call_output.output.image_url": Ignored(_BUILT_IN),
-    "message.input_image.image_url": Ignored("input items are listed as they came"),
+    "message.input_image.image_url": Ignored("input items are listed as they were sent"),
     "message.output_text.logprobs": Refused("Use /v1/chat/completions for log-probabilities."),
 }
 
-# Traces of what another server did, or of the client's own bookkeeping. The model here never saw them.
+# Items that another server or the client made for itself. The model here never saw them.
 SKIPPED_ITEMS = frozenset(
     {
         "apply_patch_call",

@@ -32,7 +32,7 @@ _ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "sys
 
 
 def decode_items(items: Sequence[InputItem], *, path: str = "input") -> list[Message]:
-    """Neighbouring items of the assistant are one message, as they were one reply. Everything stays where it is."""
+    """Messages in the order of the items. Neighbouring items of the assistant are one message: they were one reply."""
     builder = _Conversation()
     for number, item in enumerate(items):
         builder.add(item, f"{path}[{number}]")
@@ -42,7 +42,7 @@ def decode_items(items: Sequence[InputItem], *, path: str = "input") -> list[Mes
 class _Conversation:
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._reply: list[Part] = []  # of the assistant, not yet a message
+        self._reply: list[Part] = []  # the assistant's parts that are no message yet
         self._names: dict[str, str] = {}
         self._unsealer = Unsealer()
 
@@ -90,7 +90,7 @@ class _Conversation:
 
 
 def _reasoning(item: ReasoningItem, unsealer: Unsealer, path: str) -> list[Part]:
-    """The text itself, else what we packed it into, else its summary, which from this server is the text too."""
+    """The text of the item, or its sealed text, or its summary, which this server fills with the text too."""
     text = "".join(part.text for part in item.content or ())
     text = (
         text
@@ -134,7 +134,7 @@ def kept_input(items: Sequence[InputItem], reply_id: str) -> KeptInput:
 
 
 def _with_id(item: InputItem, item_id: str) -> dict[str, Any]:
-    """The item with its own id, or with `item_id` if it has none."""
+    """The item with its own id, or with `item_id` if it has none or an invalid one."""
     given = item.model_dump(exclude_unset=True)
     own_id = given.pop("id", None)
     return {"id": own_id if isinstance(own_id, str) else item_id, **given, "type": item.type}

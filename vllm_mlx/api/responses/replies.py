@@ -83,7 +83,7 @@ class OutputTokensDetails(Reply):
     reasoning_tokens: int
 
 
-class UsageReply(Reply):
+class ResponseUsage(Reply):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -92,7 +92,7 @@ class UsageReply(Reply):
     cache_shortfall: CacheShortfall | None = None
 
     @classmethod
-    def of(cls, usage: Usage) -> "UsageReply":
+    def of(cls, usage: Usage) -> "ResponseUsage":
         reply = cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
@@ -115,7 +115,7 @@ class IncompleteDetails(Reply):
 
 
 class ResponseReply(Reply):
-    """What the request asked for is repeated beside these fields."""
+    """The request's own fields are repeated beside these."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -127,7 +127,7 @@ class ResponseReply(Reply):
     output: list[OutputItem]
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
-    usage: UsageReply | None = None
+    usage: ResponseUsage | None = None
     background: bool = False
 
 
@@ -162,7 +162,7 @@ def response(
         output=list(output),
         error=error,
         incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
-        usage=None if usage is None else UsageReply.of(usage),
+        usage=None if usage is None else ResponseUsage.of(usage),
         **spec.echo,
     )
 
@@ -176,7 +176,7 @@ _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
 def item_id(spec: ResponseSpec, block: BlockStart | BlockEnd) -> str:
-    """Unique as the response's own id is, and the same however often it is asked for."""
+    """An id as unique as the response's own, and always the same for a block."""
     prefix = "ctc" if is_custom(spec, block) else _PREFIXES[block.kind]
     return f"{prefix}_{spec.reply_id.removeprefix('resp_')}{block.index:02}"
 
@@ -186,7 +186,7 @@ def is_custom(spec: ResponseSpec, block: BlockStart | BlockEnd) -> bool:
 
 
 def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -> OutputItem:
-    """The whole item of a block that ended; without content, of one that starts."""
+    """The item of a block: with its content if the block has ended, without if it starts."""
     text = block.text if isinstance(block, BlockEnd) else None
     if is_custom(spec, block):
         return _custom_call(spec, block, text or "", status)
@@ -199,7 +199,7 @@ def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -
 
 
 def _custom_call(spec: ResponseSpec, block: BlockStart | BlockEnd, arguments: str, status: ItemStatus) -> CustomCall:
-    """Its text is the one argument; where a model wrote others, they are what it wrote."""
+    """The call's one argument is its input; if the model wrote other arguments, all of its JSON is."""
     assert block.call is not None, "a custom call comes from a call"
     text = decode_arguments(arguments).get(CUSTOM_INPUT)
     return CustomCall(
@@ -231,14 +231,14 @@ def _function_call(
 
 
 def _reasoning(spec: ResponseSpec, block: BlockStart | BlockEnd, text: str | None, status: ItemStatus) -> Reasoning:
-    """The summary, where one was asked for, is the reasoning itself."""
+    """The summary, if one was requested, is the reasoning itself."""
     texts = [] if text is None else [text]
     reply = Reasoning(
         id=item_id(spec, block),
         type="reasoning",
         status=status,
-        summary=[SummaryText(type="summary_text", text=each) for each in texts] if spec.shows_summary else [],
-        content=[ReasoningText(type="reasoning_text", text=each) for each in texts],
+        summary=[SummaryText(type="summary_text", text=part) for part in texts] if spec.shows_summary else [],
+        content=[ReasoningText(type="reasoning_text", text=part) for part in texts],
     )
     if spec.seals_reasoning and text is not None:
         reply.encrypted_content = seal(text)

@@ -1,6 +1,6 @@
 """Wire types of requests: Responses. What a field means is decided in `decode`.
 
-Extra fields of items and tools are kept but not read: clients send items back with whatever a reply once held.
+Extra fields of items and tools are kept but not read: clients send items back with all fields of earlier replies.
 """
 
 from typing import Annotated, Any, Literal
@@ -102,7 +102,7 @@ _TAGS = {
 
 
 def _item_tag(value: Any) -> str:
-    """Clients leave the type of a message out."""
+    """The branch of an item. Clients may omit the type of a message."""
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
     return _TAGS.get(kind, "other") if isinstance(kind, str) else "other"
 
@@ -122,7 +122,7 @@ InputItem = Annotated[
 
 
 class ResponsesTool(Wire):
-    """Flat, unlike in chat completions. `tools`: those of a namespace."""
+    """A tool; flat, unlike in chat completions. A namespace has `tools` of its own."""
 
     type: str
     name: str | None = None
@@ -130,7 +130,7 @@ class ResponsesTool(Wire):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     tools: "Items[ResponsesTool] | None" = None
-    format: Any = None  # of a custom tool's input
+    format: Any = None  # the format of a custom tool's input
 
 
 class ResponsesToolChoice(Wire):

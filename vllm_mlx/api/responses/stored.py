@@ -1,4 +1,4 @@
-"""A response as it is kept: what was asked, what was replied, and what it goes on from. Keeps nothing itself."""
+"""A response as it is stored: its input, its reply, and the response that it continues. Stores nothing itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ def stored(decoded: DecodedResponse, reply: ResponseReply, previous_id: str | No
 
 
 def as_input(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
-    """Stored items as the input of a next request."""
+    """Stored items as the input of another request."""
     return _ITEMS.validate_python([dict(item) for item in items])
 
 
 def item_list(
     items: Sequence[Mapping[str, Any]], *, limit: int, after: str | None, newest_first: bool
 ) -> InputItemList:
-    """One page. An `after` that names no item starts from the first."""
+    """One page of the items. If `after` names no item, the page begins with the first."""
     ordered = list(reversed(items)) if newest_first else list(items)
     ids = [item["id"] for item in ordered]
     start = ids.index(after) + 1 if after is not None and after in ids else 0

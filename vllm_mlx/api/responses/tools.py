@@ -1,4 +1,4 @@
-"""Flat tool definitions → core tools. The tools of a namespace get one name each, which replies take apart again."""
+"""Flat tool definitions → core tools. A tool of a namespace gets one name, which replies split again."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from ..parameters import named_choice, required_name
 from .schema import ResponsesTool, ResponsesToolChoice
 
 SEPARATOR = "__"
-CUSTOM_INPUT = "input"  # the argument that a custom tool's text stands in
+CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
 
 Namespaces = Mapping[str, tuple[str, str]]  # the name that the model sees -> (namespace, name inside it)
 
@@ -27,7 +27,7 @@ class Tools:
 
 
 def decode_tools(tools: Sequence[ResponsesTool]) -> Tools:
-    """What the client itself runs reaches the prompt: other types are run by a server that this one is not."""
+    """Tools that the client runs reach the prompt. Other types need a server that runs them, so they are left out."""
     specs: list[ToolSpec] = []
     namespaces: dict[str, tuple[str, str]] = {}
     custom: set[str] = set()
@@ -77,7 +77,7 @@ def _members(namespace: ResponsesTool, path: str) -> Iterable[tuple[str, ToolSpe
 
 
 def _custom(tool: ResponsesTool, path: str) -> ToolSpec:
-    """A tool that takes one text is a function with one argument to the model."""
+    """A tool that takes one text is to the model a function with one argument."""
     name = required_name(tool.name, path)
     text: dict[str, Any] = {"type": "string"}
     match tool.format:

@@ -27,7 +27,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
 
     @router.post("/v1/messages", responses=documented(MessageReply, AnthropicError, EVENTS))
     async def messages(body: MessagesBody, http: Request) -> Response:
-        """Messages with tools and thinking, streamed or whole."""
+        """Messages with tools and thinking, streamed or complete."""
         reply_id = f"msg_{uuid.uuid4().hex}"
         decode = partial(
             decode_messages_request,
@@ -49,7 +49,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
     async def count_tokens(body: CountTokensBody, http: Request) -> Response:
-        """Tokens of the prompt that /v1/messages would build of the same fields. Nothing is generated."""
+        """Count the tokens of the prompt that /v1/messages would build from the same fields. Nothing is generated."""
         models.resolve(body.model)
         request_id = record_of(http.scope).request_id
         request = await decoded(http, body, partial(decode_count_request, body, request_id=request_id))

@@ -15,14 +15,14 @@ def health_routes(engine: Engine) -> APIRouter:
         "/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}}
     )
     async def health() -> JSONResponse:
-        """`ok` as long as the engine steps, however busy it is."""
+        """`ok` while the engine makes steps, even if it is busy."""
         if engine.is_healthy:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "error", "error": engine.error()}, 503)
 
     @router.api_route("/api/hello", methods=["GET", "HEAD"], include_in_schema=False)
     async def hello() -> dict[str, Any]:
-        """Claude Code asks whether somebody is there."""
+        """Answer Claude Code, which asks whether a server is there."""
         return {"message": "hello"}
 
     return router

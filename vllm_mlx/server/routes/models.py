@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`. Every served name is a model of its own to clients."""
+"""`GET /v1/models` and `GET /v1/models/{id}`. To clients, every served name is a model."""
 
 from datetime import UTC, datetime
 

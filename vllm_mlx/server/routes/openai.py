@@ -28,7 +28,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
 
     @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, EVENTS))
     async def chat_completions(body: ChatCompletionBody, http: Request) -> Response:
-        """Chat with tools and reasoning, streamed or whole."""
+        """Chat with tools and reasoning, streamed or complete."""
         decode = partial(
             decode_chat,
             body,
@@ -45,7 +45,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
 
     @router.post("/v1/completions", responses=documented(Completion, OpenAIError, EVENTS))
     async def completions(body: CompletionBody, http: Request) -> Response:
-        """Text that goes on from a prompt, or from each of several."""
+        """Continue a text, or several."""
         decode = partial(
             decode_completion,
             body,

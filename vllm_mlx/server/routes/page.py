@@ -1,4 +1,4 @@
-"""The page at `/` and its parts, all from this package. Knows nothing of what it shows."""
+"""The status page at `/` and its files, all from this package. Knows nothing of the data that it displays."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ABOUT = {"name": "vllm-mlx", "version": __version__, "api": "/openapi.json", "mo
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    path: str  # as it is asked for
+    path: str  # the path of its URL
     media_type: str
     content: bytes
 
@@ -38,7 +38,7 @@ def page_files() -> Iterator[PageFile]:
 
 
 def page_paths() -> frozenset[str]:
-    """What a browser may load before it has a key: the page asks for one, and shows nothing without."""
+    """The paths that need no API key: the page asks for one and displays no data without it."""
     return frozenset(file.path for file in page_files())
 
 
@@ -48,7 +48,7 @@ def page_routes() -> APIRouter:
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def page(http: Request) -> Response:
-        """Browsers get the page, programs a few words of JSON."""
+        """Send the page to browsers, and a short JSON object to programs."""
         if "text/html" in http.headers.get("accept", ""):
             return _sent(parts["/"], {"vary": "accept"})
         return JSONResponse(ABOUT, headers={"vary": "accept"})

@@ -1,4 +1,4 @@
-"""`/v1/responses`: make, read, delete, cancel, and list what was asked."""
+"""`/v1/responses`: create, read, delete and cancel responses, and list their input."""
 
 import logging
 import time
@@ -54,7 +54,7 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
 
 
 class _Responses:
-    """The endpoints, and what they share: stored responses, and those that are made in the background."""
+    """The endpoints, with the stored responses and the background replies that they share."""
 
     def __init__(self, engine: Engine, config: ServerConfig, models: ServedModels) -> None:
         self._engine = engine
@@ -64,7 +64,7 @@ class _Responses:
         self._background = BackgroundReplies()
 
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
-        """A response with tools and reasoning, streamed, whole, or made in the background."""
+        """Create a response with tools and reasoning: streamed, complete, or in the background."""
         model, store = self._models.resolve(body.model), self._store(http)
         decode = partial(
             _decoded,
@@ -91,13 +91,13 @@ class _Responses:
         return await whole(http, submission, response_fold(spec, keep))
 
     async def read(self, response_id: str, http: Request, stream: bool = False) -> Response:
-        """A stored response, as it stands."""
+        """Read a stored response in its current state."""
         if stream:
             raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
         return _json(_found(self._store(http), response_id).reply)
 
     async def delete(self, response_id: str, http: Request) -> Response:
-        """Forgets a response. One that is still being made is cancelled."""
+        """Delete a response. If it is still running, it is cancelled."""
         store = self._store(http)
         _found(store, response_id)
         await self._background.cancel(response_id)
@@ -105,7 +105,7 @@ class _Responses:
         return _json(Deleted(id=response_id, object="response", deleted=True))
 
     async def cancel(self, response_id: str, http: Request) -> Response:
-        """Ends a response that is made in the background. One that has ended stays as it is."""
+        """Cancel a background response. A response that has ended is not changed."""
         found = _found(self._store(http), response_id)
         if not found.reply.background:
             raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
@@ -121,7 +121,7 @@ class _Responses:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
-        """What a stored response answered."""
+        """List the input of a stored response."""
         store = self._store(http)
         _found(store, response_id)
         items = store.input_of(response_id)
@@ -133,7 +133,7 @@ class _Responses:
     async def _in_background(
         self, http: Request, submission: Submission, decoded: DecodedResponse, keep: "_Keeper"
     ) -> Response:
-        """It is stored before it is submitted: one that cannot be stored is refused before anything runs."""
+        """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
         spec = decoded.reply
         fold, answer = response_fold(spec, keep), _json(response(spec, "queued"))
         keep(response(spec, "in_progress"))
@@ -153,7 +153,7 @@ class _Responses:
 
 
 class _Keeper:
-    """Keeps a response under its id, if the request wants that."""
+    """Stores a response under its id, if the request asks for that."""
 
     def __init__(self, store: ResponseStore, decoded: DecodedResponse, previous_id: str | None) -> None:
         self._store = store
@@ -182,7 +182,7 @@ class _KeptStream:
         wire = self._stream.fail(error)
         try:
             self._keep(self._stream.reply)
-        except Exception:  # the client must read how its stream ended, whether or not that can be stored
+        except Exception:  # protects the stream's last event, which the client must get even if storing fails
             logger.exception("A response that failed could not be stored")
         return wire
 
@@ -205,7 +205,7 @@ def _earlier(body: ResponsesBody, store: ResponseStore) -> Sequence[StoredItem]:
         raise InvalidParameter(f"The response `{shown(previous_id)}` has not ended yet.", param="previous_response_id")
     if conversation is None:
         raise InvalidParameter(
-            f"The response `{shown(previous_id)}` is not stored here, or no longer. Send the whole input instead.",
+            f"The response `{shown(previous_id)}` is not stored here, or no longer. Send the complete input instead.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
@@ -221,8 +221,8 @@ def _referenced(body: ResponsesBody, store: ResponseStore) -> Stored:
 
 
 def _resolved(body: ResponsesBody, referenced: Stored) -> ResponsesBody:
-    """References to stored items as the items themselves."""
-    if not referenced:
+    """The body with references to stored items replaced by the items."""
+    if not referenced or isinstance(body.input, str):
         return body
     items: list[InputItem] = []
     for item in body.input:

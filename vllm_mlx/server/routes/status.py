@@ -1,4 +1,4 @@
-"""`/v1/status` and its like, `/metrics`, `/v1/cache` and cancelling: what the server does, what it remembers."""
+"""`/v1/status`, `/metrics`, `/v1/cache`, and cancelling a request."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -26,7 +26,7 @@ Current = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def status_routes(engine: Engine, current: Current, history: History) -> APIRouter:
-    """`current`: the status as it is, before what a client may not see is taken out."""
+    """`current` gives the complete status, from which the parts that a client may not see are then removed."""
     router = APIRouter(tags=["Server"])
     _add_status(router, engine, current, history)
     _add_cancel(router, engine)
@@ -37,7 +37,7 @@ def status_routes(engine: Engine, current: Current, history: History) -> APIRout
 def _add_status(router: APIRouter, engine: Engine, current: Current, history: History) -> None:
     @router.get("/v1/status")
     async def status(http: Request) -> dict[str, Any]:
-        """Requests under way, rates, memory and the prefix cache."""
+        """Running requests, rates, memory and the prefix cache."""
         return visible_to(http.scope, await current())
 
     @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
@@ -56,8 +56,8 @@ def _add_status(router: APIRouter, engine: Engine, current: Current, history: Hi
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """For Prometheus, in its text format."""
-        # Not in OpenMetrics, which it prefers: there prometheus_client writes vLLM's colons as underscores.
+        """Metrics for Prometheus, in its text format."""
+        # Prometheus prefers OpenMetrics, but there prometheus_client writes vLLM's colons as underscores.
         encode, media_type = choose_encoder("text/plain")
         return Response(encode(_Families(await engine.metrics())), headers={"content-type": media_type})
 
@@ -65,16 +65,16 @@ def _add_status(router: APIRouter, engine: Engine, current: Current, history: Hi
 def _add_cancel(router: APIRouter, engine: Engine) -> None:
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": OpenAIError}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
-        """End a request that /v1/status lists: of the same key, or any with an admin key. Its client gets an error."""
+        """Cancel a request of the same API key, or any with an admin key. Its client gets an error."""
         if not engine.cancel(request_id, salts=managed_salts(http.scope)):
-            raise HTTPException(404, f"No request `{shown(request_id)}` is under way.")
+            raise HTTPException(404, f"No request `{shown(request_id)}` is running.")
         return {"object": "request.cancelled", "id": request_id}
 
 
 def _add_cache(router: APIRouter, engine: Engine) -> None:
     @router.get("/v1/cache")
     async def cache() -> dict[str, Any]:
-        """The prefix cache's tree: each entry is a run of tokens that follows its parent's."""
+        """List the prefix cache's tree: each entry is a run of tokens that follows its parent's."""
         entries = [asdict(entry) for entry in await engine.cache_entries()]
         for entry in entries:
             entry["age_s"] = round(max(0.0, time.monotonic() - entry["last_used"]), 1)
@@ -83,14 +83,14 @@ def _add_cache(router: APIRouter, engine: Engine) -> None:
 
     @router.delete("/v1/cache")
     async def clear_cache(http: Request) -> dict[str, Any]:
-        """Forget the cached state of requests of the same key; with an admin key, of all. Running replies go on."""
+        """Clear the cached state of the same API key, or of all with an admin key. Running requests continue."""
         freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope))
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class _Families:
-    """What the encoder takes for a registry."""
+    """The metrics in the form of a registry, which the encoder expects."""
 
     families: Iterable[Metric]
 
