@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from queue import PriorityQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -76,7 +76,7 @@ class JSONRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         handler = super().get_route_handler()
         field = self.body_field
-        wire = None if field is None else TypeAdapter(field.field_info.annotation)
+        wire: TypeAdapter[Any] | None = None if field is None else TypeAdapter(cast(Any, field.field_info.annotation))
 
         async def handle(request: Request) -> Response:
             if wire is not None and not _JSON_TYPE.match(request.headers.get("content-type", "")):
