@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 
 from .test_client import collect, request, until_idle, until_running
@@ -47,7 +48,7 @@ def names(frame: FrameType | None) -> list[str]:
 def traced(work: Callable[[EngineClient], Any], path: Path) -> Calls:
     """The calls in all threads that begin with the engine, the event loop's among them, once it is loaded."""
     with calls_of_new_threads() as calls:
-        engine = EngineClient.start(EngineConfig(model=str(path), memory_budget_bytes=2 << 30, max_model_len=4096))
+        engine = start_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30, max_model_len=4096))
         calls.clear()
         loop = threading.Thread(target=lambda: asyncio.run(work(engine)), name="event loop")
         loop.start()
