@@ -5,13 +5,12 @@ import json
 import pytest
 
 from tests.server.fakes import FakeEngine
+from tests.support.harm.cases import Drawing
+from tests.support.harm.fields import Document
+from tests.support.harm.protocols import PROTOCOLS
+from tests.support.harm.values import Raw, dumps
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
-
-from .cases import Drawing
-from .fields import Document
-from .protocols import PROTOCOLS
-from .values import Raw, dumps
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,12 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.fakes import FakeEngine
+from tests.support.harm.fields import Document
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
-
-from .fields import Document
 
 HI: Any = {"messages": [{"role": "user", "content": "Hi"}]}
 BODIES: list[tuple[str, type[BaseModel], Any]] = [

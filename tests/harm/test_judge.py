@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from .driver import Attack, Observation
-from .heartbeat import Seen
-from .judge import MB, Limits, faults_of_answer, judge
-from .wire import JSON, Answer, Outcome, Shot
+from tests.support.harm.driver import Attack, Observation
+from tests.support.harm.heartbeat import Seen
+from tests.support.harm.judge import MB, Limits, faults_of_answer, judge
+from tests.support.harm.wire import JSON, Answer, Outcome, Shot
 
 OPENAI = b'{"error":{"message":"No.","type":"invalid_request_error","param":null,"code":null}}'
 ANTHROPIC = b'{"type":"error","error":{"type":"invalid_request_error","message":"No."}}'

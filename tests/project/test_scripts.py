@@ -10,7 +10,7 @@ import pytest
 from tests.project.sources import ROOT
 
 SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "soak", "fuzz", "vllm-mlx", "lock")
-TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients")
+TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
 
 

@@ -1,6 +1,6 @@
 """Whatever the OpenAPI document allows, and what it does not, gets an answer in an envelope. scripts/fuzz goes on."""
 
-from scripts.fuzzing.routes import fuzz_operation, operations
+from scripts._fuzz.routes import fuzz_operation, operations
 from tests.support.running import serving
 
 from .fakes import FakeEngine

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.harm.cases import Drawing, sealed_word
-from tests.harm.driver import Attack
-from tests.harm.fields import Document
-from tests.harm.gate import Gate, attack
-from tests.harm.judge import faults_of_answer
-from tests.harm.media import blank_png
-from tests.harm.protocols import PROTOCOLS
-from tests.harm.target import ATTACKER
-from tests.harm.values import SURROGATE, Raw, dumps, repeated
-from tests.harm.wire import Shot, fire, request
+from tests.support.harm.cases import Drawing, sealed_word
+from tests.support.harm.driver import Attack
+from tests.support.harm.fields import Document
+from tests.support.harm.gate import Gate, attack
+from tests.support.harm.judge import faults_of_answer
+from tests.support.harm.media import blank_png
+from tests.support.harm.protocols import PROTOCOLS
+from tests.support.harm.target import ATTACKER
+from tests.support.harm.values import SURROGATE, Raw, dumps, repeated
+from tests.support.harm.wire import Shot, fire, request
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (PROTOCOLS[name].paths[0] for name in PROTOCOLS)
 SEEDS = range(1, 5)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.harm.protocols import PROTOCOLS
+from tests.support.harm.protocols import PROTOCOLS
 
 from .harm import harm_rounds
 from .properties import PROPERTIES, run_properties

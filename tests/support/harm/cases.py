@@ -55,7 +55,7 @@ class Drawing:
         sent = chance.choice(SENT)
         name, body = chance.choice(self._kinds())(chance, num_bytes, path)
         data = dumps(body)
-        repeat = f"python -m scripts.fuzzing --what harm --protocol {self._protocol.name} --case {seed}"
+        repeat = f"scripts/fuzz --what harm --protocol {self._protocol.name} --case {seed}"
         if scale != 1.0:
             repeat += f" --scale {scale:g}"
         title = f"{path}, {name}, {len(data)} bytes, sent {sent}"

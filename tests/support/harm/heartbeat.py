@@ -46,7 +46,7 @@ class Heartbeat:
     def __init__(self, port: int, key: str, *, chat_bytes: int = 0, patience_s: float = PATIENCE_S) -> None:
         """`chat_bytes`: so much longer are the bodies of the short chats."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harm.heartbeat", str(port), key, str(chat_bytes), str(patience_s)],
+            [sys.executable, "-m", "tests.support.harm.heartbeat", str(port), key, str(chat_bytes), str(patience_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -26,7 +26,7 @@ FLAGS = ("--max-model-len", "4096", "--cache-memory", "16MB", "--media-cache-byt
          "--max-image-pixels", str(MAX_PIXELS), "--max-request-pixels", str(MAX_PIXELS))  # fmt: skip
 PIXEL_BYTES = 12 * MAX_PIXELS  # of the images that the server decodes at once: an array, and Pillow's own copies
 
-COMMAND = [sys.executable, "-m", "tests.harm.trimmed"]
+COMMAND = [sys.executable, "-m", "tests.support.harm.trimmed"]
 TRIM_S = 0.1  # for the process to give freed memory back
 TRACE_LINES = 12
 

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.harm.driver import Driver
-from tests.harm.heartbeat import Heartbeat, Seen
-from tests.harm.schemas import alternatives
-from tests.harm.target import ATTACKER, OTHER, target
-from tests.harm.values import dumps
-from tests.harm.wire import request
+from tests.support.harm.driver import Driver
+from tests.support.harm.heartbeat import Heartbeat, Seen
+from tests.support.harm.schemas import alternatives
+from tests.support.harm.target import ATTACKER, OTHER, target
+from tests.support.harm.values import dumps
+from tests.support.harm.wire import request
 
 from .questions import CHAT, Body, user
 

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from tests.harm.cases import Case, Drawing
-from tests.harm.driver import Driver, Observation, ServerLost
-from tests.harm.fields import Document
-from tests.harm.judge import Fault, Limits, judge
-from tests.harm.target import Target, target
+from tests.support.harm.cases import Case, Drawing
+from tests.support.harm.driver import Driver, Observation, ServerLost
+from tests.support.harm.fields import Document
+from tests.support.harm.judge import Fault, Limits, judge
+from tests.support.harm.target import Target, target
 
 CASES = 20  # of a round
 FRESH_S = 120.0  # after so long benign requests are observed again

@@ -30,7 +30,7 @@ class Seen:
 
 def start_probe(port: int, minutes: float, *, short: bool = False) -> subprocess.Popen[bytes]:
     told = [str(port), "--minutes", str(minutes), *(["--short"] if short else [])]
-    return subprocess.Popen([sys.executable, "-m", "scripts.soaking.probe", *told], stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-m", "scripts._soak.probe", *told], stdout=subprocess.PIPE)
 
 
 def seen_by(probe: subprocess.Popen[bytes]) -> Seen:

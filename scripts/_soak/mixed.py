@@ -39,9 +39,7 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
 
 def _soak(server: Running, options: argparse.Namespace) -> dict[str, Any]:
     told = ("--minutes", str(options.minutes), "--clients", str(options.clients), "--seed", str(options.seed))
-    load = subprocess.Popen(
-        [sys.executable, "-m", "scripts.soaking.clients", server.url, *told], stdout=subprocess.PIPE
-    )
+    load = subprocess.Popen([sys.executable, "-m", "scripts._soak.clients", server.url, *told], stdout=subprocess.PIPE)
     probe = start_probe(server.port, options.minutes)
     memory_mb = [_memory_mb()]
     while True:
