@@ -1,6 +1,5 @@
-"""Base of the wire types of replies, and the template that writes one of them for every token."""
+"""Base of the wire types of replies."""
 
-from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -22,23 +21,3 @@ def _bounded(text: str) -> str:
 
 
 ErrorText = Annotated[str, AfterValidator(_bounded)]  # bounded, since an error may quote what a client sent
-
-TEXT = "\ue000text\ue000"  # stands for the text that a template leaves open
-
-
-class Template:
-    """An event of a stream as JSON that leaves one text open. To write it costs one escape and one join.
-
-    `event` holds `TEXT` as the value of one field, or of two that get the same text.
-    """
-
-    def __init__(self, event: str) -> None:
-        head, *between, tail = event.split(f'"{TEXT}"')
-        self._head, self._tail = head, tail
-        self._between = between[0] if between else None
-
-    def write(self, text: str) -> bytes:
-        escaped = escape(text)
-        if self._between is None:
-            return f"{self._head}{escaped}{self._tail}".encode()
-        return f"{self._head}{escaped}{self._between}{escaped}{self._tail}".encode()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from ...core.errors import VLLMMLXError
 from ...core.events import (
@@ -17,7 +18,7 @@ from ...core.events import (
 from ..blocks import ReasoningView
 from ..encoder import FoldedChoice, ReplyFold, TokenNames
 from ..error_replies import OPENAI
-from ..reply import TEXT, Reply, Template
+from ..reply import Reply
 from ..usage import UsageTally
 from .decode import ReplySpec
 from .replies import (
@@ -39,6 +40,25 @@ from .replies import (
 )
 
 DONE = b"data: [DONE]\n\n"
+TEXT = "\ue000text\ue000"  # the mark of the text that a template leaves open
+
+
+class _Template:
+    """An event of a stream as JSON that leaves one text open. To write it costs one escape and one join.
+
+    `event` holds `TEXT` as the value of one field, or of two that get the same text.
+    """
+
+    def __init__(self, event: str) -> None:
+        head, *between, tail = event.split(f'"{TEXT}"')
+        self._head, self._tail = head, tail
+        self._between = between[0] if between else None
+
+    def write(self, text: str) -> bytes:
+        escaped = escape(text)
+        if self._between is None:
+            return f"{self._head}{escaped}{self._tail}".encode()
+        return f"{self._head}{escaped}{self._between}{escaped}{self._tail}".encode()
 
 
 class _Stream:
@@ -85,22 +105,22 @@ def _delta(index: int, delta: Delta) -> str:
 
 
 @lru_cache(1024)
-def _opening(index: int) -> str:
+def _opening_choice(index: int) -> str:
     return _delta(index, Delta(role="assistant", content=""))
 
 
 @lru_cache(1024)
-def _text(index: int) -> str:
+def _text_choice(index: int) -> str:
     return _delta(index, Delta(content=TEXT))
 
 
 @lru_cache(1024)
-def _reasoning(index: int) -> str:
+def _reasoning_choice(index: int) -> str:
     return _delta(index, Delta(reasoning_content=TEXT, reasoning=TEXT))
 
 
 @lru_cache(1024)
-def _arguments(index: int, call_index: int) -> str:
+def _arguments_choice(index: int, call_index: int) -> str:
     chunk = ToolCallChunk(index=call_index, function=FunctionChunk(arguments=TEXT))
     return _delta(index, Delta(tool_calls=[chunk]))
 
@@ -118,12 +138,12 @@ class ChatStream(_Stream):
         self._names = names
         self._views = [ReasoningView(spec.reasoning) for _ in range(spec.num_choices)]
         self._sees_all = spec.reasoning == "separate"
-        self._texts: dict[int, Template] = {}
-        self._reasonings: dict[int, Template] = {}
-        self._arguments: dict[tuple[int, int], Template] = {}
+        self._texts: dict[int, _Template] = {}
+        self._reasonings: dict[int, _Template] = {}
+        self._arguments: dict[tuple[int, int], _Template] = {}
 
     def open(self) -> bytes:
-        return "".join([self._around(_opening(index)) for index in range(self._spec.num_choices)]).encode()
+        return "".join([self._around(_opening_choice(index)) for index in range(self._spec.num_choices)]).encode()
 
     def keep_alive(self) -> bytes:
         return self._around(_delta(0, Delta())).encode()
@@ -139,7 +159,7 @@ class ChatStream(_Stream):
                 return self._text(index, event)
             case ReasoningDelta():
                 if (template := self._reasonings.get(index)) is None:
-                    template = self._reasonings[index] = Template(self._around(_reasoning(index)))
+                    template = self._reasonings[index] = _Template(self._around(_reasoning_choice(index)))
                 return template.write(event.text)
             case ToolCallStart():
                 return self._call(index, event)
@@ -165,7 +185,7 @@ class ChatStream(_Stream):
         if not event.text:
             return b""
         if (template := self._texts.get(index)) is None:
-            template = self._texts[index] = Template(self._around(_text(index)))
+            template = self._texts[index] = _Template(self._around(_text_choice(index)))
         return template.write(event.text)
 
     def _call(self, index: int, call: ToolCallStart) -> bytes:
@@ -176,7 +196,7 @@ class ChatStream(_Stream):
     def _call_arguments(self, index: int, call_index: int, text: str) -> bytes:
         place = index, call_index
         if (template := self._arguments.get(place)) is None:
-            template = self._arguments[place] = Template(self._around(_arguments(*place)))
+            template = self._arguments[place] = _Template(self._around(_arguments_choice(*place)))
         return template.write(text)
 
     def _end(self, index: int, event: Finished) -> bytes:
@@ -196,7 +216,7 @@ class CompletionStream(_Stream):
             Completion(id=spec.reply_id, object="text_completion", created=spec.created, model=spec.model, choices=[]),
         )
         self._logprobs = [CompletionLogprobWriter(names) for _ in range(spec.num_choices)]
-        self._templates: dict[int, Template] = {}
+        self._templates: dict[int, _Template] = {}
 
     def open(self) -> bytes:
         return b""
@@ -223,7 +243,7 @@ class CompletionStream(_Stream):
     def _text(self, index: int, text: str) -> bytes:
         if (template := self._templates.get(index)) is None:
             choice = CompletionChoice(index=index, text=TEXT, logprobs=None, finish_reason=None)
-            template = self._templates[index] = Template(self._around(choice.to_json()))
+            template = self._templates[index] = _Template(self._around(choice.to_json()))
         return template.write(text)
 
 
