@@ -35,7 +35,7 @@ def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
 def speak_in_words(folder: Path) -> None:
     """Change the head of the checkpoint there so."""
     weights_file = folder / "model.safetensors"
-    weights = mx.load(str(weights_file))
+    weights = load_weights(weights_file)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     [head] = [name for name in weights if name.endswith("lm_head.weight")]
     rows = weights[head].shape[0]
@@ -43,6 +43,12 @@ def speak_in_words(folder: Path) -> None:
     weights[head] = mx.where(is_word[:, None], weights[head], 0.0)
     mx.eval(weights)
     mx.save_safetensors(str(weights_file), weights, metadata={"format": "mlx"})
+
+
+def load_weights(file: Path) -> dict[str, mx.array]:
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    return weights
 
 
 def is_word_token(token: str) -> bool:

@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,15 @@ class Load:
         self._driver = Driver(path, prefix_cache=False)
         self._guiding = Guiding(path, vocab_size=VOCAB_SIZE)
         self._draw = random.Random(2)
-        self._start, self._end = (self._guiding.tokenizer.token_id(tag) for tag in ("<think>", "</think>"))
+        self._start, self._end = (self._tag_id(tag) for tag in ("<think>", "</think>"))
 
     def figures(self) -> list[Figure]:
-        at_least = {"at_least": True, "against": UNGUIDED}
+        at_least: dict[str, Any] = {"at_least": True, "against": UNGUIDED}
         return [
             Figure(
                 name="decode, a schema while the model thinks",
                 unit="tok/s",
-                measures={OURS: lambda: self._rate(1, thinks=True), UNGUIDED: lambda: self._rate(1, is_guided=False)},
+                measures={OURS: partial(self._rate, 1, thinks=True), UNGUIDED: partial(self._rate, 1, is_guided=False)},
                 aims=(Aim(bound=0.98, **at_least),),
             ),
             *(
@@ -85,8 +86,8 @@ class Load:
                     name=f"decode in a schema, {rows} row{'s' if rows > 1 else ''}",
                     unit="tok/s",
                     measures={
-                        OURS: lambda rows=rows: self._rate(rows),
-                        UNGUIDED: lambda rows=rows: self._rate(rows, is_guided=False),
+                        OURS: partial(self._rate, rows),
+                        UNGUIDED: partial(self._rate, rows, is_guided=False),
                     },
                     aims=(Aim(bound=bound, **at_least),),
                 )
@@ -96,7 +97,7 @@ class Load:
                 Figure(
                     name=f"mask of a schema, p{share}",
                     unit="µs",
-                    measures={OURS: lambda share=share: self._mask_us(share)},
+                    measures={OURS: partial(self._mask_us, share)},
                     aims=(Aim(bound=bound, at_least=False),),
                 )
                 for share, bound in ((50, 300), (99, 5000))
@@ -104,10 +105,15 @@ class Load:
             Figure(
                 name="gate, a token at 300k of history",
                 unit="µs",
-                measures={OURS: lambda: self._gate_us(300_000), "at 1k": lambda: self._gate_us(1_000)},
+                measures={OURS: partial(self._gate_us, 300_000), "at 1k": partial(self._gate_us, 1_000)},
                 aims=(Aim(bound=2.0, at_least=False, against="at 1k"),),
             ),
         ]
+
+    def _tag_id(self, tag: str) -> int:
+        token_id = self._guiding.tokenizer.token_id(tag)
+        assert token_id is not None
+        return token_id
 
     def _rate(self, num_rows: int, *, is_guided: bool = True, thinks: bool = False) -> float:
         """Tokens/s of all rows. No row ends a thought by itself; the same prompts and settings either way."""

@@ -19,7 +19,7 @@ class BareLoop:
         tokens = first
         for _ in range(num_tokens - 1):
             following = self._step(tokens, caches)
-            mx.async_eval(following)
+            mx.async_eval(following)  # type: ignore[no-untyped-call]
             tokens.tolist()
             tokens = following
         tokens.tolist()

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from vllm_mlx import __version__
@@ -16,10 +16,11 @@ from .figures import OURS, RIVAL, Aim, Series, Spread
 def print_table(series: list[Series], console: Console) -> None:
     """In Markdown, as the docs hold it."""
     table = Table(box=box.MARKDOWN)
-    for name, justify in (
+    columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("figure", "left"), ("ours", "right"), ("against", "left"), ("theirs", "right"),
         ("ratio (min … max)", "right"), ("aim", "right"), ("met", "left"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, justify in columns:
         table.add_column(name, justify=justify, no_wrap=True)
     for one in series:
         for aim in one.figure.aims or (None,):

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -63,13 +64,13 @@ class ServerLoad:
         self._settle()
         return max(stream.reply().worst_gap_s(long.sent_s) for stream in decoders)
 
-    def ttft(self, num_tokens: int, num_requests: int = 1) -> float:
-        """Seconds; the median of requests one after the other, each on an idle server."""
+    def ttft_ms(self, num_tokens: int, num_requests: int = 1) -> float:
+        """The median of requests one after the other, each on an idle server."""
         values = []
         for _ in range(num_requests):
             [reply] = self._ask([self.prompts.text(num_tokens)], FEW_TOKENS)
             values.append(reply.ttft_s)
-        return median(values)
+        return 1000 * median(values)
 
     def _ask(self, texts: list[str], max_tokens: int) -> list[Reply]:
         replies = ask(self.port, texts, max_tokens)
@@ -126,9 +127,7 @@ def _figures(loads: dict[str, ServerLoad], bare_rates: dict[int, Measure]) -> li
 def _decode_figure(
     loads: dict[str, ServerLoad], num_streams: int, bare: Measure, *, against_rival: float, against_bare: float
 ) -> Figure:
-    measures: dict[str, Measure] = {
-        subject: lambda load=load: load.decode_rate(num_streams) for subject, load in loads.items()
-    }
+    measures: dict[str, Measure] = {subject: partial(load.decode_rate, num_streams) for subject, load in loads.items()}
     return Figure(
         name=f"decode, {num_streams} stream{'s' if num_streams > 1 else ''}",
         unit="tokens/s",
@@ -144,8 +143,6 @@ def _ttft_figure(loads: dict[str, ServerLoad], name: str, num_tokens: int, num_r
     return Figure(
         name=name,
         unit="ms",
-        measures={
-            subject: lambda load=load: 1000 * load.ttft(num_tokens, num_requests) for subject, load in loads.items()
-        },
+        measures={subject: partial(load.ttft_ms, num_tokens, num_requests) for subject, load in loads.items()},
         aims=(Aim(bound=bound, at_least=False, against=RIVAL),),
     )

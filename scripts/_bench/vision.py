@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def figures(vision: VisionLoad) -> list[Figure]:
             Figure(
                 name=f"same picture, {scenario}, of cold",
                 unit="%",
-                measures={OURS: lambda scenario=scenario: vision.percent(scenario)},
+                measures={OURS: partial(vision.percent, scenario)},
                 aims=share if scenario == "new question" else (),
             )
             for scenario in ("new question", "another chat")

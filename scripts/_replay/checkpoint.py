@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from scripts._bench.checkpoint import is_word_token
+from scripts._bench.checkpoint import is_word_token, load_weights
 from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 
 from .trace import load
@@ -57,7 +57,7 @@ def train(texts: list[str]) -> Tokenizer:
 
 def write_plainly(weights_file: Path, tokenizer: Tokenizer, ends: tuple[str, ...]) -> None:
     """Makes greedy replies words, and one token in ten or so one of the `ends`."""
-    weights = mx.load(str(weights_file))
+    weights = load_weights(weights_file)
     [name] = [name for name in weights if name.endswith("lm_head.weight")]
     scales = [0.0] * weights[name].shape[0]
     for text, row in tokenizer.get_vocab().items():

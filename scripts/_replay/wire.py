@@ -39,8 +39,8 @@ class Protocol(Interface):
 
 
 class Chat:
-    items = "messages"
-    max_tokens = ("max_completion_tokens", "max_tokens")
+    items: str = "messages"
+    max_tokens: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
 
     def is_reply(self, item: Item) -> bool:
         return item.get("role") == "assistant"
@@ -75,8 +75,8 @@ class Chat:
 
 
 class Messages:
-    items = "messages"
-    max_tokens = ("max_tokens",)
+    items: str = "messages"
+    max_tokens: tuple[str, ...] = ("max_tokens",)
 
     def is_reply(self, item: Item) -> bool:
         return item.get("role") == "assistant"
@@ -118,8 +118,8 @@ class Messages:
 
 
 class Responses:
-    items = "input"
-    max_tokens = ("max_output_tokens",)
+    items: str = "input"
+    max_tokens: tuple[str, ...] = ("max_output_tokens",)
 
     def is_reply(self, item: Item) -> bool:
         return item.get("role") == "assistant" or item.get("type") in ("reasoning", "function_call", "custom_tool_call")
