@@ -32,7 +32,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: `vllm-mlx --help` and the pure packages must not pay for importing mlx.
+    # Lazy: the command's help and the pure packages must not pay for importing mlx.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

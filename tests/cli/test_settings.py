@@ -1,18 +1,21 @@
 """Flag over environment over file over default, and what is said about a value that cannot be."""
 
+import ast
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.project.sources import PACKAGE
 from tests.support.rows import row
 from vllm_mlx.cli.serve import server_config
-from vllm_mlx.cli.settings import Settings
+from vllm_mlx.cli.settings import Settings, flag_name
 from vllm_mlx.cli.sources import load_settings, unknown_variables
 from vllm_mlx.core.config import EngineConfig, MediaConfig, ReasoningStrings
-from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.errors import ConfigError, setting
 from vllm_mlx.server.config import ServerConfig
 
 
@@ -220,6 +223,28 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
 )
 def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) -> None:
     assert words in refusal(flags)
+
+
+def modules_below_the_commands() -> list[Path]:
+    return [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] != "cli"]
+
+
+def test_only_the_commands_spell_flags() -> None:
+    flag = re.compile(r"(?<![\w-])--[a-z]")
+    lines = ((file, line) for file in modules_below_the_commands() for line in file.read_text().splitlines())
+    assert [f"{file.relative_to(PACKAGE)}: {line}" for file, line in lines if flag.search(line)] == []
+
+
+def test_messages_name_settings_that_exist() -> None:
+    named = set()
+    for file in modules_below_the_commands():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setting":
+                texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+                named |= {text for text in texts if text not in ("image", "_s")}  # not a name, but what is compared
+    assert len(named) > 30
+    assert named <= Settings.model_fields.keys()
+    assert setting("max_queue") == flag_name("max_queue")
 
 
 def test_without_settings_the_engine_runs_on_its_own_defaults() -> None:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ..core import errors
 from ..core.api_key import APIKey
 from ..core.config import CacheReasoning, EngineConfig, MediaConfig, ReasoningStrings, SamplingDefaults, ToolGrammar
 from ..core.errors import ConfigError, InvalidParameter
@@ -387,8 +388,7 @@ def settings_fields() -> Iterator[tuple[str, FieldInfo, Panel]]:
         yield name, field, Panel(str(field.json_schema_extra["panel"]))
 
 
-def flag_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
+flag_name = errors.setting  # messages of the layers below name a setting by its flag too
 
 
 def env_name(name: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, setting
 
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
 CacheReasoning = Literal["auto", "keep", "drop"]
@@ -55,14 +55,16 @@ class MediaConfig:
             *("max_decode_s", "media_timeout_s"),
         ):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+                raise ConfigError(f"{setting(name)} must be greater than 0.")
         for name in ("max_images", "max_videos", "max_media_redirects", "media_cache_bytes"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 0.")
+                raise ConfigError(f"{setting(name)} must be at least 0.")
         if self.max_image_pixels > MAX_IMAGE_PIXELS:
-            raise ConfigError(f"--max-image-pixels must be at most {MAX_IMAGE_PIXELS}: no larger image is decoded.")
+            raise ConfigError(
+                f"{setting('max_image_pixels')} must be at most {MAX_IMAGE_PIXELS}: no larger image is decoded."
+            )
         if self.max_request_pixels < self.max_image_pixels:
-            raise ConfigError("--max-request-pixels must be at least --max-image-pixels.")
+            raise ConfigError(f"{setting('max_request_pixels')} must be at least {setting('max_image_pixels')}.")
 
     def max_bytes(self, kind: Literal["image", "video"]) -> int:
         return self.max_image_bytes if kind == "image" else self.max_video_bytes
@@ -104,22 +106,22 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_stall_ms", "max_prepare_s", "watchdog_s", "max_prefill_chunk", "max_pixels"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+                raise ConfigError(f"{setting(name)} must be greater than 0.")
         if self.max_queue < 0:
-            raise ConfigError("--max-queue must be at least 0.")
+            raise ConfigError(f"{setting('max_queue')} must be at least 0.")
         for name in ("max_queue_s", "max_request_s"):
             if (limit_s := getattr(self, name)) is not None and limit_s <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+                raise ConfigError(f"{setting(name)} must be greater than 0.")
         if self.snapshot_every < 0:
-            raise ConfigError("--snapshot-every must be at least 0.")
+            raise ConfigError(f"{setting('snapshot_every')} must be at least 0.")
         if self.cache_reasoning not in get_args(CacheReasoning):
-            raise ConfigError(f"--cache-reasoning must be one of {', '.join(get_args(CacheReasoning))}.")
+            raise ConfigError(f"{setting('cache_reasoning')} must be one of {', '.join(get_args(CacheReasoning))}.")
         if self.default_thinking_token_budget is not None and self.default_thinking_token_budget < 0:
-            raise ConfigError("--default-thinking-token-budget must be at least 0.")
+            raise ConfigError(f"{setting('default_thinking_token_budget')} must be at least 0.")
         if self.tool_grammar not in get_args(ToolGrammar):
-            raise ConfigError(f"--tool-grammar must be one of {', '.join(get_args(ToolGrammar))}.")
+            raise ConfigError(f"{setting('tool_grammar')} must be one of {', '.join(get_args(ToolGrammar))}.")
         if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError("--max-model-len must be at least 2: one prompt token and one of reply.")
+            raise ConfigError(f"{setting('max_model_len')} must be at least 2: one prompt token and one of reply.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,11 @@ def shown(name: str) -> str:
     return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
 
+def setting(name: str) -> str:
+    """How messages name a setting: as the user writes it on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 def first_line(error: Exception, max_chars: int | None = None) -> str:
     """The first line of a library's error, for use in our message; its type if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]

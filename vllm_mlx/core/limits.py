@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigError, InvalidParameter
+from .errors import ConfigError, InvalidParameter, setting
 from .guide import JsonSchema, StructuralFormat, StructuralTag
 from .request import Request
 
@@ -20,31 +20,34 @@ class RequestLimits:
     def __post_init__(self) -> None:
         for name in ("max_messages", "max_tools", "max_schema_bytes", "max_choices"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be greater than 0.")
+                raise ConfigError(f"{setting(name)} must be greater than 0.")
 
     def check(self, request: Request) -> None:
         """Raises InvalidParameter, naming the limit."""
         self.check_messages(len(request.messages or ()))
-        _at_most(len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools")
+        _at_most(
+            len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools", setting("max_tools")
+        )
         for param, schema in _schemas(request):
             if schema and _is_longer(schema, self.max_schema_bytes):
                 raise InvalidParameter(
-                    f"A JSON schema in `{param}` is longer than {self.max_schema_bytes} bytes (--max-schema-bytes).",
+                    f"A JSON schema in `{param}` is longer than {self.max_schema_bytes} bytes "
+                    f"({setting('max_schema_bytes')}).",
                     param=param,
                 )
 
     def check_messages(self, num_messages: int) -> None:
         """Raises InvalidParameter, naming the limit."""
-        _at_most(num_messages, self.max_messages, "messages", "messages")
+        _at_most(num_messages, self.max_messages, "messages", "messages", setting("max_messages"))
 
     def check_choices(self, num_choices: int) -> None:
         """Raises InvalidParameter, naming the limit."""
-        _at_most(num_choices, self.max_choices, "n", "choices")
+        _at_most(num_choices, self.max_choices, "n", "choices", setting("max_choices"))
 
 
-def _at_most(number: int, limit: int, param: str, noun: str) -> None:
+def _at_most(number: int, limit: int, param: str, noun: str, limit_name: str) -> None:
     if number > limit:
-        message = f"This request has {number} {noun}; the server takes at most {limit} (--max-{noun})."
+        message = f"This request has {number} {noun}; the server takes at most {limit} ({limit_name})."
         raise InvalidParameter(message, param=param)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .errors import ConfigError
+from .errors import ConfigError, setting
 
 ALLOCATION_STEP = 256  # cache buffers grow by this many token slots
 
@@ -61,11 +61,12 @@ class MemoryBudget:
     def __post_init__(self) -> None:
         if self.rows_bytes <= 0:
             sees = bool(self.encoder_inputs_bytes)
+            and_pixels = f" and {setting('max_pixels')}" if sees else ""
             raise ConfigError(
                 f"Too little memory: the model needs {_gb(self.weights_bytes)} and one prefill chunk"
                 f"{' or image' if sees else ''} {_gb(self.transient_bytes)}, the budget is {_gb(self.total_bytes)}. "
-                f"Use a smaller or more strongly quantised model, lower --max-prefill-chunk"
-                f"{' and --max-pixels' if sees else ''}, or raise --memory-budget."
+                f"Use a smaller or more strongly quantised model, lower {setting('max_prefill_chunk')}"
+                f"{and_pixels}, or raise {setting('memory_budget')}."
             )
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 
 from ..core.config import EngineConfig
-from ..core.errors import TimeLimit, TooManyRequests
+from ..core.errors import TimeLimit, TooManyRequests, setting
 from ..core.request import Request
 from ..core.shares import has_room
 from .generation import Generation
@@ -81,7 +81,7 @@ class AdmissionQueue:
         elapsed_s = sum(now - reply.arrived_s for reply in replies) / max(1, len(replies))
         self.num_refused += 1
         return TooManyRequests(
-            f"The server is busy, and {self._max_queue} requests wait in line already (--max-queue).",
+            f"The server is busy, and {self._max_queue} requests wait in line already ({setting('max_queue')}).",
             retry_after_s=min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, elapsed_s)),
         )
 
@@ -106,10 +106,11 @@ class AdmissionQueue:
             self.num_refused += 1
             generation.put(
                 TooManyRequests(
-                    f"The request waited in line for {limit_s:g} seconds (--max-queue-s).", retry_after_s=_LEAST_WAIT_S
+                    f"The request waited in line for {limit_s:g} seconds ({setting('max_queue_s')}).",
+                    retry_after_s=_LEAST_WAIT_S,
                 )
             )
 
     def _took(self, generation: Generation, limit_s: float) -> None:
         if generation.replies:
-            generation.put(TimeLimit(f"The request took more than {limit_s:g} seconds (--max-request-s)."))
+            generation.put(TimeLimit(f"The request took more than {limit_s:g} seconds ({setting('max_request_s')})."))

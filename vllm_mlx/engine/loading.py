@@ -7,7 +7,7 @@ from typing import Any
 
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, setting
 from ..core.memory import MemoryBudget, RowFootprint
 from ..media.probe import VisionProbe
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
@@ -49,7 +49,7 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
         raise ConfigError(
             f"Too little memory: the weights of {config.model} take {checkpoint.file_bytes / 1e9:.1f} GB, "
             f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
-            "--memory-budget."
+            f"{setting('memory_budget')}."
         )
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
@@ -164,14 +164,14 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudge
     declared = checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     wanted = config.max_model_len or declared
     if wanted > declared and checkpoint.max_model_len is not None:
-        raise ConfigError(f"--max-model-len {wanted} exceeds the checkpoint's context of {declared} tokens.")
+        raise ConfigError(f"{setting('max_model_len')} {wanted} exceeds the checkpoint's context of {declared} tokens.")
     fitting = footprint.max_tokens(memory.rows_bytes)
     if fitting >= wanted:
         return wanted
     if config.max_model_len is not None or fitting < 2:
         raise ConfigError(
-            f"Too little memory for --max-model-len {wanted}: {fitting} tokens of context fit beside the weights. "
-            "Lower it, use a smaller model, or raise --memory-budget."
+            f"Too little memory for {setting('max_model_len')} {wanted}: {fitting} tokens of context fit beside the "
+            f"weights. Lower it, use a smaller model, or raise {setting('memory_budget')}."
         )
     logger.warning("Context limited to %d of %d tokens by the memory budget", fitting, declared)
     return fitting

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from ..core.deadline import Deadline
-from ..core.errors import Cancelled
+from ..core.errors import Cancelled, setting
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..prompt.processor import PreparedRequest, RequestProcessor
@@ -41,8 +41,8 @@ class Preparations:
         """
         deadline = Deadline(
             self._max_prepare_s,
-            f"This request took more than {self._max_prepare_s:g} seconds to prepare (--max-prepare-s). Send a "
-            "shorter one, or try again when the server is less busy.",
+            f"This request took more than {self._max_prepare_s:g} seconds to prepare ({setting('max_prepare_s')}). "
+            "Send a shorter one, or try again when the server is less busy.",
         )
         preparation = _Preparation(request, asyncio.current_task())
         self._open.add(preparation)

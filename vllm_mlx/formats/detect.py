@@ -3,7 +3,7 @@
 import re
 from collections.abc import Container, Iterable, Sequence
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, setting
 from . import families
 from .family import Signature
 
@@ -36,8 +36,8 @@ def resolve_formats(
     """Apply the user's choices: a name, "none", or "auto". Raises ConfigError for an unknown name."""
     detected_reasoning, detected_tools = detect_formats(chat_template, vocabulary)
     return (
-        _choose("--reasoning-parser", reasoning, detected_reasoning, families.reasoning_by_name()),
-        _choose("--tool-call-parser", tools, detected_tools, families.calls_by_name()),
+        _choose(setting("reasoning_parser"), reasoning, detected_reasoning, families.reasoning_by_name()),
+        _choose(setting("tool_call_parser"), tools, detected_tools, families.calls_by_name()),
     )
 
 
@@ -53,11 +53,11 @@ def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[st
     return next(found, None)
 
 
-def _choose(flag: str, choice: str, detected: str | None, known: Iterable[str]) -> str | None:
+def _choose(name: str, choice: str, detected: str | None, known: Iterable[str]) -> str | None:
     if choice == "auto" or choice in CHECKPOINT_NAMES:
         return detected
     if choice == "none":
         return None
     if choice not in known:
-        raise ConfigError(f"{flag} {choice} is not known. Choose auto, none or one of: {', '.join(sorted(known))}.")
+        raise ConfigError(f"{name} {choice} is not known. Choose auto, none or one of: {', '.join(sorted(known))}.")
     return choice

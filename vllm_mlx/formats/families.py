@@ -347,12 +347,12 @@ FAMILIES = (
 
 
 def reasoning_by_name() -> dict[str, ReasoningFormat]:
-    """The reasoning formats by the names that --reasoning-parser takes."""
+    """The reasoning formats by the names that `reasoning_parser` takes."""
     return {name: row.reasoning for row in FAMILIES if row.reasoning is not None for name in row.reasoning_choices}
 
 
 def calls_by_name() -> dict[str, Calls]:
-    """How calls are read and written, by the names that --tool-call-parser takes."""
+    """How calls are read and written, by the names that `tool_call_parser` takes."""
     return {name: row.calls for row in FAMILIES if row.calls is not None for name in row.call_choices}
 
 

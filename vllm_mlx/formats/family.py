@@ -114,8 +114,8 @@ class Family:
     calls: Calls | None = None
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
-    reasoning_names: tuple[str, ...] = ()  # values of --reasoning-parser, if they are not `name` and `aliases`
-    call_names: tuple[str, ...] = ()  # values of --tool-call-parser, likewise
+    reasoning_names: tuple[str, ...] = ()  # values of `reasoning_parser`, if they are not `name` and `aliases`
+    call_names: tuple[str, ...] = ()  # values of `tool_call_parser`, likewise
     reasoning_signs: tuple[Signature, ...] = ()  # any of them in a template: its model reasons in this format
     call_signs: tuple[Signature, ...] = ()
     reasoning_tokens: tuple[str, ...] = ()  # all of them in a vocabulary: likewise, if the template says nothing

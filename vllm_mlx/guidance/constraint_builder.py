@@ -10,7 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
 from ..core.constraint import Constraint, ReasoningRule
-from ..core.errors import InvalidParameter, Unsupported
+from ..core.errors import InvalidParameter, Unsupported, setting
 from ..core.guide import Grammar
 from ..core.request import Request
 from ..core.sequence import PromptInputs
@@ -21,8 +21,8 @@ from .grammars import NO_HEADER, GuidedTool, Header, LarkWriter, calls, calls_in
 from .reasoning import CheckpointReasoning
 
 _NO_MARKERS = (
-    "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser and/or "
-    "--reasoning-config to use thinking_token_budget."
+    "thinking_token_budget is set but reasoning_config is not configured. Please set "
+    f"{setting('reasoning_parser')} and/or {setting('reasoning_config')} to use thinking_token_budget."
 )
 
 
@@ -110,7 +110,8 @@ class ConstraintBuilder:
         choice = request.tool_choice
         is_forced = choice.mode == "required"
         if is_forced and (self._tools is None or self._tool_grammar == "off"):
-            lacks = "a --tool-call-parser" if self._tools is None else "--tool-grammar auto or strict"
+            parser, grammar = setting("tool_call_parser"), setting("tool_grammar")
+            lacks = f"a {parser}" if self._tools is None else f"{grammar} auto or strict"
             raise Unsupported(f"A `tool_choice` that forces a call needs {lacks} on this server.", param="tool_choice")
         if self._tools is None or self._tool_grammar == "off" or choice.mode == "none" or request.messages is None:
             return []

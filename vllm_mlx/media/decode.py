@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from PIL.ImageFile import ImageFile as PillowFile
 
-from ..core.errors import InvalidImage
+from ..core.errors import InvalidImage, setting
 from .image import DecodedImage
 
 # Pillow is asked for these alone: each further format is more code that strangers' files reach.
@@ -204,5 +204,5 @@ def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
 def _too_large(size: str, max_pixels: int) -> str:
     return (
         f"it has {size} pixels; this server takes images of at most {max_pixels / 1e6:.1f} megapixels "
-        "(--max-image-pixels). Send a smaller one."
+        f"({setting('max_image_pixels')}). Send a smaller one."
     )

@@ -16,7 +16,7 @@ import httpx
 
 from .. import __version__
 from ..core.config import MediaConfig
-from ..core.errors import InvalidImage
+from ..core.errors import InvalidImage, setting
 from .addresses import is_public
 from .sources import Kind, check_bytes
 
@@ -128,7 +128,7 @@ class MediaFetcher:
                 await response.aclose()
         raise InvalidImage(
             f"its address was redirected more than {self._config.max_media_redirects} times "
-            "(--max-media-redirects). Send the address where it is."
+            f"({setting('max_media_redirects')}). Send the address where it is."
         )
 
     async def close(self) -> None:
@@ -145,7 +145,7 @@ class MediaFetcher:
         if not addresses or not all(map(self._is_allowed, addresses)):
             raise InvalidImage(
                 f"{_host(url)} is not on the public internet, and this server asks no other hosts "
-                "(--allow-private-media). Send a data URL."
+                f"({setting('allow_private_media')}). Send a data URL."
             )
         return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
 
@@ -189,7 +189,7 @@ class MediaFetcher:
         given = headers.get("content-type", "").partition(";")[0].strip().lower()
         if given and not any(fnmatchcase(given, pattern.lower()) for pattern in self._config.media_content_type):
             raise InvalidImage(
-                f"the server that has it calls it `{given[:60]}`, which is no {kind} (--media-content-type)."
+                f"the server that has it calls it `{given[:60]}`, which is no {kind} ({setting('media_content_type')})."
             )
         declared = headers.get("content-length", "")
         max_bytes = self._config.max_bytes(kind)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from ..core.config import MediaConfig
-from ..core.errors import InvalidImage
+from ..core.errors import InvalidImage, setting
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from .cache import DecodedCache, KnownAddresses
@@ -190,7 +190,7 @@ class MediaFiles:
                 return await self._fetcher.fetch(url, kind=kind, known=known)
         except TimeoutError as error:
             raise InvalidImage(
-                f"it did not arrive within {self._config.media_timeout_s:g} seconds (--media-timeout-s)."
+                f"it did not arrive within {self._config.media_timeout_s:g} seconds ({setting('media_timeout_s')})."
             ) from error
 
     async def _found(self, data: bytes, wanted: Wanted, reader: _Reader, allowance: Allowance) -> Found:

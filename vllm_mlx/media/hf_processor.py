@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ModelLoadError, first_line, setting
 from ..tokens.remote_code import RemoteCodeRefused, remote_code
 from ..tokens.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remot
 def unusable(path: Path, reason: str) -> ModelLoadError:
     return ModelLoadError(
         f"{path} is a vision checkpoint, but images cannot be served: {reason}. "
-        "Complete the checkpoint, or serve it with --text-only."
+        f"Complete the checkpoint, or serve it with {setting('text_only')}."
     )
 
 

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.deadline import Deadline
-from ..core.errors import InvalidImage, InvalidVideo, Overloaded
+from ..core.errors import InvalidImage, InvalidVideo, Overloaded, setting
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from ..core.tracebacks import clear_locals
@@ -177,7 +177,7 @@ class MediaLoader:
         if num_pixels > max_pixels:
             raise InvalidImage(
                 f"All that this request shows has {num_pixels / 1e6:.1f} megapixels together; this server takes at "
-                f"most {max_pixels / 1e6:.1f} (--max-request-pixels). Send fewer, or smaller ones."
+                f"most {max_pixels / 1e6:.1f} ({setting('max_request_pixels')}). Send fewer, or smaller ones."
             )
 
     async def _decode(
@@ -225,7 +225,7 @@ def _check_count(number: int, most: int, kind: str) -> None:
     if number > most:
         raise (InvalidImage if kind == "image" else InvalidVideo)(
             f"This request holds {number} {kind}s; this server takes at most {most} "
-            f"(--limit-mm-per-prompt {kind}={number}). Leave some out."
+            f"({setting('limit_mm_per_prompt')} {kind}={number}). Leave some out."
         )
 
 

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from ..core.errors import ConfigError, InvalidImage
+from ..core.errors import ConfigError, InvalidImage, setting
 from .sources import Kind, check_bytes
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
@@ -18,20 +18,22 @@ class MediaRoot:
         if root is not None:
             folder = Path(root).expanduser()
             if not folder.is_dir():
-                raise ConfigError(f"--media-root {root} is not a folder.")
+                raise ConfigError(f"{setting('media_root')} {root} is not a folder.")
             self._root = folder.resolve()
 
     def read(self, path: str, max_bytes: int, kind: Kind = "image") -> bytes:
         """The file's bytes. Links are followed, but not out of the folder. Raises InvalidImage."""
         if self._root is None:
-            raise InvalidImage("this server reads no files. Send a data URL, or start it with --media-root FOLDER.")
+            raise InvalidImage(
+                f"this server reads no files. Send a data URL, or start it with {setting('media_root')} FOLDER."
+            )
         try:
             relative = Path(path).resolve(strict=True).relative_to(self._root)
             with os.fdopen(_open(self._root, relative.parts), "rb") as file:
                 check_bytes(os.fstat(file.fileno()).st_size, max_bytes, kind)
                 data = file.read(max_bytes + 1)
         except (OSError, ValueError, RuntimeError) as error:  # a loop of links is a RuntimeError
-            raise InvalidImage("there is no such file that can be read under --media-root.") from error
+            raise InvalidImage(f"there is no such file that can be read under {setting('media_root')}.") from error
         check_bytes(len(data), max_bytes, kind)
         return data
 

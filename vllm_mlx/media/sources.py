@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeGuard
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from ..core.errors import InvalidImage
+from ..core.errors import InvalidImage, setting
 
 Kind = Literal["image", "video"]
 VideoSource = str | bytes | tuple[str, ...]  # frames
@@ -98,7 +98,7 @@ def check_bytes(num_bytes: int, max_bytes: int, kind: Kind = "image") -> None:
     if num_bytes > max_bytes:
         raise InvalidImage(
             f"it has {megabytes(num_bytes)}; this server takes {kind}s of at most {megabytes(max_bytes)} "
-            f"(--max-{kind}-bytes). Send a smaller one."
+            f"({setting('max_image_bytes' if kind == 'image' else 'max_video_bytes')}). Send a smaller one."
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.config import MediaConfig
 from ..core.deadline import Deadline
-from ..core.errors import InvalidImage
+from ..core.errors import InvalidImage, setting
 from .clip import Clip, FrameStack
 from .decode import ImageFile, what_else
 from .image import fitting, scaled
@@ -83,8 +83,8 @@ class DecodeClock:
         self._deadline.check()
         if time.monotonic() > self._end_s:
             raise InvalidImage(
-                f"it takes longer than {self._limit_s:g} seconds to decode (--max-decode-s). Send a shorter one, or a "
-                "smaller one."
+                f"it takes longer than {self._limit_s:g} seconds to decode ({setting('max_decode_s')}). Send a "
+                "shorter one, or a smaller one."
             )
 
 
@@ -167,7 +167,7 @@ class VideoFile:
         if width * height > most:
             raise InvalidImage(
                 f"its frames have {width} × {height} pixels; this server takes at most {most / 1e6:.1f} megapixels "
-                "(--max-image-pixels). Send smaller ones."
+                f"({setting('max_image_pixels')}). Send smaller ones."
             )
         context.options = {"max_pixels": str(most)}
         context.thread_count = _THREADS

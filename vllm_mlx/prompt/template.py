@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.errors import TemplateError, Unsupported, first_line
+from ..core.errors import TemplateError, Unsupported, first_line, setting
 from ..core.messages import (
     ImagePart,
     MediaPart,
@@ -153,7 +153,8 @@ class ChatTemplate:
         assert request.messages is not None
         if self._tokenizer.chat_template is None:
             raise TemplateError(
-                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                "This model has no chat template: use /v1/completions, or start the server with "
+                f"{setting('chat_template')}.",
                 param="messages",
             )
         tools = [tool.to_openai() for tool in request.tools] if request.tool_choice.mode != "none" else []

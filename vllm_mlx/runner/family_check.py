@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..core.errors import ModelLoadError, Unsupported, first_line
+from ..core.errors import ModelLoadError, Unsupported, first_line, setting
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
 from .multimodal import MultimodalModel
 from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays
@@ -39,7 +39,7 @@ def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[s
     if fault is not None:
         raise ModelLoadError(
             f"Images of this family ({model.module.config.model_type!r}) cannot be served: {fault}. "
-            "Serve it with --text-only."
+            f"Serve it with {setting('text_only')}."
         )
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_text_model
 
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ModelLoadError, first_line, setting
 from ..demo import demo_path
 from ..tokens.remote_code import remote_code
 from .download import download
@@ -100,7 +100,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
     if config.get("model_file") and not trust_remote_code:  # mlx-vlm would run it without asking
         raise ModelLoadError(
             f"{path} brings its own Python code ({config['model_file']}). Read it, and if you trust it, "
-            "start with --trust-remote-code."
+            f"start with {setting('trust_remote_code')}."
         )
     return Checkpoint(path, config)
 

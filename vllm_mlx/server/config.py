@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..core.api_key import APIKey
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, setting
 from ..core.limits import RequestLimits
 from .connection import ConnectionLimits
 
@@ -29,12 +29,12 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
-            raise ConfigError("--served-model-name must not be empty.")
+            raise ConfigError(f"{setting('served_model_name')} must not be empty.")
         if self.keep_alive_s <= 0:
             raise ConfigError("The keep-alive interval must be greater than 0.")
         if self.max_requests_per_minute is not None and self.max_requests_per_minute <= 0:
-            raise ConfigError("--max-requests-per-minute must be greater than 0.")
+            raise ConfigError(f"{setting('max_requests_per_minute')} must be greater than 0.")
         if self.body_s <= 0:
-            raise ConfigError("--slow-client-s must be greater than 0.")
+            raise ConfigError(f"{setting('slow_client_s')} must be greater than 0.")
         if not all(key.secret for key in self.api_keys):
-            raise ConfigError("--api-key must not be empty.")
+            raise ConfigError(f"{setting('api_key')} must not be empty.")

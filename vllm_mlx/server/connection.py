@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ..core.errors import ConfigError, TooManyRequests
+from ..core.errors import ConfigError, TooManyRequests, setting
 from .error_handlers import envelope_of, http_error, respond
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ class ConnectionLimits:
     def __post_init__(self) -> None:
         for name in ("max_connections", "max_header_bytes", "head_s", "take_s"):
             if getattr(self, name) <= 0:
-                flag = "--slow-client-s" if name.endswith("_s") else f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} must be greater than 0.")
+                raise ConfigError(
+                    f"{setting('slow_client_s' if name.endswith('_s') else name)} must be greater than 0."
+                )
 
     def protocol(self) -> Any:
         """What uvicorn calls for each connection."""
@@ -217,7 +218,9 @@ class ConnectionGate:
         if state.get("header_bytes", 0) > self._limits.max_header_bytes:
             response = http_error(scope["path"], 431, too_long(self._limits.max_header_bytes))
         elif state.get("num_connections", 0) > self._limits.max_connections and scope["path"] not in OPEN_PATHS:
-            message = f"The server holds {self._limits.max_connections} connections already (--max-connections)."
+            message = (
+                f"The server holds {self._limits.max_connections} connections already ({setting('max_connections')})."
+            )
             error = TooManyRequests(message, retry_after_s=BUSY_S)
             response = respond(envelope_of(scope["path"]).error(error))
         else:

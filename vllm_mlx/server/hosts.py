@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.errors import shown
+from ..core.errors import setting, shown
 from .error_handlers import http_error
 
 ANY = "*"
@@ -27,7 +27,10 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         name = shown(wrong[0])
-        message = f"This server does not go by the name `{name}`. If it should, start it with --allowed-host {name}."
+        message = (
+            f"This server does not go by the name `{name}`. If it should, start it with "
+            f"{setting('allowed_host')} {name}."
+        )
         await http_error(scope["path"], 403, message)(scope, receive, send)
 
     def _is_ours(self, name: str) -> bool:

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.errors import setting
 from ..core.shares import has_room
 from .error_handlers import http_error
 from .tenants import priority_of, tenant_of
@@ -17,7 +18,7 @@ BODIES = 4  # of the largest size, that requests under way may hold together
 SMALL_BYTES = 64 * 1024  # such a body always finds room
 BUSY_S = 5.0  # for a client whose body finds no room
 _BUSY = (
-    f"The bodies of running requests take {BODIES} times --max-body together, which is the maximum. "
+    f"The bodies of running requests take {BODIES} times {setting('max_body')} together, which is the maximum. "
     "Try again when some of these requests have ended."
 )
 
@@ -112,4 +113,4 @@ class _Body:
 
 
 def _too_long(max_bytes: int) -> str:
-    return f"The request body is larger than {max_bytes} bytes (--max-body)."
+    return f"The request body is larger than {max_bytes} bytes ({setting('max_body')})."

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.errors import TooManyRequests
+from ..core.errors import TooManyRequests, setting
 from .error_handlers import envelope_of, respond
 from .log import record_of
 from .tenants import tenant_of
@@ -31,7 +31,7 @@ class RateLimit:
             await self._app(scope, receive, send)
             return
         error = TooManyRequests(
-            f"This client may send {self._per_minute} requests a minute (--max-requests-per-minute).",
+            f"This client may send {self._per_minute} requests a minute ({setting('max_requests_per_minute')}).",
             retry_after_s=wait_s,
         )
         record_of(scope).error_code = error.code

@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..core.errors import ConfigError, EngineDead
+from ..core.errors import ConfigError, EngineDead, setting
 from .connection import ConnectionLimits, allow_open_files
 from .garbage import GarbageCollector
 from .ports import Engine
@@ -45,14 +45,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _why_not(error: OSError, host: str, port: int) -> str:
     match error:
-        case socket.gaierror():
-            return f"--host {host} is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for the network."
+        case socket.gaierror() | OSError(errno=errno.EADDRNOTAVAIL):
+            name = setting("host")
+            return f"{name} {host} is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for the network."
         case OSError(errno=errno.EADDRINUSE):
-            return f"Port {port} on {host} is taken. Choose another with --port, or stop the program that holds it."
+            other = f"Choose another with {setting('port')}, or stop the program that holds it."
+            return f"Port {port} on {host} is taken. {other}"
         case OSError(errno=errno.EACCES):
-            return f"Port {port} needs administrator rights. Choose one above 1023 with --port."
-        case OSError(errno=errno.EADDRNOTAVAIL):
-            return f"--host {host} is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for the network."
+            return f"Port {port} needs administrator rights. Choose one above 1023 with {setting('port')}."
         case _:
             return f"Cannot listen on {host}, port {port}: {error.strerror}."
 

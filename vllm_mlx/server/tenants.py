@@ -9,11 +9,12 @@ from dataclasses import replace
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from ..core.errors import setting
 from ..core.request import Request
 
 _NOT_ADMIN = (
     "Only clients on the server's machine or holders of an admin key may do this: start the server with "
-    "--admin-key-file, and send a key of that file."
+    f"{setting('admin_key_file')}, and send a key of that file."
 )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.errors import ModelLoadError, first_line
+from ..core.errors import ModelLoadError, first_line, setting
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ def remote_code(path: Path, part: str, *, trusted: bool) -> Iterator[None]:
             raise
         if refused:
             logger.warning(
-                "The %s of %s is loaded without its own Python code (%s), which only --trust-remote-code lets run",
-                part, path, _listed(refused),
+                "The %s of %s is loaded without its own Python code (%s), which only %s lets run",
+                part, path, _listed(refused), setting("trust_remote_code"),
             )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _refusal(path: Path, part: str, refused: list[str], error: Exception) -> str
     reason = "" if _ASKS_FOR_TRUST.search(str(error)) else f" ({first_line(error, _MAX_REASON)})"
     return (
         f"{path} brings its own Python code{named}, and its {part} cannot be loaded without it{reason}. "
-        "Read the code, and if you trust it, start with --trust-remote-code."
+        f"Read the code, and if you trust it, start with {setting('trust_remote_code')}."
     )
 
 
