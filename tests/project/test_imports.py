@@ -29,7 +29,7 @@ FILES = sorted(file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE)
 
 
 def package_of(module: str) -> str | None:
-    """`scheduler` for `vllm_mlx.scheduler.pacing`."""
+    """`scheduler` for `vllm_mlx.scheduler.prefill_pacer`."""
     parts = module.split(".")
     return parts[1] if parts[0] == "vllm_mlx" and len(parts) > 1 and parts[1] in RANKS else None
 

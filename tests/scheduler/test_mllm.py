@@ -10,7 +10,7 @@ from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.sequence import MediaItem, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import StepOutput
 from vllm_mlx.scheduler.mllm import MLLMScheduler
-from vllm_mlx.scheduler.pacing import PrefillPacer
+from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 
 
 @dataclass

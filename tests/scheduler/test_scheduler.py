@@ -9,7 +9,7 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import ChunkTiming, SequenceUpdate, StepOutput
-from vllm_mlx.scheduler.pacing import MIN_CHUNK, PrefillPacer
+from vllm_mlx.scheduler.prefill_pacer import MIN_CHUNK, PrefillPacer
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .fake_runner import FakeRunner, reply

@@ -23,7 +23,7 @@ class Tenants(Bench):
 
     def step(self) -> None:
         super().step()
-        new = [seq for seq in self.scheduler._running.values() if seq not in self.started]
+        new = [seq for seq in self.scheduler._seqs if seq not in self.started]
         self.started += new
 
     def steps_until_first_token(self, seq: Sequence) -> int:
@@ -34,7 +34,7 @@ class Tenants(Bench):
         raise AssertionError("it never comes")
 
     def is_running(self, seq: Sequence) -> bool:
-        return seq.seq_id in self.scheduler._running
+        return seq.seq_id in self.scheduler._seqs
 
     def check_replies(self) -> None:
         for seq in self.seqs.values():

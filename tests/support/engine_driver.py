@@ -24,8 +24,8 @@ from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_model
 from vllm_mlx.runner.model import Model
 from vllm_mlx.runner.runner import Runner
-from vllm_mlx.scheduler.pacing import PrefillPacer
-from vllm_mlx.scheduler.prefix import PrefixCache
+from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
+from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 
 GREEDY = TokenSampling(temperature=0)
 
@@ -111,7 +111,7 @@ def squeezed(config: EngineConfig, model: Model, engine: Engine, rows_bytes: int
     """An engine whose live rows may take exactly `rows_bytes`."""
     memory = MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1)
     pacer = PrefillPacer(max_stall_s=0.2, max_chunk=512, tokens_per_s=1000, overhead_s=0.001)
-    cache = PrefixCache(
+    cache = PrefixPlanner(
         PrefixTree(max_bytes=rows_bytes),
         "model",
         model.resume_rule,

@@ -1,6 +1,5 @@
 """The messages between scheduler and runner, and from the engine to the owner of a sequence."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Updates
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +15,7 @@ class Restore:
     """Start a sequence from cached state."""
 
     seq: Sequence
-    match: Any  # a cache.match.Match, opaque here because core knows no cache
-    release: Callable[[], None]  # ends the match's pin, once its state is copied
+    match: Any  # a cache.match.Match, opaque here because core knows no cache; its pin holds until the next update
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,4 @@ class Engine:
         if (error := fence.error) is not None:
             failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
             self._runner.reset()
-            for restore in plan.restores:
-                restore.release()
             deliver(self._scheduler.recover(failure))

@@ -17,8 +17,8 @@ from ..runner.loader import Checkpoint, load_model, weights_bytes
 from ..runner.model import Model
 from ..runner.multimodal import MultimodalModel
 from ..scheduler.mllm import MLLMScheduler
-from ..scheduler.pacing import PrefillPacer
-from ..scheduler.prefix import PrefixCache
+from ..scheduler.prefill_pacer import PrefillPacer
+from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from .monitoring.facts import EngineFacts
 
@@ -99,7 +99,7 @@ def make_scheduler(
     model: Model,
     memory: MemoryBudget,
     pacer: PrefillPacer,
-    cache: PrefixCache | None,
+    cache: PrefixPlanner | None,
     images: ImageCost | None = None,
 ) -> Scheduler:
     parts: dict[str, Any] = {
@@ -123,7 +123,7 @@ def make_scheduler(
 
 def make_prefix_cache(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, memory: MemoryBudget
-) -> PrefixCache | None:
+) -> PrefixPlanner | None:
     """None: it is off."""
     model = measured.model
     if not config.prefix_cache:
@@ -132,7 +132,7 @@ def make_prefix_cache(
         logger.warning("The prefix cache is off: %s keeps state that cannot be copied", checkpoint.architecture)
         return None
     max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
-    return PrefixCache(
+    return PrefixPlanner(
         PrefixTree(max_bytes=max_bytes, s_per_token=1 / measured.calibration.tokens_per_s),
         checkpoint.fingerprint(),
         model.resume_rule,

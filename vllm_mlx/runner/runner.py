@@ -206,7 +206,6 @@ class Runner:
         with Fence("the row, which begins without its cached prefix") as fence:
             snapshot.restore(caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens)
             self._prefilled[seq.seq_id] = caches
-        restore.release()
         return fence.error is None
 
     def _find(self, seq_id: int) -> tuple[LayerCaches | None, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import PrefillChunk
-from .pacing import MIN_CHUNK, PrefillPacer
+from .prefill_pacer import MIN_CHUNK, PrefillPacer
 
 Groups = tuple[tuple[Sequence, ...], ...]  # rows that step together
 

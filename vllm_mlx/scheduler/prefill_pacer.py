@@ -1,44 +1,44 @@
-"""How many prompt tokens one step may prefill. Learns from measured chunks; reads no clock itself."""
+"""Decides how many prompt tokens one step may prefill. It learns from measured chunks and reads no clock itself."""
 
 import math
 
 from ..core.step import ChunkTiming
 
-MIN_CHUNK = 16  # tokens: even a slow machine makes progress
-_IDLE_STALLS = 5  # while nothing decodes, one step may take this many stall budgets: long chunks, prompt aborts
-_MAX_GROWTH = 2  # a chunk beside running replies is at most this much longer than any measured before
+MIN_CHUNK = 16  # tokens; so that a slow machine makes progress too
+_IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
+_MAX_GROWTH = 2  # a chunk beside decoding rows is at most this many times longer than any measured one
 _MIN_FITTED = 64
-_SHORTEST = 64  # tokens of a chunk where memory is short
-_GROWTH = 16  # where memory was short, a chunk that ran well makes the next one longer by one part in so many
-_TRIALS = 64  # chunks that must run well before one is as long as that which did not
+_SHORTEST = 64  # tokens of the shortest chunk under memory pressure
+_GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
+_TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
 _FIRST_PROBE = 256  # tokens of the chunk that calibration measured
-_FORGET = 0.9  # weight of what was measured before, at each new chunk
+_FORGET = 0.9  # factor of older measurements at each new chunk
 
 
 class PrefillPacer:
-    """A chunk of n tokens after s others takes `overhead + a·n + b·(n·s + n²/2)`: the second term is attention.
+    """Predicts that a chunk of n tokens after s others takes `overhead + a·n + b·(n·s + n²/2)`; b stands for attention.
 
-    a and b are fitted to measured chunks by least squares, newer and longer ones weighing more.
+    a and b are fitted to measured chunks by least squares, in which newer and longer chunks weigh more.
     """
 
     def __init__(self, *, max_stall_s: float, max_chunk: int, tokens_per_s: float, overhead_s: float):
         self.max_stall_s = max_stall_s
         self._max_chunk = max_chunk
-        self._longest_now = max_chunk  # less where memory is short
-        self._too_long = max_chunk + 1  # took more memory than there is
-        self._num_well = 0  # chunks as long as may be, since the last change
+        self._longest_now = max_chunk  # less under memory pressure
+        self._too_long = max_chunk + 1  # tokens of the last chunk that exceeded memory
+        self._num_full_chunks = 0  # full-length chunks within memory since the limit moved
         self._overhead_s = overhead_s
         self._decode_s = 0.0
-        self._longest = _FIRST_PROBE  # tokens of any chunk measured
+        self._longest = _FIRST_PROBE  # tokens of the longest measured chunk
         self._s_per_token = 1 / tokens_per_s
         self._s_per_pair = 0.0
-        self._caution = 1.0  # measured over expected, where the last chunk was slower
+        self._caution = 1.0  # measured over expected time, if recent chunks were slower
         self._sums = [0.0] * 5
         self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
 
     def shorten(self, num_tokens: int) -> bool:
-        """A chunk of so many tokens took more memory than there is: shorter ones for now. False: that is no help."""
-        self._num_well = 0
+        """A chunk of this length exceeded memory: halve the limit. Returns False at the minimum."""
+        self._num_full_chunks = 0
         shorter = min(self._longest_now, max(_SHORTEST, num_tokens // 2))
         if shorter == self._longest_now:
             return False
@@ -46,13 +46,13 @@ class PrefillPacer:
         return True
 
     def lengthen(self, num_tokens: int) -> None:
-        """A chunk of so many tokens ran within memory."""
+        """A chunk of this length ran within memory: raise the limit again, step by step."""
         if self._longest_now == self._max_chunk or num_tokens < self._longest_now:
             return
-        self._num_well += 1
+        self._num_full_chunks += 1
         longer = self._longest_now + 1 + self._longest_now // _GROWTH
-        if longer < self._too_long or self._num_well >= _TRIALS:
-            self._longest_now, self._num_well = min(self._max_chunk, longer), 0
+        if longer < self._too_long or self._num_full_chunks >= _TRIALS:
+            self._longest_now, self._num_full_chunks = min(self._max_chunk, longer), 0
 
     def observe_chunk(self, timing: ChunkTiming) -> None:
         if timing.num_tokens < MIN_CHUNK:
@@ -61,7 +61,7 @@ class PrefillPacer:
         expected_s = self.chunk_s(timing.num_tokens, timing.start)
         self._caution = max(1.0, timing.seconds / expected_s, (1 + self._caution) / 2)
         self._longest = max(self._longest, timing.num_tokens)
-        if timing.num_tokens >= _MIN_FITTED:  # a short one is mostly overhead
+        if timing.num_tokens >= _MIN_FITTED:  # the time of a short chunk is mostly overhead
             self._fit(timing)
 
     def observe_decode(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ class PrefillPacer:
         return self.max_stall_s if resting else _IDLE_STALLS * self.max_stall_s
 
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
-        """The longest chunk from `start` on that is expected to take at most `budget_s`, but no less than MIN_CHUNK."""
+        """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least MIN_CHUNK."""
         room_s = max(0.0, budget_s / self._caution - self._overhead_s)
         square, linear = self._s_per_pair / 2, self._s_per_token + self._s_per_pair * start
         if square * room_s < 1e-12 * linear * linear:
@@ -86,7 +86,7 @@ class PrefillPacer:
         return min(longest, max(MIN_CHUNK, int(tokens)))
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:
-        """Expected seconds."""
+        """Expected seconds of a chunk of `num_tokens` tokens after `start` others."""
         return self._overhead_s + num_tokens * self._s_per_token + _pairs(num_tokens, start) * self._s_per_pair
 
     def _fit(self, timing: ChunkTiming) -> None:
@@ -96,7 +96,7 @@ class PrefillPacer:
         self._sums = [_FORGET * old + term for old, term in zip(self._sums, terms, strict=True)]
         nn, n_pairs, pp, nt, pt = self._sums
         determinant = nn * pp - n_pairs * n_pairs
-        a, b = nt / nn, 0.0  # where all chunks are alike, one rate explains them
+        a, b = nt / nn, 0.0  # if all chunks are alike, one rate explains them
         if determinant > 1e-3 * nn * pp:
             a, b = (nt * pp - pt * n_pairs) / determinant, (pt * nn - nt * n_pairs) / determinant
             if b < 0:
@@ -107,5 +107,5 @@ class PrefillPacer:
 
 
 def _pairs(num_tokens: int, start: int) -> float:
-    """Pairs of a token and one it attends to."""
+    """Number of pairs of a token and a token that it attends to."""
     return num_tokens * (start + num_tokens / 2)

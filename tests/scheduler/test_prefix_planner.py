@@ -13,8 +13,8 @@ from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.memory import MemoryBudget, RowFootprint
 from vllm_mlx.core.sequence import PromptInputs, Sequence
 from vllm_mlx.core.step import Capture, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan
-from vllm_mlx.scheduler.pacing import PrefillPacer
-from vllm_mlx.scheduler.prefix import PrefixCache
+from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
+from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .fake_runner import FakeRunner, reply
@@ -63,14 +63,13 @@ class CopyingRunner(FakeRunner):
         assert tokens == seq.tokens(0, match.length)
         assert match.state is None or match.state.position == match.length
         self.held[seq.seq_id] = tokens
-        restore.release()
 
 
 class Bench:
     def __init__(self, rule: ResumeRule, *, rows_bytes: int = 1 << 40, max_stall_s: float = 0.2):
         config = EngineConfig(model="fake", max_num_seqs=3)
         self.tree = PrefixTree(max_bytes=rows_bytes, min_cut=1)
-        self.cache = PrefixCache(
+        self.cache = PrefixPlanner(
             self.tree, "model", rule, FOOTPRINTS[rule], max_bytes=rows_bytes, snapshot_every=config.snapshot_every
         )
         self.scheduler = Scheduler(

@@ -1,8 +1,8 @@
-"""Which decoding rows step together. Knows lengths only.
+"""Decides which rows decode together. It knows their lengths only.
 
-A batch cache pads every row on the left to the longest one. Rows of very different length therefore decode in
-separate groups: a group's padding stays under a quarter of its live tokens, or under one allocation step a row,
-below which padding costs nothing because buffers grow by that step anyway.
+A batch cache pads every row on the left to the longest one. Rows of very different lengths therefore decode in
+separate groups: the padding of a group stays below a quarter of its tokens, or below one allocation step per row.
+Padding below that step costs nothing, because buffers grow by that step anyway.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -10,59 +10,59 @@ from collections.abc import Collection, Iterable, Sequence
 from ..core.memory import ALLOCATION_STEP
 
 MAX_PADDING_SHARE = 0.25
-MERGE_PADDING_SHARE = 0.125  # two groups become one only well under the limit, so that they do not part again soon
+MERGE_PADDING_SHARE = 0.125  # two groups merge only well below the limit, so that they do not split again soon
 
-_REGROUP_INTERVAL = 64  # steps between looks at whether groups may merge, where no row came or went
+_REGROUP_INTERVAL = 64  # steps between attempts to merge groups while no row joins or leaves
 
 Lengths = dict[int, int]  # row id -> tokens
 Group = tuple[int, ...]
 
 
 class DecodeGroups:
-    """The groups of one step after the other."""
+    """The decode groups, kept from one step to the next."""
 
     def __init__(self, *, can_batch: bool):
-        self._shared: list[Group] = []  # all but the rows that decode alone whatever the others do
+        self._shared: list[Group] = []  # all groups but those of isolated rows
         self._can_batch = can_batch
-        self._apart: set[int] = set()
+        self._isolated: set[int] = set()
         self._num_plans = 0
 
     def plan(self, lengths: Lengths, alone: Collection[int] = ()) -> list[Group]:
-        """The groups of this step, over exactly these rows. Rows in `alone` join no other row in this step."""
+        """Plan the groups of this step for exactly these rows. Rows in `alone` join no other row in this step."""
         self._num_plans += 1
         grouped = {row for group in self._shared for row in group}
-        apart = self._apart.union(row for row in alone if row not in grouped)
-        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in apart}
+        single = self._isolated.union(row for row in alone if row not in grouped)
+        shared = {row: length for row, length in lengths.items() if self._can_batch and row not in single}
         has_changed = shared.keys() != grouped
         if has_changed or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
             self._shared = regroup(self._shared, shared)
         return [*self._shared, *((row,) for row in lengths if row not in shared)]
 
     def padded(self, lengths: Lengths) -> Lengths:
-        """Of the rows that stand in groups: each at the length of the longest of its group."""
+        """The padded length of each row that is in a group: the length of the longest row of its group."""
         present = ([row for row in group if row in lengths] for group in self._shared)
         longest = ((rows, max(lengths[row] for row in rows)) for rows in present if rows)
         return {row: length for rows, length in longest for row in rows}
 
-    def is_apart(self, row: int) -> bool:
-        return row in self._apart
+    def is_isolated(self, row: int) -> bool:
+        return row in self._isolated
 
-    def set_apart(self, row: int) -> None:
-        """To decode alone until it is forgotten."""
-        self._apart.add(row)
+    def isolate(self, row: int) -> None:
+        """Let this row decode in a batch of its own from now on."""
+        self._isolated.add(row)
 
     def leave(self, row: int) -> None:
-        """It gives up its place in a group; it stays apart if it was."""
+        """Remove a row from its group. An isolated row stays isolated."""
         left = (tuple(member for member in group if member != row) for group in self._shared)
         self._shared = [group for group in left if group]
 
     def forget(self, row: int) -> None:
-        """It has ended."""
-        self._apart.discard(row)
+        """Forget a row that has ended."""
+        self._isolated.discard(row)
 
 
 def padding(lengths: Sequence[int]) -> int:
-    """Slots that hold no token when rows of these lengths share a batch cache."""
+    """Number of slots without a token if rows of these lengths share a batch cache."""
     return len(lengths) * max(lengths, default=0) - sum(lengths)
 
 
@@ -72,9 +72,9 @@ def fits(lengths: Sequence[int], share: float = MAX_PADDING_SHARE) -> bool:
 
 
 def regroup(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
-    """New groups over exactly the rows of `lengths`, changing as few of the old ones as the padding limit allows.
+    """Group exactly the rows of `lengths`, changing as few of the old groups as the padding limit allows.
 
-    Rows that `groups` does not name join the group they pad least, or form new ones.
+    New rows join the group in which they cause the least padding, or form new groups.
     """
     kept: list[Group] = []
     for group in groups:
@@ -87,7 +87,7 @@ def regroup(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
 
 
 def _partition(rows: Iterable[int], lengths: Lengths) -> list[Group]:
-    """Longest first, each row goes to the newest group while that group still fits."""
+    """Put rows, longest first, into the newest group as long as it fits, and then into a new one."""
     groups: list[list[int]] = []
     for row in sorted(rows, key=lambda row: -lengths[row]):
         if groups and fits([lengths[member] for member in (*groups[-1], row)]):
@@ -114,7 +114,7 @@ def _join(groups: list[Group], rows: list[int], lengths: Lengths) -> list[Group]
 
 
 def _merge(groups: list[Group], lengths: Lengths) -> list[Group]:
-    """One forward pass reads all weights: neighbours in length become one group where that costs little padding."""
+    """Merge groups of similar length if that costs little padding, because each forward pass reads all weights."""
     ordered = sorted(groups, key=lambda group: -max(lengths[row] for row in group))
     merged: list[Group] = []
     for group in ordered:

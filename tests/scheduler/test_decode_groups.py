@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_mlx.core.memory import ALLOCATION_STEP
-from vllm_mlx.scheduler.grouping import MAX_PADDING_SHARE, padding, regroup
+from vllm_mlx.scheduler.decode_groups import MAX_PADDING_SHARE, padding, regroup
 
 lengths_by_row = st.dictionaries(st.integers(0, 40), st.integers(1, 60_000), max_size=16)
 

@@ -1,9 +1,8 @@
-"""What the scheduler asks of the prefix cache: where a sequence may start, where its progress is worth keeping.
+"""Plans the use of the prefix cache: where a sequence resumes, and where its state is worth storing.
 
-One model's view of the shared tree. Pure: state goes through here without being looked at.
+This is one model's view of the shared tree. It is pure: it hands state on without looking at it.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -12,19 +11,21 @@ from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.match import Match
 from ..cache.node import NODE_BYTES, ResumeRule, Space
 from ..cache.tree import NEAR_FORK, PrefixTree
+from ..core.fence import Fence
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MIN_GAIN = 256  # tokens that a copy of state must save where prompts part
-_STATES_OF_A_CONVERSATION = 4  # newest state copies of one path: this turn's and the last one's points
-MIN_SHARED_TOKENS = 32  # below this, waiting for another prefill to share costs more than it saves
+_MIN_GAIN = 256  # tokens that a snapshot before a fork of two prompts must save
+_STATES_OF_A_CONVERSATION = 4  # newest snapshots kept on one path: those of this turn and of the last one
+MIN_SHARED_TOKENS = 32  # waiting for another prefill to share fewer tokens costs more than it saves
 
 
-class PrefixCache:
+class PrefixPlanner:
+    """Owns the plans of all sequences for the cache, and the pins of the restores of one step."""
+
     def __init__(
         self,
         tree: PrefixTree,
@@ -43,13 +44,14 @@ class PrefixCache:
         self._max_bytes = max_bytes
         self._snapshot_every = snapshot_every
         self._keys: dict[int, bytes] = {}  # seq_id -> packed prompt
-        self._points: dict[int, set[int]] = {}  # seq_id -> token counts at which prefill stops to be captured
-        self._lattice: dict[int, set[int]] = {}  # seq_id -> those points that serve an abort only
-        self._planned: dict[int, int] = {}  # id of a capture under way -> bytes it will take
-        self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured, wherever it ends
+        self._points: dict[int, set[int]] = {}  # seq_id -> token counts at which prefill stops for a capture
+        self._lattice: dict[int, set[int]] = {}  # seq_id -> the points that only serve after an abort
+        self._planned: dict[int, int] = {}  # id of a planned capture -> bytes that it will take
+        self._capture_soon: set[int] = set()  # seq_ids whose next chunk is captured in any case
+        self._open_matches: list[Match] = []  # pinned for the restores of the running step
         self._trims: list[tuple[Sequence, int]] = []  # (sequence, tokens to keep)
-        self._unusable: set[int] = set()  # seq_ids whose match was damaged: they begin from nothing
-        self.num_skipped_captures = 0  # for want of memory
+        self._unusable: set[int] = set()  # seq_ids whose match was damaged: they start without the cache
+        self.num_skipped_captures = 0  # because memory was short
         tree.add_model(fingerprint, rule)
 
     def open(self, seq: Sequence) -> None:
@@ -63,9 +65,9 @@ class PrefixCache:
         self._unusable.discard(seq.seq_id)
 
     def resume(self, seq: Sequence, now: float) -> Restore | None:
-        """Begin at the deepest stored point of prompt and reply, and plan what else is worth keeping on the way.
+        """Resume at the deepest stored point of prompt and reply, and plan the captures on the way.
 
-        None where it begins from nothing.
+        Returns None if the sequence starts at its first token.
         """
         seq.num_computed_tokens = 0
         match = None if seq.seq_id in self._unusable else self._match(seq, now)
@@ -78,17 +80,23 @@ class PrefixCache:
             seq.num_stored_tokens = min(match.common, seq.num_prompt_tokens)
             seq.cache_hit_kind = match.kind
         self.plan_points(seq, match.common)
-        return Restore(seq, match, partial(self.tree.release, match)) if match.length else None
+        if not match.length:
+            return None
+        self._open_matches.append(match)
+        return Restore(seq, match)
 
     def _match(self, seq: Sequence, now: float) -> Match | None:
-        try:
+        with Fence("the row, which begins without its cached prefix"):
             return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
-        except Exception:  # whatever it is, the row can begin from nothing
-            logger.exception("A prompt could not be looked up")
-            return None
+        return None
+
+    def release_matches(self) -> None:
+        """Remove the pins of this step's restores, which the runner has done or which will not happen."""
+        while self._open_matches:
+            self.tree.release(self._open_matches.pop())
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
-        """Once `seq` has ended, forget what is stored of it beyond `num_tokens`, unless others share that."""
+        """Once `seq` has ended, remove its stored state beyond `num_tokens`, unless other paths share it."""
         self._trims.append((seq, num_tokens))
 
     @property
@@ -96,7 +104,7 @@ class PrefixCache:
         return bool(self._trims)
 
     def trim_ended(self) -> None:
-        """Forget what is known to be of no use, after the step that captured it and unless a capture builds on it."""
+        """Remove state that no later turn can use, once it is stored and no planned capture continues it."""
         if self._planned:
             return
         trims, self._trims = self._trims, []
@@ -107,23 +115,24 @@ class PrefixCache:
                 self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
 
     def drop(self, match: Match, seq: Sequence) -> None:
-        """Forget a path that turned out damaged; the sequence does without the cache."""
+        """Remove a damaged path. The sequence continues without the cache."""
         self._unusable.add(seq.seq_id)
         self.tree.drop(match.space, self._key(seq, match.length))
 
     def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
-        """Decide where this sequence's prefill stops to be captured.
+        """Decide where the prefill of this sequence stops for a capture.
 
-        `num_common` tokens of it are stored, more than it could resume from: where two prompts part, a third is
-        likely to. A little before, since texts that differ may still begin with the same tokens.
+        `num_common` tokens of it are stored, perhaps more than it could resume from. A third prompt is likely to fork
+        where two prompts do, so a capture is planned there; a little before, because different texts may begin with
+        the same tokens.
         """
         start, end, every = seq.num_computed_tokens, seq.prefill_end, self._snapshot_every
         points = {end}
         if not self._resumes_anywhere:
             points.update(seq.prompt.snapshot_points)
-            parting = num_common - NEAR_FORK
-            if parting - start >= _MIN_GAIN and all(abs(parting - point) >= NEAR_FORK for point in points):
-                points.add(parting)
+            fork = num_common - NEAR_FORK
+            if fork - start >= _MIN_GAIN and all(abs(fork - point) >= NEAR_FORK for point in points):
+                points.add(fork)
         if every:
             lattice = set(range(start + every, end - every // 2, every)) - points
             self._lattice[seq.seq_id] = lattice
@@ -131,23 +140,23 @@ class PrefixCache:
         self._points[seq.seq_id] = {point for point in points if start < point <= end}
 
     def next_point(self, seq: Sequence) -> int:
-        """Where the next chunk must end at the latest."""
+        """Position at which the next chunk must end at the latest."""
         ahead = [point for point in self._points.get(seq.seq_id, ()) if point > seq.num_computed_tokens]
         return min(ahead, default=seq.prefill_end)
 
     def plan_chunk_capture(self, seq: Sequence, end: int) -> Capture | None:
-        """The capture that a chunk ending at `end` owes."""
+        """Plan the capture after a chunk that ends at `end`, if one is due."""
         if end not in self._points.get(seq.seq_id, ()) and seq.seq_id not in self._capture_soon:
             return None
         self._capture_soon.discard(seq.seq_id)
         return self.plan_capture(seq, end)
 
     def plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
-        """A copy of what the tree lacks of a row's tokens, or of as many as memory allows where the model can slice.
+        """Plan a copy of a row's state that the tree lacks; of a part, if memory is short and the model can slice.
 
-        None where nothing is lacking, or there is no memory. Room is made before memory is taken.
+        Returns None if the tree lacks nothing or memory is short. Room is made before memory is used.
         """
-        return self._or_skip(partial(self._plan_capture, seq, row_length), None, "A snapshot could not be planned")
+        return self._or_skip(partial(self._plan_capture, seq, row_length), None)
 
     def _plan_capture(self, seq: Sequence, row_length: int) -> Capture | None:
         if row_length <= 0:
@@ -159,7 +168,7 @@ class PrefixCache:
         overhead = NODE_BYTES + WORD_BYTES * row_length
         promised = sum(self._planned.values())
         enough = self.tree.make_room(self._footprint.copy_bytes(row_length - start) + overhead + promised)
-        start = min(self.tree.common_length(space, key), row_length)  # making room may have taken some of it
+        start = min(self.tree.common_length(space, key), row_length)  # making room may have evicted some of it
         end = row_length
         if not enough:
             room = self.tree.max_bytes - self.tree.used_bytes - overhead - promised
@@ -172,22 +181,20 @@ class PrefixCache:
         return capture
 
     def forget_planned(self, but: Iterable[Capture] = ()) -> None:
-        """The captures planned for a step that is over, whether or not they came to something."""
+        """Forget the captures that were planned for a step that is over, done or not."""
         staying = {id(capture) for capture in but}
         self._planned = {key: size for key, size in self._planned.items() if key in staying}
 
     def insert(self, snapshot: Snapshot, now: float) -> bool:
-        """False where it is not stored: the row goes on all the same."""
+        """Store a snapshot. Returns False if it is not stored; the row goes on in any case."""
         self._planned.pop(id(snapshot.capture), None)
-        return self._or_skip(partial(self._insert, snapshot, now), False, "A snapshot could not be stored")
+        return self._or_skip(partial(self._insert, snapshot, now), False)
 
-    def _or_skip(self, work: Callable[[], T], skipped: T, message: str) -> T:
-        try:
+    def _or_skip(self, work: Callable[[], T], skipped: T) -> T:
+        with Fence("the row, whose state is not stored"):
             return work()
-        except Exception:  # whatever it is, it concerns the copy alone
-            logger.exception(message)
-            self.num_skipped_captures += 1
-            return skipped
+        self.num_skipped_captures += 1
+        return skipped
 
     def _insert(self, snapshot: Snapshot, now: float) -> bool:
         capture, space = snapshot.capture, self._space(snapshot.capture.seq)
@@ -201,17 +208,17 @@ class PrefixCache:
             now=now,
         )
         if is_stored and capture.end >= capture.seq.prefill_end:
-            points = capture.seq.prompt.snapshot_points  # a question after many tool calls goes back to an old one
+            points = capture.seq.prompt.snapshot_points  # a question after many tool calls resumes from an old point
             self.tree.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
                 self.tree.drop_state(space, capture.key[: point * WORD_BYTES])
         return is_stored
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
-        """Whether `seq` had better wait for what `leader` is computing; the point it waits for is made sure of.
+        """Whether `seq` should wait for the prefill of `leader`. If so, the leader will capture the common prefix.
 
-        A state-keeping model can only resume where its leader has yet to stop; one that resumes anywhere also uses
-        what the leader has passed already, once that is captured.
+        A model with recurrent state can only resume at a point that the leader has not passed yet. A model that
+        resumes anywhere can also use what the leader has passed, once that is captured.
         """
         if seq.cache_salt != leader.cache_salt or seq.seq_id in self._unusable:
             return False
@@ -220,7 +227,7 @@ class PrefixCache:
         if shared < MIN_SHARED_TOKENS:
             return False
         if shared - self.tree.common_length(self._space(seq), mine) < MIN_SHARED_TOKENS:
-            return False  # the cache holds it already, or nearly
+            return False  # the cache holds it already, or almost
         if shared > leader.num_computed_tokens:
             self._points.setdefault(leader.seq_id, set()).add(shared)
             return True
@@ -230,7 +237,7 @@ class PrefixCache:
         return False
 
     def awaits(self, seq: Sequence, capture: Capture) -> bool:
-        """Whether a copy that this step takes holds more of the prompt than the cache does."""
+        """Whether a capture of this step will hold more of the prompt than the cache does."""
         if seq.cache_salt != capture.seq.cache_salt or seq.seq_id in self._unusable:
             return False
         mine = self._key(seq, seq.num_tokens)
@@ -240,7 +247,7 @@ class PrefixCache:
         return shared - self.tree.common_length(self._space(seq), mine) >= MIN_SHARED_TOKENS
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Cached state yields to live rows."""
+        """Limit cached state to `num_bytes`, because rows need the rest."""
         self.tree.set_limit(min(self._max_bytes, num_bytes))
 
     def _space(self, seq: Sequence) -> Space:

@@ -7,8 +7,8 @@ import pytest
 from vllm_mlx.core.memory import MemoryBudget, Overrun
 from vllm_mlx.core.sequence import Sequence
 from vllm_mlx.core.step import ChunkTiming, StepOutput, StepPlan
-from vllm_mlx.scheduler.pacing import PrefillPacer
-from vllm_mlx.scheduler.pool import Pool
+from vllm_mlx.scheduler.memory_pool import MemoryPool
+from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 
 from .fake_runner import FakeRunner, reply
 from .test_scheduler import Bench
@@ -118,7 +118,7 @@ def test_rows_side_by_side_again_once_the_pool_has_grown_back():
 
 def test_a_chunk_that_must_be_long_takes_it_from_the_pool():
     """An image's tokens are not parted in some families."""
-    pool = Pool(reckoned(10_000), pacer())
+    pool = MemoryPool(reckoned(10_000), pacer())
     for _ in range(3):
         pool.use(9000)
         pool.observe(StepOutput(overrun=Overrun(peak_bytes=500), chunk_timings=(ChunkTiming(0, 256, 0.1),)))
@@ -138,7 +138,7 @@ def test_no_chunk_becomes_longer_by_being_too_long(max_chunk: int):
 
 def test_as_short_as_they_may_be_chunks_stay_so_while_memory_is_short():
     one = pacer()
-    pool = Pool(reckoned(10_000), one)
+    pool = MemoryPool(reckoned(10_000), one)
     one.shorten(128)
     for _ in range(8):
         chunk = ChunkTiming(0, one.chunk_tokens(1000.0), 0.001)

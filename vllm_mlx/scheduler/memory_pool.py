@@ -1,0 +1,67 @@
+"""The bytes that rows and cached state may use: planned at load, lowered after a step above the device limit."""
+
+import logging
+
+from ..core.memory import NO_OVERRUN, MemoryBudget
+from ..core.step import StepOutput
+from .prefill_pacer import PrefillPacer
+
+logger = logging.getLogger(__name__)
+
+_GROWTH_STEPS = 1024  # steps within the limit after which the complete pool is used again
+_MARGIN = 16  # a pool that has grown by 1/16 has room again
+
+
+class MemoryPool:
+    """Owns the size of the pool, and asks the pacer for shorter chunks before it shrinks the pool."""
+
+    def __init__(self, memory: MemoryBudget, pacer: PrefillPacer):
+        self.num_bytes = memory.rows_bytes
+        self.num_shortened = 0  # times that chunks were made shorter
+        self._planned_bytes = memory.rows_bytes
+        self._pacer = pacer
+        self._used_bytes = 0
+        self._crowded_bytes: int | None = None  # its size when a row was preempted; None again once a row has ended
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a row that is admitted now would soon be preempted."""
+        margin = self._planned_bytes // _MARGIN
+        return self._crowded_bytes is not None and self.num_bytes < self._crowded_bytes + margin
+
+    def crowd(self) -> None:
+        """Note that a row was preempted."""
+        self._crowded_bytes = self.num_bytes
+
+    def relieve(self) -> None:
+        """Note that a row has ended, or left for another reason than memory pressure."""
+        self._crowded_bytes = None
+
+    def use(self, num_bytes: int) -> None:
+        """Note the computed size of rows and cached state at the start of a step."""
+        self._used_bytes = num_bytes
+
+    def observe(self, output: StepOutput) -> None:
+        """Shorten prefill chunks first after an overrun; shrink the pool only if that is not enough."""
+        overrun, chunks = output.overrun, output.chunk_timings
+        if overrun == NO_OVERRUN:
+            self.num_bytes = min(self._planned_bytes, self.num_bytes + max(1, self._planned_bytes // _GROWTH_STEPS))
+            for chunk in chunks:
+                self._pacer.lengthen(chunk.num_tokens)
+            return
+        is_shorter = bool(chunks) and self._pacer.shorten(max(chunk.num_tokens for chunk in chunks))
+        self.num_shortened += is_shorter
+        if lacking := overrun.kept_bytes if is_shorter else overrun.peak_bytes:
+            self._shrink_to(max(0, self._used_bytes - lacking))
+
+    def _shrink_to(self, num_bytes: int) -> None:
+        if num_bytes >= self.num_bytes:
+            return
+        if self.num_bytes == self._planned_bytes:
+            logger.warning(
+                "The device has less memory than planned: running requests and the prefix cache now share "
+                "%.2f GB instead of %.2f GB",
+                num_bytes / 1e9,
+                self._planned_bytes / 1e9,
+            )
+        self.num_bytes = num_bytes

@@ -1,0 +1,87 @@
+"""The sequences that wait and run, and what has been decided about them since the last plan."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..core.sequence import Sequence, SequenceStatus
+from ..core.step import Capture, Restore
+
+
+@dataclass(slots=True)
+class Pending:
+    """Decisions that the next plan hands to the runner, and news that no client has heard yet."""
+
+    release: list[int] = field(default_factory=list)  # seq_ids whose state is dropped
+    captures: list[Capture] = field(default_factory=list)  # of rows that leave
+    restores: list[Restore] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)  # admitted for the first time, not reported yet
+    ended: list[Sequence] | None = None  # ended in the update that is being computed; None: between updates
+
+
+class RunningSet:
+    """Owns the order of waiting and of running sequences. A running sequence has a row, unless it is drained.
+
+    A drained sequence has nothing left to compute: its last sample is in flight, and its state is released already.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}  # in order of admission, the youngest last
+        self._drained: set[int] = set()
+
+    def __len__(self) -> int:
+        """Number of running sequences."""
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """The running sequences, the youngest last."""
+        return iter(self._running.values())
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._running
+
+    @property
+    def by_id(self) -> dict[int, Sequence]:
+        return self._running
+
+    def rows(self) -> list[Sequence]:
+        """The running sequences that hold state, the youngest last."""
+        return [seq for seq in self if seq.seq_id not in self._drained]
+
+    def prefilling(self) -> list[Sequence]:
+        return [seq for seq in self if seq.status is SequenceStatus.PREFILLING]
+
+    def decoding(self) -> list[Sequence]:
+        return [seq for seq in self.rows() if seq.status is SequenceStatus.DECODING]
+
+    def find(self, seq_id: int) -> Sequence | None:
+        return self._running.get(seq_id) or next((seq for seq in self.waiting if seq.seq_id == seq_id), None)
+
+    def admit(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self._running[seq.seq_id] = seq
+
+    def drain(self, seq: Sequence) -> None:
+        """From now on the sequence has no row; it runs until its last sample is read."""
+        self._drained.add(seq.seq_id)
+
+    def requeue(self, seq: Sequence) -> bool:
+        """Move a running sequence to the front of the waiting ones. Returns whether it had a row."""
+        self.waiting.appendleft(seq)
+        seq.status = SequenceStatus.WAITING
+        seq.num_computed_tokens = 0
+        return self._stop(seq)
+
+    def remove(self, seq: Sequence) -> bool:
+        """Forget a sequence. Returns whether it had a row."""
+        if seq.seq_id in self._running:
+            return self._stop(seq)
+        self.waiting.remove(seq)
+        return False
+
+    def _stop(self, seq: Sequence) -> bool:
+        del self._running[seq.seq_id]
+        had_row = seq.seq_id not in self._drained
+        self._drained.discard(seq.seq_id)
+        return had_row
