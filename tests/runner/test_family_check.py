@@ -56,13 +56,13 @@ def test_what_is_right_passes_at_any_precision(tried, family, dtype):
 
 
 def test_attention_in_one_direction_is_found_out(tried, monkeypatch):
-    monkeypatch.setattr(MultimodalModel, "whole_images", False)
+    monkeypatch.setattr(MultimodalModel, "bidirectional_images", False)
     with pytest.raises(ModelLoadError, match="something else"):
         tried("gemma4")
 
 
 def test_positions_of_plain_text_are_found_out(tried, monkeypatch):
-    monkeypatch.setattr(MultimodalModel, "placed", lambda self, seq: [])
+    monkeypatch.setattr(MultimodalModel, "items_in_grid", lambda self, seq: [])
     with pytest.raises(ModelLoadError, match="places their tokens"):
         tried("qwen3_vl")
 
@@ -81,7 +81,7 @@ def test_a_video_that_is_right_passes_at_any_precision(video_fault, family, dtyp
 
 
 def test_a_video_placed_as_plain_text_is_found_out(video_fault, monkeypatch):
-    monkeypatch.setattr(MultimodalModel, "placed", lambda self, seq: [])
+    monkeypatch.setattr(MultimodalModel, "items_in_grid", lambda self, seq: [])
     assert "places their tokens" in video_fault("qwen3_vl")
 
 

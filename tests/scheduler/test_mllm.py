@@ -27,7 +27,7 @@ def scheduler(*, whole: bool = False, rows_bytes: int = 10_000, chunk: int = 64)
         media=MediaCache(0),
         max_media_bytes=rows_bytes // 2,
         media_bytes_per_token=2,
-        whole_images=whole,
+        bidirectional_images=whole,
     )
 
 

@@ -109,7 +109,7 @@ def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> Non
     ("part", "words"),
     [
         (video(url(b"text")), "Video 1 of this request"),
-        (video(url(sound())), "no pictures in it"),
+        (video(url(sound())), "no frames in it"),
         (video(url(encode_picture(FRAMES[0]))), "Send it as an image"),
         (video(url(VIDEO + bytes(100_000))), "--max-video-bytes"),
         (video("file:///etc/passwd"), "no such file"),

@@ -117,7 +117,7 @@ def make_scheduler(
         media=model.media,
         max_media_bytes=memory.rows_bytes // _MEDIA_SHARE,
         media_bytes_per_token=0 if images is None else images.feature_bytes_per_token,
-        whole_images=model.whole_images,
+        bidirectional_images=model.bidirectional_images,
     )
 
 

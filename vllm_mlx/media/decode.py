@@ -1,6 +1,6 @@
-"""Bytes of an image file → pixels, by Pillow. The content decides what it is, not what anybody calls it.
+"""Decodes image files with Pillow. The content decides which format it is; names and media types are ignored.
 
-Of an animation it is the first frame. Colour profiles are not applied.
+An animation becomes its first frame. Colour profiles are not applied.
 """
 
 import io
@@ -17,7 +17,7 @@ from PIL.ImageFile import ImageFile as PillowFile
 from ..core.errors import InvalidImage, setting
 from .image import DecodedImage
 
-# Pillow is asked for these alone: each further format is more code that strangers' files reach.
+# Pillow may use no other decoders: every further format is more code that strangers' files reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _STARTS = (
@@ -39,29 +39,8 @@ _STARTS = (
 )
 _OWN_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM")
 _MARKUP = re.compile(rb"^(?:\xef\xbb\xbf)?\s*<")
-
-
-def what_else(data: bytes, unknown: str = f"no image that this server reads ({', '.join(FORMATS)})") -> str:
-    """The end of the sentence "it is …": what the file is instead, as far as it can be told; else, `unknown`."""
-    start = bytes(data[:2048])
-    if not start:
-        return "empty"
-    if _MARKUP.match(start):
-        if b"<svg" in start.lower():
-            return "an SVG, which is drawn by a program and not decoded. Send it as a PNG"
-        return "a page of markup (HTML or XML)"
-    if start.startswith(_OWN_STARTS) or start[4:12] == b"ftypavif":
-        return "broken, or of a rare kind: its header cannot be read. Save it anew as a PNG"
-    if start[4:8] == b"ftyp":
-        return "an HEIC. Send it as a JPEG or a PNG" if start[8:12] in _HEIF_BRANDS else "a video"
-    for prefix, name in _STARTS:
-        if start.startswith(prefix):
-            return name
-    return unknown
-
-
 _ORIENTATION = 0x0112
-# What is done to (rows, columns, 3), by how the camera was held: EXIF 2.32, 4.6.4 A.
+# Turns (rows, columns, 3) upright, by EXIF orientation: EXIF 2.32, 4.6.4 A.
 _UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -72,31 +51,50 @@ _UPRIGHT: Mapping[int, Callable[[np.ndarray], np.ndarray]] = {
     8: lambda pixels: np.rot90(pixels),
 }
 _STRIP_PIXELS = 1 << 20
-_MAX_SCANS = 100  # of a progressive JPEG, which has about ten: each costs a pass over all pixels
-_MAX_MARKERS = 10_000  # of a JPEG that are looked at; a photograph has less than a hundred
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # not a restart of a scan, nor the byte FF in its data
+_MAX_SCANS = 100  # in a progressive JPEG, which has about ten: every scan is a pass over all pixels
+_MAX_MARKERS = 10_000  # read from a JPEG; a photograph has less than a hundred
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # neither a restart of a scan nor the byte FF in its data
 _IMAGE_START, _IMAGE_END, _SCAN = b"\xd8", b"\xd9", b"\xda"
-# Pillow reads each chunk or segment of a file with a few calls, in Python, and keeps many of them as objects. A large
+# Pillow reads every chunk or segment of a file with a few calls, in Python, and keeps many as objects. A large
 # photograph takes hundreds of reads, a PNG of 20 MB in chunks of 8 kB ten thousand.
 _MAX_READS = 100_000
-# What a decoder raises on a file that is not what it expects.
+# What Pillow's decoders raise on invalid files.
 _FAILURES = (
     OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError,
     MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
 
 
+def what_else(data: bytes, unknown: str = f"no image that this server reads ({', '.join(FORMATS)})") -> str:
+    """The end of the sentence "it is …": what the file seems to be by its first bytes, or `unknown`."""
+    start = bytes(data[:2048])
+    if not start:
+        return "empty"
+    if _MARKUP.match(start):
+        if b"<svg" in start.lower():
+            return "an SVG, which is drawn by a program and not decoded. Send it as a PNG"
+        return "a page of markup (HTML or XML)"
+    if start.startswith(_OWN_STARTS) or start[4:12] == b"ftypavif":
+        return "broken, or of a rare kind: its header cannot be read. Save it again as a PNG"
+    if start[4:8] == b"ftyp":
+        return "an HEIC. Send it as a JPEG or a PNG" if start[8:12] in _HEIF_BRANDS else "a video"
+    for prefix, name in _STARTS:
+        if start.startswith(prefix):
+            return name
+    return unknown
+
+
 class ImageFile:
-    """An image file whose header has been read. Holds the file's bytes, and neither a decoder nor pixels."""
+    """An image file with a valid header. Holds the file's bytes, but neither a decoder nor pixels."""
 
     def __init__(self, data: bytes, *, max_pixels: int):
-        """Raises InvalidImage for what is no image, and for one whose decoding would cost too much."""
+        """Raises InvalidImage if it is no image, or one that would cost too much to decode."""
         self._data = data
         try:
             with _opened(data) as image:
                 self.width, self.height = image.size
                 is_jpeg = image.format in ("JPEG", "MPO")
-                # Pillow decodes a few variants of formats in Python, some hundred times slower than all others.
+                # Pillow decodes a few variants of formats in Python, some hundred times slower than the others.
                 is_slow = any(tile[0] in Image.DECODERS for tile in image.tile)
         except Image.DecompressionBombError as error:
             raise InvalidImage(_too_large("far too many", max_pixels)) from error
@@ -114,11 +112,11 @@ class ImageFile:
         return self.width * self.height
 
     def decode(self) -> DecodedImage:
-        """Upright, and on white where it is transparent. Raises InvalidImage."""
+        """The image upright, and on white where it is transparent. Raises InvalidImage."""
         return DecodedImage.of(self.pixels())
 
     def pixels(self) -> np.ndarray:
-        """The same as an array: (rows, columns, 3), uint8. Raises InvalidImage."""
+        """The pixels of `decode`: (rows, columns, 3), uint8. Raises InvalidImage."""
         try:
             with _opened(self._data) as image:
                 image.load()
@@ -128,7 +126,7 @@ class ImageFile:
 
 
 class _File(io.BytesIO):
-    """The bytes of a file, for as many reads as an honest one takes."""
+    """The bytes of a file, which may be read as often as an honest file needs."""
 
     def __init__(self, data: bytes):
         super().__init__(data)
@@ -143,7 +141,7 @@ class _File(io.BytesIO):
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[PillowFile]:
-    """Pillow's image of a file. It is closed at the end, which frees the pixels that Pillow itself keeps."""
+    """Pillow's image of a file, closed at the end to free the pixels that Pillow itself keeps."""
     image = Image.open(_File(data), formats=FORMATS)
     try:
         yield image
@@ -152,7 +150,7 @@ def _opened(data: bytes) -> Iterator[PillowFile]:
 
 
 def _has_many_scans(data: bytes) -> bool:
-    """Up to the end of the image: phones append a second image or a video to a photograph."""
+    """Count scans up to the end of the image: phones append a second image or a video to a photograph."""
     if data.count(b"\xff" + _SCAN) <= _MAX_SCANS:
         return False
     at = num_scans = 0
@@ -170,7 +168,7 @@ def _has_many_scans(data: bytes) -> bool:
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
-    """(rows, columns, 3), uint8. Strip by strip, which takes little memory and no lock of the interpreter for long."""
+    """(rows, columns, 3), uint8. Converted in strips, to save memory and to hold the interpreter lock only briefly."""
     width, height = image.size
     pixels = np.empty((height, width, 3), np.uint8)
     step = max(1, _STRIP_PIXELS // width)
@@ -181,7 +179,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    """RGB, each sample in 8 bits."""
+    """The image in RGB, 8 bits a sample."""
     if image.mode.startswith("I;16"):
         samples = np.array(image) >> 8
         return Image.fromarray(samples.astype(np.uint8)).convert("RGB")
@@ -193,7 +191,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Turned as the image says that the camera was held, where it says so in a form that can be read."""
+    """The pixels turned by the EXIF orientation, if there is one that can be read."""
     try:
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
     except _FAILURES:

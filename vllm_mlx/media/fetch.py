@@ -1,6 +1,7 @@
-"""Images and videos fetched over HTTP, from public addresses only. Knows no image formats.
+"""Fetches images and videos over HTTP, from public addresses only. Knows no image formats.
 
-A name is looked up once for each hop, all that it stands for is checked, and the connection goes to that very address.
+A host name is resolved once for every hop, all its addresses are checked, and the connection goes to one of them: a
+second look-up could give another address.
 """
 
 import asyncio
@@ -20,16 +21,16 @@ from ..core.errors import InvalidImage, setting
 from .addresses import is_public
 from .sources import Kind, check_bytes
 
-HEURISTIC_S = 300.0  # where the server says nothing
+HEURISTIC_S = 300.0  # freshness of an answer that does not state it
 _MAX_S = 24 * 3600.0
 _MOVED_FOR_NOW = (302, 303, 307)
 _DIRECTIVE = re.compile(r"([a-z-]+)(?:\s*=\s*\"?(\d+)\"?)?")
 
 
 def fresh_s(status: int, headers: Mapping[str, str]) -> float:
-    """Seconds for which it need not be asked again; 0: ask every time.
+    """Seconds for which an HTTP answer stays fresh (RFC 9111); 0 if the server has to be asked every time.
 
-    It was asked for without credentials or cookies, so that it says the same to everyone.
+    The request carried no credentials or cookies, so the answer is the same for everyone.
     """
     control = dict(_DIRECTIVE.findall(headers.get("cache-control", "").lower()))
     if {"no-store", "no-cache"} & control.keys() or "*" in headers.get("vary", ""):
@@ -47,20 +48,20 @@ def _age_s(headers: Mapping[str, str]) -> float:
     return float(age[:12]) if age.isdecimal() else 0.0
 
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]  # name, port -> addresses in numbers
+Resolve = Callable[[str, int], Awaitable[list[str]]]  # host name, port -> numeric addresses
 _HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
-_MAX_ADDRESSES = 4  # of one name that are tried
-_CONNECT_S = 3.0  # for each of them
+_MAX_ADDRESSES = 4  # tried for one host name
+_CONNECT_S = 3.0  # to connect to one address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """`data` None: what was fetched before is still what is there."""
+    """An answer. `data` is None if the known data are still current."""
 
     data: bytes | None
-    url: str  # where it was in the end
+    url: str  # after all redirects
     fresh_s: float
-    validators: Mapping[str, str] = field(default_factory=dict)  # headers that ask whether it has changed
+    validators: Mapping[str, str] = field(default_factory=dict)  # request headers that ask whether it has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class _Target:
     addresses: tuple[str, ...]
 
 
-class _Opened:
-    """The connections of one request: who gives up during a TLS handshake leaves one open that the library forgot."""
+class _Connections:
+    """The connections of one request. httpx leaves one open if it is cancelled during the TLS handshake."""
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
@@ -85,7 +86,7 @@ class _Opened:
 
 
 class MediaFetcher:
-    """Used on one event loop. `resolve` and `is_allowed` are the network's own but in tests."""
+    """Used on one event loop. `resolve` and `is_allowed` are replaced in tests only."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class MediaFetcher:
         self._config = config
         self._resolve = resolve or _resolve
         self._is_allowed = is_allowed or ((lambda address: True) if config.allow_private_media else is_public)
-        # A kept connection would be shared by names of one address, and is checked for the first of them only.
+        # A kept connection would be shared by host names of one address, but checked for the first of them only.
         self._transport = httpx.AsyncHTTPTransport(
             verify=ssl_context or httpx.create_ssl_context(),
             trust_env=False,
@@ -106,9 +107,9 @@ class MediaFetcher:
         )
 
     async def fetch(self, url: str, *, kind: Kind = "image", known: Fetched | None = None) -> Fetched:
-        """Without credentials, cookies or proxies. Raises InvalidImage; a time limit is the caller's.
+        """Download without credentials, cookies or proxies. Sets no time limit. Raises InvalidImage.
 
-        `known`: what it was before, so that the server may answer that it still is.
+        `known`: the last answer, so that the server may reply that it is still current.
         """
         freshness = float("inf")
         for _ in range(self._config.max_media_redirects + 1):
@@ -123,19 +124,21 @@ class MediaFetcher:
                 answer = await self._answer(target, response, kind, same)
                 return replace(answer, fresh_s=min(freshness, answer.fresh_s))
             except httpx.TransportError as error:
-                raise InvalidImage(f"{_host(target.url)} closed the connection before all of it had come.") from error
+                raise InvalidImage(
+                    f"{_host(target.url)} closed the connection before the file was complete."
+                ) from error
             finally:
                 await response.aclose()
         raise InvalidImage(
             f"its address was redirected more than {self._config.max_media_redirects} times "
-            f"({setting('max_media_redirects')}). Send the address where it is."
+            f"({setting('max_media_redirects')}). Send its final address."
         )
 
     async def close(self) -> None:
         await self._transport.aclose()
 
     async def _target(self, text: str) -> _Target:
-        """Raises InvalidImage unless everything that the name stands for may be asked."""
+        """Raises InvalidImage unless all addresses of the host name are allowed."""
         url = _checked(text)
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
@@ -150,7 +153,7 @@ class MediaFetcher:
         return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
 
     async def _answer(self, target: _Target, response: httpx.Response, kind: Kind, known: Fetched | None) -> Fetched:
-        """`known`: what there was, which the server may say is still the same."""
+        """`known`: the last answer from this address, which the server may confirm."""
         lasts_s, validators = fresh_s(response.status_code, response.headers), _validators(response)
         if known is None or response.status_code != 304:
             data = await self._body(response, kind)
@@ -164,10 +167,10 @@ class MediaFetcher:
         )
 
     async def _send(self, target: _Target, headers: Mapping[str, str]) -> httpx.Response:
-        """The headers of the answer of the first address that answers."""
+        """The response of the first address that answers, up to its headers."""
         url = target.url
         for address in target.addresses:
-            opened = _Opened()
+            opened = _Connections()
             request = _request(url, address, headers, opened)
             try:
                 return await self._transport.handle_async_request(request)
@@ -185,7 +188,7 @@ class MediaFetcher:
             raise InvalidImage(f"the server that has it answered with status {response.status_code}.")
         headers = response.headers
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            raise InvalidImage("the server that has it sent it compressed, which nobody asked for.")
+            raise InvalidImage("the server that has it sent it compressed, although it was asked not to.")
         given = headers.get("content-type", "").partition(";")[0].strip().lower()
         if given and not any(fnmatchcase(given, pattern.lower()) for pattern in self._config.media_content_type):
             raise InvalidImage(
@@ -205,7 +208,7 @@ def _checked(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
         port = url.port
-    except (httpx.InvalidURL, ValueError) as error:  # among them names that no host can have
+    except (httpx.InvalidURL, ValueError) as error:  # also for impossible host names
         raise InvalidImage("its address is not a valid URL.") from error
     if url.scheme not in ("http", "https"):
         raise InvalidImage(f"its address leads to `{url.scheme[:20]}:`; only http and https are fetched.")
@@ -218,8 +221,8 @@ def _checked(text: str) -> httpx.URL:
     return url
 
 
-def _request(url: httpx.URL, address: str, headers: Mapping[str, str], opened: _Opened) -> httpx.Request:
-    """To that very address, in the name's own words."""
+def _request(url: httpx.URL, address: str, headers: Mapping[str, str], opened: _Connections) -> httpx.Request:
+    """A request that goes to `address` and names the host of `url`."""
     return httpx.Request(
         "GET",
         url.copy_with(host=address, fragment=None),
@@ -236,22 +239,22 @@ def _next_url(url: httpx.URL, response: httpx.Response) -> str:
     try:
         return str(url.join(response.headers["location"]))
     except (httpx.InvalidURL, ValueError) as error:
-        raise InvalidImage(f"{_host(url)} redirects to what is not a valid URL.") from error
+        raise InvalidImage(f"{_host(url)} redirects to an invalid URL.") from error
 
 
 def _validators(response: httpx.Response) -> dict[str, str]:
-    """Only what can be sent back as it came."""
+    """Validators that can be sent back unchanged."""
     asked = {"etag": "if-none-match", "last-modified": "if-modified-since"}
     given = {question: response.headers.get(name, "") for name, question in asked.items()}
     return {question: value for question, value in given.items() if 0 < len(value) < 500 and value.isascii()}
 
 
 def _host(url: httpx.URL) -> str:
-    """As it goes over the wire: what is looked up, checked and asked is one name."""
+    """The host name as it is sent: the same for the look-up, the certificate and the request."""
     return url.raw_host.decode("ascii")
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """The system's own look-up, which knows every spelling of an address that it would connect to."""
+    """The system's look-up, which understands every spelling of an address that it would connect to."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]

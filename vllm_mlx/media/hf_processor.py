@@ -1,4 +1,4 @@
-"""The checkpoint's own processor, which is the library's: text and pixels → ids and tensors. Knows no conversation."""
+"""The checkpoint's processor, from the library: text and pixels → token ids and arrays. Knows no conversation."""
 
 import inspect
 import json
@@ -13,18 +13,18 @@ from ..core.errors import ModelLoadError, first_line, setting
 from ..tokens.remote_code import RemoteCodeRefused, remote_code
 from ..tokens.tokenizer import Tokenizer
 
-# How it may be asked for ids: most take the first.
+# Options for token ids without special tokens: most processors take the first.
 WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": False}), MappingProxyType({}))
 # What a processor raises on pixels that it cannot take.
 REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
-# And what on media or texts of a kind that it was not made for.
+# What a processor raises on kinds of media or texts that it was not written for.
 FAULTS = (*REFUSALS, LookupError, ArithmeticError, AttributeError, AssertionError, ImportError, RuntimeError)
-MAX_REASON = 200  # characters of what a library says
-_NOT_TENSORS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+MAX_REASON = 200  # characters of a library's message
+_NOT_ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
 class ModelProcessor:
-    """Not made for several threads."""
+    """Not safe to share between threads."""
 
     def __init__(self, processor: Any, tokenizer: Tokenizer, options: Mapping[str, Any]):
         """`options`: one of `WAYS`."""
@@ -35,32 +35,32 @@ class ModelProcessor:
 
     @property
     def video_processor(self) -> Any:
-        """None where it takes no videos."""
+        """None if it takes no videos."""
         return getattr(self._processor, "video_processor", None)
 
     def takes(self, name: str) -> bool:
-        """Whether `run` may be given something of that name."""
+        """Whether the processor has a parameter of this name."""
         return name in inspect.signature(self._processor.__call__).parameters
 
-    def run(self, text: str, *, keep_all: bool = False, **shown: Any) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Ids of the text, and tensors of what is shown in it: `images`, or `videos` with what they take besides.
+    def run(self, text: str, *, keep_all: bool = False, **media: Any) -> tuple[list[int], dict[str, np.ndarray]]:
+        """Token ids of the text, and encoder inputs of its `media`: `images`, or `videos` with their metadata.
 
-        `keep_all`: also tensors that stand for ids.
+        `keep_all`: also return arrays that describe token ids.
         """
-        outputs = dict(self._processor(text=[text], **shown, **self._options))
-        if "images" in outputs:  # some families' name for it
+        outputs = dict(self._processor(text=[text], **media, **self._options))
+        if "images" in outputs:  # the name in some families
             outputs["pixel_values"] = outputs.pop("images")
         ids = [int(token_id) for token_id in np.array(outputs["input_ids"]).reshape(-1)]
         begin = self._tokenizer.encode("", add_special_tokens=True)
         if not self._options and begin and ids[: len(begin)] == begin:
-            ids = ids[len(begin) :]  # the chat template writes them
-        left_out = {"input_ids", "attention_mask"} if keep_all else _NOT_TENSORS
-        tensors = {name: _tensor(value) for name, value in outputs.items() if name not in left_out}
-        return ids, {name: tensor for name, tensor in tensors.items() if tensor is not None}
+            ids = ids[len(begin) :]  # the chat template writes the first token itself
+        left_out = {"input_ids", "attention_mask"} if keep_all else _NOT_ENCODER_INPUTS
+        arrays = {name: _array(value) for name, value in outputs.items() if name not in left_out}
+        return ids, {name: array for name, array in arrays.items() if array is not None}
 
 
 def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remote_code: bool) -> Any:
-    """Raises ModelLoadError where the checkpoint's files make none."""
+    """Raises ModelLoadError if it cannot be loaded from the checkpoint's files."""
     from mlx_vlm.utils import get_model_and_args, load_processor
 
     get_model_and_args(dict(config))  # registers the family's own processor
@@ -80,8 +80,8 @@ def unusable(path: Path, reason: str) -> ModelLoadError:
     )
 
 
-def _tensor(value: Any) -> np.ndarray | None:
-    """Numpy, made in the thread that made the value: a lazy array of MLX belongs to it. None for what is no array."""
+def _array(value: Any) -> np.ndarray | None:
+    """A numpy array, made in the thread that made the value: lazy MLX arrays belong to it. None if it is no array."""
     if value is None or isinstance(value, str):
         return None
     array = np.array(value)

@@ -1,7 +1,7 @@
-"""Grids of images and videos as positions of their tokens (mRoPE). Arithmetic; knows no tokens.
+"""Positions of the tokens of images and videos that form a grid (mRoPE). Arithmetic; knows no tokens.
 
-Qwen2-VL (arXiv 2409.12191): a grid (t, h, w) spans t, h and w positions on three axes from where it begins. Qwen2.5-VL
-(arXiv 2502.13923) spaces a video's t by time.
+Qwen2-VL (arXiv 2409.12191): a grid (t, h, w) spans t, h and w positions on three axes, counted from its start.
+Qwen2.5-VL (arXiv 2502.13923) spaces the t axis of a video by time.
 """
 
 from collections.abc import Iterable
@@ -18,10 +18,10 @@ def image_layout(grid: Grid) -> Layout:
 
 
 def video_layouts(grid: Grid, step: float, group: int) -> list[Layout]:
-    """Of a video that is one grid, in pieces of `group` along t; `step`: positions from one t to the next."""
+    """Layouts of a video that is one grid, in pieces of `group` along t. `step`: positions from one t to the next."""
     t, h, w = grid
     times = (np.arange(t + 1) * step).astype(np.int32)
-    times[t] = max(times[t - 1] + 1, h, w)  # what follows the video goes on behind its longest axis
+    times[t] = max(times[t - 1] + 1, h, w)  # text after the video continues behind its longest axis
     layouts = []
     for first in range(0, t, group):
         last = min(t, first + group)
@@ -32,7 +32,7 @@ def video_layouts(grid: Grid, step: float, group: int) -> list[Layout]:
 
 
 def joined(parts: Iterable[Layout | int]) -> Layout:
-    """What stands one behind the other: grids, and texts of so many tokens."""
+    """The layout of grids and texts in sequence; a text is given by its number of tokens."""
     positions, begin = [], 0
     for part in parts:
         if isinstance(part, int):

@@ -8,15 +8,15 @@ from ..core.deadline import Deadline
 from ..core.errors import InvalidImage, Overloaded
 from .sources import megabytes
 
-_SMALL_SHARE = 8  # a request with at most one part in so many of all pixels is small
+_SMALL_SHARE = 8  # a request with at most an eighth of all pixels is small
 _FETCHES_PER_REQUEST = 4
-_MAX_REQUEST_BYTES = 256 * 1024 * 1024  # of the files of one request, as of its body
-MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # of all requests whose files are not yet decoded
+_MAX_REQUEST_BYTES = 256 * 1024 * 1024  # the files of one request together; a request body has the same limit
+MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # all files that are not decoded yet
 _RETRY_S = 5.0
 
 
 class PixelLane:
-    """First come, first served: a large request is not overtaken for ever by small ones."""
+    """A queue for pixels, in order of arrival: small requests do not overtake a large one for ever."""
 
     def __init__(self, max_pixels: int):
         self.max_pixels = self._free = max_pixels
@@ -24,15 +24,15 @@ class PixelLane:
 
     @property
     def num_pixels(self) -> int:
-        """In memory now."""
+        """Pixels in memory now."""
         return self.max_pixels - self._free
 
     def has_room(self, num_pixels: int) -> bool:
-        """Whether they may enter at once."""
+        """Whether they may enter without waiting."""
         return not self._waiting and num_pixels <= self._free
 
     async def enter(self, num_pixels: int) -> None:
-        """Waits until they fit; `num_pixels` is at most all there are. Unless it is cancelled, `leave` must follow."""
+        """Wait until they fit; `num_pixels` is at most `max_pixels`. Unless this is cancelled, call `leave` later."""
         if self.has_room(num_pixels):
             self._free -= num_pixels
             return
@@ -58,11 +58,14 @@ class PixelLane:
             self._free -= num_pixels
             if not admitted.done():
                 admitted.set_result(None)
-            # One that was cancelled meanwhile gives back what it got, in `enter`.
+            # A request that was cancelled meanwhile gives its pixels back in `enter`.
 
 
 class PixelGate:
-    """Used on one event loop. Small requests never wait for large ones: an eighth beyond `max_pixels` is theirs."""
+    """A limit on pixels in memory. Used on one event loop.
+
+    Small requests never wait for large ones: they have another eighth of `max_pixels` to themselves.
+    """
 
     def __init__(self, max_pixels: int):
         self._main = PixelLane(max_pixels)
@@ -70,11 +73,11 @@ class PixelGate:
 
     @property
     def num_pixels(self) -> int:
-        """In memory now."""
+        """Pixels in memory now."""
         return self._main.num_pixels + self._small.num_pixels
 
     async def enter(self, num_pixels: int) -> PixelLane:
-        """The lane that they entered, and have to leave. `num_pixels` is at most `max_pixels`."""
+        """Returns the lane that was entered, which has to be left. `num_pixels` is at most `max_pixels`."""
         is_small = num_pixels <= self._small.max_pixels
         lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
         await lane.enter(num_pixels)

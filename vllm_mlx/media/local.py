@@ -1,4 +1,4 @@
-"""Files of this machine, of one folder only. Knows no image formats."""
+"""Reads media files of this machine, from one folder only. Knows no image formats."""
 
 import os
 import stat
@@ -7,11 +7,11 @@ from pathlib import Path
 from ..core.errors import ConfigError, InvalidImage, setting
 from .sources import Kind, check_bytes
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not block
 
 
 class MediaRoot:
-    """None: no file may be read. Raises ConfigError where `root` is no folder."""
+    """The folder whose files may be read; None for no file at all. Raises ConfigError if `root` is no folder."""
 
     def __init__(self, root: str | None):
         self._root = None
@@ -22,7 +22,7 @@ class MediaRoot:
             self._root = folder.resolve()
 
     def read(self, path: str, max_bytes: int, kind: Kind = "image") -> bytes:
-        """The file's bytes. Links are followed, but not out of the folder. Raises InvalidImage."""
+        """The bytes of a file. Links that lead out of the folder are refused. Raises InvalidImage."""
         if self._root is None:
             raise InvalidImage(
                 f"this server reads no files. Send a data URL, or start it with {setting('media_root')} FOLDER."
@@ -39,7 +39,7 @@ class MediaRoot:
 
 
 def _open(root: Path, parts: tuple[str, ...]) -> int:
-    """Folder by folder and through no link: one that came since the path was resolved leads nowhere."""
+    """Open folder by folder and follow no link: one that was made after the path was resolved leads nowhere."""
     if not parts:
         raise IsADirectoryError(str(root))
     folder = os.open(root, _FLAGS | os.O_DIRECTORY)

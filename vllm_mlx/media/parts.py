@@ -1,4 +1,4 @@
-"""The images and videos of a conversation, wherever they stand in it. Reads none of them."""
+"""Finds, replaces and names the images and videos of a request's messages. Reads none of them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +12,12 @@ from .sources import label
 
 
 def media_parts(request: Request) -> tuple[MediaPart, ...]:
-    """In the order in which templates show them; those inside tool results too."""
+    """All images and videos in the order of the conversation, those in tool results included."""
     return tuple(part for message in request.messages or () for part in _of_message(message))
 
 
 def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Request:
-    """`media`: what is put in place of each."""
+    """The request with every image and video replaced as `media` says."""
     messages = tuple(
         replace(message, parts=tuple(_replaced(part, media) for part in message.parts))
         for message in request.messages or ()
@@ -26,7 +26,7 @@ def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Req
 
 
 def numbered(parts: Iterable[MediaPart]) -> Iterator[tuple[int, MediaPart]]:
-    """Counted from 1, images and videos each on their own."""
+    """Parts with their numbers, counted from 1; images and videos are counted separately."""
     counts: Counter[type[MediaPart]] = Counter()
     for part in parts:
         counts[type(part)] += 1
@@ -34,7 +34,7 @@ def numbered(parts: Iterable[MediaPart]) -> Iterator[tuple[int, MediaPart]]:
 
 
 def located(error: InvalidImage, number: int, part: MediaPart) -> InvalidImage:
-    """The same, with the number of the image or video in its request, its place and its name."""
+    """The error with the number, place and name of the image or video in front."""
     name, kind = ("Image", InvalidImage) if isinstance(part, ImagePart) else ("Video", InvalidVideo)
     where = f"{name} {number} of this request (`{part.param}`, {label(part.source)})"
     return kind(f"{where}: {error.message}", param=part.param)

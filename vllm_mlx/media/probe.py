@@ -1,4 +1,4 @@
-"""What a loaded vision model is tried with: pictures and a clip drawn here, put into prompts. Knows no model."""
+"""Prompts with images and a clip made here, which test a vision model when it is loaded. Knows no model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _NUM_FRAMES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A prompt whose media were made each by itself, and the tensors that the processor makes of all at once."""
+    """A prompt with media rendered one by one, and the encoder inputs that the processor makes of all at once."""
 
     prompt: PromptInputs
     inputs: Mapping[str, np.ndarray]
@@ -28,19 +28,19 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionProbe:
-    images: Trial  # two
-    video: Trial | None  # one, in several pieces; None: the model is shown no videos
-    sizes: tuple[PromptInputs, PromptInputs]  # a small and a larger image, each alone
+    images: Trial  # two images
+    video: Trial | None  # one video in several pieces; None if the model takes no videos
+    sizes: tuple[PromptInputs, PromptInputs]  # a small image alone, and a larger one alone
     max_image_tokens: int  # of one image
 
 
 def image_trial(text: str, processor: ModelProcessor, images: ImageRenderer) -> Trial:
-    """`text`: with two markers. Raises one of `REFUSALS`."""
-    pictures = [noise(seed) for seed in (1, 2)]
-    ids, inputs = processor.run(text, images=[images.fit(picture) for picture in pictures], keep_all=True)
+    """`text` holds two markers. Raises one of `REFUSALS`."""
+    noises = [noise(seed) for seed in (1, 2)]
+    ids, inputs = processor.run(text, images=[images.fit(image) for image in noises], keep_all=True)
     items: list[MediaItem] = []
-    for picture in pictures:
-        items += images.render(picture).placed(ids.index(images.token_id, items[-1].end if items else 0))
+    for image in noises:
+        items += images.render(image).placed(ids.index(images.token_id, items[-1].end if items else 0))
     return Trial(PromptInputs(token_ids=tuple(ids), media=tuple(items)), inputs)
 
 
@@ -61,15 +61,15 @@ def _in_pieces(text: str, videos: VideoRenderer) -> Trial:
     frames = np.stack([noise(seed).pixels for seed in range(_NUM_FRAMES)])
     clip = Clip.of(frames, [number / videos.even_fps for number in range(_NUM_FRAMES)], videos.even_fps)
     ids, inputs = videos.run(text, clip, keep_all=True)
-    rendition = videos.render(clip, piece_pixels=1)
+    rendered = videos.render(clip, piece_pixels=1)
     start = ids.index(videos.token_id)
-    if tuple(ids[start : start + len(rendition.token_ids)]) != rendition.token_ids:
+    if tuple(ids[start : start + len(rendered.token_ids)]) != rendered.token_ids:
         raise ValueError("it writes a video in another way beside text")
-    return Trial(PromptInputs(token_ids=tuple(ids), media=rendition.placed(start)), inputs)
+    return Trial(PromptInputs(token_ids=tuple(ids), media=rendered.placed(start)), inputs)
 
 
 def trial_text(tokenizer: Tokenizer, kind: Literal["image", "video"], number: int) -> str:
-    """A conversation that shows so many. Raises one of `TEMPLATE_FAILURES`, or TemplateError."""
+    """A rendered conversation with `number` images or videos. Raises one of `TEMPLATE_FAILURES`, or TemplateError."""
     content = number * [{"type": "text", "text": "one"}, {"type": kind}]
     return tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
 

@@ -1,6 +1,6 @@
-"""One image or clip → what a model is shown of it; a clip in pieces that the tower takes one by one. Keeps nothing.
+"""Renders an image or a clip as one checkpoint reads it; a clip in pieces that are encoded one by one. Keeps nothing.
 
-The towers served here see two frames at a time and nothing across: pieces give what the whole would.
+The vision encoders served here attend to two frames at a time, so pieces give the same features as the complete clip.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,13 @@ from .layouts import Grid, image_layout, joined, video_layouts
 from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
 
+# Verified token by token. Videos of other families are refused.
+_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_PIECE_PIXELS = 1 << 20  # encoded at once, unless two frames have more
+
 
 class ImageRenderer:
-    """As its processor, not made for several threads."""
+    """Like its processor, it is not safe to share between threads."""
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class ImageRenderer:
         merge_size: int = 1,
         max_pixels: int,
     ):
-        """`merge_size`: patches a side that become one token, where the processor tells of a grid of patches."""
+        """`merge_size`: patches on one side of a token, if the processor returns a grid of patches."""
         self.marker = marker  # what a chat template writes for an image
         self.token_id = token_id
         self._processor = processor
@@ -41,17 +45,17 @@ class ImageRenderer:
         self._merge_size = merge_size
         self._max_pixels = max_pixels
 
-    def works(self, picture: DecodedImage) -> bool:
-        """Whether the text of a picture says its very placeholders again."""
+    def works(self, image: DecodedImage) -> bool:
+        """Whether the text of an image encodes to its placeholders again."""
         try:
-            rendition = self.render(picture)
+            rendered = self.render(image)
         except FAULTS:
             return False
-        return rendition.token_ids.count(self.token_id) > 1 and bool(rendition.items[0].inputs)
+        return rendered.token_ids.count(self.token_id) > 1 and bool(rendered.items[0].inputs)
 
-    def render(self, picture: DecodedImage, max_side: int | None = None) -> RenderedMedia:
+    def render(self, image: DecodedImage, max_side: int | None = None) -> RenderedMedia:
         """Raises one of `REFUSALS`."""
-        ids, inputs = self._processor.run(self.marker, images=[self.fit(picture, max_side)])
+        ids, inputs = self._processor.run(self.marker, images=[self.fit(image, max_side)])
         text = self._tokenizer.decode(ids)
         if self._tokenizer.encode(text, add_special_tokens=False) != ids:
             raise ValueError("its placeholders have no text")
@@ -62,9 +66,9 @@ class ImageRenderer:
         item = media_item(0, token_ids, inputs, None if grid is None else image_layout(grid), self._processor.settings)
         return RenderedMedia.of(text, len(self._tokenizer.decode(ids[:start])) if start else 0, token_ids, (item,))
 
-    def fit(self, picture: DecodedImage, max_side: int | None = None) -> Image.Image:
-        size = fitting(picture.width, picture.height, self._max_pixels, max_side)
-        return Image.fromarray(scaled(picture.pixels, size))
+    def fit(self, image: DecodedImage, max_side: int | None = None) -> Image.Image:
+        size = fitting(image.width, image.height, self._max_pixels, max_side)
+        return Image.fromarray(scaled(image.pixels, size))
 
     def _grid(self, inputs: Mapping[str, np.ndarray]) -> Grid | None:
         patches = inputs.get("image_grid_thw")
@@ -74,20 +78,15 @@ class ImageRenderer:
         return t, h // self._merge_size, w // self._merge_size
 
 
-# Shown token by token to be served right. What else takes videos is shown none.
-_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
-_PIECE_PIXELS = 1 << 20  # that the tower takes at once, unless two frames have more
-
-
 @dataclass(frozen=True, slots=True)
 class NoVideos:
-    """In place of a renderer."""
+    """Takes the place of a renderer: the model takes no videos."""
 
     reason: str  # the end of "This model takes no videos: …"
 
 
 class VideoRenderer:
-    """As its processor, not made for several threads."""
+    """Like its processor, it is not safe to share between threads."""
 
     def __init__(
         self,
@@ -104,14 +103,14 @@ class VideoRenderer:
         self._processor = processor
         self._tokenizer = tokenizer
         self.token_id = int(config["video_token_id"])
-        self._tower: Mapping[str, Any] = config["vision_config"]
+        self._vision: Mapping[str, Any] = config["vision_config"]
         self._max_pixels = max_pixels
 
     @classmethod
     def find(
         cls, processor: ModelProcessor, tokenizer: Tokenizer, config: Mapping[str, Any], *, max_pixels: int
     ) -> "VideoRenderer | NoVideos":
-        """By what the checkpoint's files say; `probe` tries it."""
+        """The renderer that the checkpoint's files describe; `probe` tries it."""
         if config.get("model_type") not in _FAMILIES:
             return NoVideos("those of its family are not served")
         if processor.video_processor is None:
@@ -125,50 +124,50 @@ class VideoRenderer:
 
     @property
     def even_fps(self) -> float:
-        """At which places of successive frames are one position apart."""
-        return float(self._tower.get("tokens_per_second", 1)) * self._frames_per_place
+        """The rate at which successive places in time are one position apart."""
+        return float(self._vision.get("tokens_per_second", 1)) * self._frames_per_place
 
     def run(self, text: str, clip: Clip, *, keep_all: bool = False) -> tuple[list[int], dict[str, np.ndarray]]:
-        """As `ModelProcessor.run`, of a text that shows the clip. Raises one of `REFUSALS`."""
-        shown: dict[str, Any] = {"videos": [self._fit(clip)]}
-        if self._processor.takes("video_metadata"):  # of a video with a frame each second
-            shown["video_metadata"] = [{"frames_indices": list(clip.times), "fps": 1.0}]
-        return self._processor.run(text, keep_all=keep_all, **shown)
+        """Run the processor on a text with the clip's marker. Returns what it returns, and raises one of `REFUSALS`."""
+        media: dict[str, Any] = {"videos": [self._fit(clip)]}
+        if self._processor.takes("video_metadata"):  # as if it had one frame a second
+            media["video_metadata"] = [{"frames_indices": list(clip.times), "fps": 1.0}]
+        return self._processor.run(text, keep_all=keep_all, **media)
 
     def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> RenderedMedia:
-        """`piece_pixels`: that the tower takes at once. Raises one of `REFUSALS`."""
+        """`piece_pixels`: to encode at once. Raises one of `REFUSALS`."""
         ids, inputs = self.run(self.marker, clip)
         text = self._tokenizer.decode(ids)
         if self._tokenizer.encode(text, add_special_tokens=False) != ids:
             raise ValueError("its placeholders have no text")
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
         lead = len(self._tokenizer.decode(ids[: spots[0]]))
-        media = self._media(ids, spots, inputs, clip, piece_pixels)
-        return RenderedMedia.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), media)
+        items = self._items(ids, spots, inputs, clip, piece_pixels)
+        return RenderedMedia.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), items)
 
-    def _media(
+    def _items(
         self, ids: list[int], spots: list[int], inputs: Mapping[str, np.ndarray], clip: Clip, piece_pixels: int
     ) -> tuple[MediaItem, ...]:
         t, h, w = (int(size) for size in inputs["video_grid_thw"].reshape(-1))
-        merge = int(self._tower["spatial_merge_size"])
+        merge = int(self._vision["spatial_merge_size"])
         grid = (t, h // merge, w // merge)
         patches = inputs["pixel_values_videos"].reshape(t, h * w, -1)
-        group = max(1, min(self._max_pixels, piece_pixels) // (h * w * int(self._tower["patch_size"]) ** 2))
-        places = np.array(spots).reshape(t, -1)  # of the placeholders, two frames a row
-        media = []
+        group = max(1, min(self._max_pixels, piece_pixels) // (h * w * int(self._vision["patch_size"]) ** 2))
+        places = np.array(spots).reshape(t, -1)  # of the placeholders; a row holds those of two frames
+        items = []
         for first, layout in zip(range(0, t, group), self._layouts(grid, places, group, clip), strict=True):
             rows = places[first : first + group]
             start, end = int(rows[0, 0]), int(rows[-1, -1]) + 1
-            tower = {
+            piece = {
                 "pixel_values_videos": patches[first : first + group].reshape(-1, patches.shape[-1]),
                 "video_grid_thw": np.array([[len(rows), h, w]]),
             }
             settings = self._processor.settings
-            media.append(media_item(start - spots[0], tuple(ids[start:end]), tower, layout, settings))
-        return tuple(media)
+            items.append(media_item(start - spots[0], tuple(ids[start:end]), piece, layout, settings))
+        return tuple(items)
 
     def _layouts(self, grid: Grid, places: np.ndarray, group: int, clip: Clip) -> Sequence[Layout]:
-        """One grid where the placeholders are; with text between them, a grid for every two frames."""
+        """One grid if the placeholders are contiguous; otherwise a grid for every two frames, with text in between."""
         t, h, w = grid
         if places[-1, -1] - places[0, 0] + 1 == places.size:
             return video_layouts(grid, self._step(clip), group)
@@ -183,13 +182,13 @@ class VideoRenderer:
         return layouts
 
     def _step(self, clip: Clip) -> float:
-        """Positions that the frames of one place are from those of the next."""
-        per_second = self._tower.get("tokens_per_second")
+        """Positions between one place in time and the next."""
+        per_second = self._vision.get("tokens_per_second")
         return 1.0 if per_second is None else per_second * self._frames_per_place / clip.fps
 
     @property
     def _frames_per_place(self) -> int:
-        return int(self._tower["temporal_patch_size"])
+        return int(self._vision["temporal_patch_size"])
 
     def _fit(self, clip: Clip) -> np.ndarray:
         size = fitting(clip.width, clip.height, self._max_pixels)

@@ -1,4 +1,4 @@
-"""What the source of a picture or video is: its own bytes, an address, or a file. Fetches and opens nothing."""
+"""Classifies the source of an image or video: its own bytes, a web address or a file. Fetches and opens nothing."""
 
 import binascii
 from dataclasses import dataclass
@@ -8,20 +8,22 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from ..core.errors import InvalidImage, setting
 
 Kind = Literal["image", "video"]
-VideoSource = str | bytes | tuple[str, ...]  # frames
+VideoSource = str | bytes | tuple[str, ...]  # a file, or image files that are its frames
 _FRAMES = "data:video/jpeg;base64,"
-_SHOWN_CHARS = 80
-_MAX_PATH_CHARS = 16_384  # of a file, escaped or not: no file system takes as many, and each part costs a look-up
+_LABEL_CHARS = 80
+_MAX_PATH_CHARS = (
+    16_384  # in the path of a file, escaped or not: file systems take less, and every part costs a look-up
+)
 _PIECE_CHARS = 1 << 20  # of base64; a multiple of four
 _SPACE = b"\t\n\f\r "
-# Of what base64 may hold, what URLs escape.
+# Characters of base64 and white space as URLs escape them.
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%20": "", "%09": "", "%0A": "", "%0D": ""}
-_MAX_ESCAPED_CHARS = 1 << 20  # of data that is not base64: a byte of it costs a hundred and fifty in memory, and time
+_MAX_ESCAPED_CHARS = 1 << 20  # of data that is not base64: decoding takes 150 bytes of memory for every byte of it
 
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """`read` decodes it, which takes milliseconds for each megabyte."""
+    """Bytes, or a data URL. `read` decodes it, which takes milliseconds for every megabyte."""
 
     source: str | bytes
 
@@ -46,7 +48,7 @@ Source = Inline | Remote | LocalFile
 
 
 def parse_source(source: str | bytes) -> Source:
-    """Raises InvalidImage for what is none of the three."""
+    """Raises InvalidImage if it is none of the three."""
     if isinstance(source, bytes):
         return Inline(source)
     head = source[:16].lstrip().lower()
@@ -65,14 +67,14 @@ def parse_source(source: str | bytes) -> Source:
 
 
 def count_frames(source: VideoSource) -> int | None:
-    """How many frames `split_frames` makes of it, counted without making any; None for a video file."""
+    """How many frames `split_frames` returns, counted without making any; None for a video file."""
     if isinstance(source, tuple):
         return len(source)
     return source.count(",", len(_FRAMES)) + 1 if _is_joined(source) else None
 
 
 def split_frames(source: VideoSource) -> VideoSource:
-    """`data:video/jpeg;base64,<frame>,<frame>…` is a video as JPEGs. Any other source is what it is."""
+    """Split `data:video/jpeg;base64,<frame>,<frame>…`, a video given as JPEGs. Other sources are returned unchanged."""
     if not _is_joined(source):
         return source
     return tuple(f"data:image/jpeg;base64,{frame}" for frame in source[len(_FRAMES) :].split(","))
@@ -83,15 +85,15 @@ def _is_joined(source: VideoSource) -> TypeGuard[str]:
 
 
 def label(source: VideoSource) -> str:
-    """What an error calls it: enough to find it by, never the whole of it."""
+    """A short name of the source for errors: enough to find it, never all of it."""
     if isinstance(source, tuple):
         return f"{len(source)} frames"
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
-    head = source[:_SHOWN_CHARS].strip()
+    head = source[:_LABEL_CHARS].strip()
     if head.lower().startswith("data:"):
         return f"{head.partition(',')[0][:40]},…"
-    return head + ("…" if len(source) > _SHOWN_CHARS else "")
+    return head + ("…" if len(source) > _LABEL_CHARS else "")
 
 
 def check_bytes(num_bytes: int, max_bytes: int, kind: Kind = "image") -> None:
@@ -107,12 +109,12 @@ def megabytes(num_bytes: int) -> str:
 
 
 def _read_data_url(source: str, max_bytes: int, kind: Kind) -> bytes:
-    """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is not read: the content decides."""
+    """Decode a data URL (RFC 2397): `data:[<media type>][;base64],<data>`. The media type is ignored."""
     comma = source.find(",", 0, 1000)
     if comma < 0:
         raise InvalidImage("its data URL has no comma between its media type and its data.")
     is_base64 = source[:comma].rstrip().lower().endswith(";base64")
-    # Four characters write at least one byte, however they are escaped: what is far too long is not decoded first.
+    # Four characters hold at least one byte, however they are escaped: refuse far too long ones before decoding.
     check_bytes((len(source) - comma) // 4, max_bytes, kind)
     data = _read_base64(source, comma + 1) if is_base64 else _read_escaped(source[comma + 1 :])
     check_bytes(len(data), max_bytes, kind)
@@ -120,7 +122,7 @@ def _read_data_url(source: str, max_bytes: int, kind: Kind) -> bytes:
 
 
 def _read_base64(text: str, start: int) -> bytes:
-    """As browsers do: white space and missing padding are forgiven, other characters are not."""
+    """Decode base64 as browsers do: white space and missing padding are accepted, other characters are not."""
     try:
         try:
             return _in_pieces(text, start)
@@ -144,7 +146,7 @@ def _read_escaped(text: str) -> bytes:
 
 
 def _in_pieces(text: str | bytes, start: int) -> bytes:
-    """Decoding holds the interpreter's lock, which the event loop wants back soon."""
+    """Decode piece by piece: decoding holds the interpreter lock, which the event loop needs."""
     pieces = (text[at : at + _PIECE_CHARS] for at in range(start, len(text), _PIECE_CHARS))
     return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])
 

@@ -19,12 +19,21 @@ from .clip import Clip, FrameStack
 from .decode import ImageFile, what_else
 from .image import fitting, scaled
 
-_FRAME_FACTOR = 2  # frames that the towers take together
+_FRAME_FACTOR = 2  # frames that vision encoders take together
+_READ = "MP4, QuickTime, WebM, Matroska, AVI, GIF"
+_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"RIFF")
+_STILL = (b"avif", b"heic", b"heix", b"mif1")
+# Every further decoder is more code that strangers' files reach. FFmpeg's names of codecs, then of decoders.
+_CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mjpeg", "prores", "gif"})
+_DECODERS = "h264,hevc,av1,libdav1d,vp8,vp9,mpeg4,mjpeg,prores,gif"
+_THREADS = 2  # for one decoder: the model needs the other cores
+_MAX_FRAMES = 1_000_000  # in a file, counted before any is decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSampling:
-    """What a checkpoint asks for. Where it does not say, the library's own."""
+    """Which frames of a video the model sees. The defaults are the library's."""
 
     fps: float = 2.0
     min_frames: int = 4
@@ -32,13 +41,13 @@ class FrameSampling:
 
     @classmethod
     def of(cls, video_processor: Any) -> "FrameSampling":
-        said = {field.name: getattr(video_processor, field.name, None) for field in fields(cls)}
-        return cls(**{name: value for name, value in said.items() if value})
+        given = {field.name: getattr(video_processor, field.name, None) for field in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value})
 
     def choose(self, num_frames: int, duration_s: float, fps: float | None) -> list[int]:
-        """Indices of the frames that are taken of so many, evenly spread from the first to the last. At least one.
+        """Indices of the chosen frames, evenly spread from the first to the last; at least one.
 
-        `fps`: None is the checkpoint's.
+        `fps`: frames per second of video; None for the checkpoint's.
         """
         wanted = duration_s * (fps or self.fps)
         most = min(self.max_frames, num_frames) // _FRAME_FACTOR * _FRAME_FACTOR
@@ -47,14 +56,8 @@ class FrameSampling:
         return [int(index) for index in indices]
 
 
-_READ = "MP4, QuickTime, WebM, Matroska, AVI, GIF"
-_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
-_PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"RIFF")
-_STILL = (b"avif", b"heic", b"heix", b"mif1")
-
-
 def container(data: bytes) -> str:
-    """FFmpeg's name for it. Raises InvalidImage."""
+    """FFmpeg's name of the file format. Raises InvalidImage."""
     start = data[:16]
     if start[4:8] in _BOXES and start[8:12] not in _STILL:
         return "mov"
@@ -64,13 +67,13 @@ def container(data: bytes) -> str:
         return "avi"
     if start.startswith((b"GIF87a", b"GIF89a")):
         return "gif"
-    if start.startswith(_PICTURES):
-        raise InvalidImage("it is a picture. Send it as an image.")
+    if start.startswith(_IMAGES):
+        raise InvalidImage("it is an image. Send it as one.")
     raise InvalidImage(f"it is {what_else(data, f'no video that this server reads ({_READ})')}.")
 
 
 class DecodeClock:
-    """Runs from now on. The decoder calls `check` between frames."""
+    """How long decoding one video may take, counted from now. The decoder calls `check` between frames."""
 
     def __init__(self, limit_s: float, deadline: Deadline):
         """`deadline`: of all preparation of the request."""
@@ -79,7 +82,7 @@ class DecodeClock:
         self._deadline = deadline
 
     def check(self) -> None:
-        """Raises InvalidImage once the video took too long, and what the deadline raises."""
+        """Raises InvalidImage once the limit has passed, and what the deadline raises."""
         self._deadline.check()
         if time.monotonic() > self._end_s:
             raise InvalidImage(
@@ -88,22 +91,15 @@ class DecodeClock:
             )
 
 
-# Each further decoder is more code that strangers' files reach. By FFmpeg's names of what is encoded.
-_CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mjpeg", "prores", "gif"})
-_DECODERS = "h264,hevc,av1,libdav1d,vp8,vp9,mpeg4,mjpeg,prores,gif"
-_THREADS = 2  # of one decoder: the model needs the others
-_MAX_FRAMES = 1_000_000  # of a file, counted before any is decoded
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoLimits:
-    max_pixels: int  # of all frames that are shown, which are scaled down to that
-    max_frame_pixels: int  # of a frame as it is encoded
+    max_pixels: int  # chosen frames are scaled down to this many together
+    max_frame_pixels: int  # in one frame of the file
     max_decode_s: float
 
 
 class VideoFile:
-    """A file whose header has been read, and whose frames have been counted."""
+    """A video file with a valid header, and counted frames."""
 
     def __init__(
         self,
@@ -114,9 +110,9 @@ class VideoFile:
         *,
         deadline: Deadline,
     ):
-        """`fps`: frames of a second that are shown; `deadline`: for reading the header and counting the frames.
+        """`fps`: frames to choose per second of video; `deadline`: for reading the header and counting the frames.
 
-        Raises InvalidImage for what is no video, or one beyond a limit, and what the deadline raises.
+        Raises InvalidImage if it is no video or exceeds a limit, and what the deadline raises.
         """
         self._data = data
         self._format = container(data)
@@ -142,11 +138,11 @@ class VideoFile:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:
-        """File and video stream. What the library finds wrong with them is raised as InvalidImage."""
+        """File and video stream. Errors of the library become InvalidImage."""
         import av
 
         try:
-            # Nothing but these bytes is read, whatever they refer to.
+            # Nothing but these bytes is read: files and addresses that they refer to are ignored.
             options = {"codec_whitelist": _DECODERS, "protocol_whitelist": "none"}
             with av.open(io.BytesIO(self._data), format=self._format, options=options) as file:
                 yield file, self._stream(file)
@@ -155,7 +151,7 @@ class VideoFile:
 
     def _stream(self, file: Any) -> Any:
         if not file.streams.video:
-            raise InvalidImage("there are no pictures in it.")
+            raise InvalidImage("there are no frames in it.")
         stream = file.streams.video[0]
         context = stream.codec_context
         codec = "nothing known" if context is None else context.codec.canonical_name
@@ -174,18 +170,18 @@ class VideoFile:
         return stream
 
     def _stamps(self, file: Any, stream: Any, clock: DecodeClock) -> list[float]:
-        """Seconds of each frame, ascending."""
+        """The time of every frame in seconds, ascending."""
         stamps: list[float] = []
         for packet in file.demux(stream):
             clock.check()
             stamp = packet.dts if packet.pts is None else packet.pts
-            if stamp is None or packet.is_discard:  # the end of the file, or what is cut off
+            if stamp is None or packet.is_discard:  # the end of the file, or a frame that is cut off
                 continue
             stamps.append(float(stamp * packet.time_base))
             if len(stamps) > _MAX_FRAMES:
                 raise InvalidImage("it has too many frames.")
         if not stamps:
-            raise InvalidImage("there are no pictures in it.")
+            raise InvalidImage("there are no frames in it.")
         return sorted(stamps)
 
     def _frames(self, file: Any, stream: Any, clock: DecodeClock) -> Iterator[np.ndarray]:
@@ -199,38 +195,40 @@ class VideoFile:
 
 
 def _duration_s(stamps: Sequence[float]) -> float:
-    """Of all frames; the last is shown as long as the others on average."""
+    """The duration of the video; the last frame lasts as long as the others on average."""
     between = stamps[-1] - stamps[0]
     return between * len(stamps) / (len(stamps) - 1) if between > 0 else 1.0
 
 
 def _upright(frame: Any, size: tuple[int, int]) -> np.ndarray:
-    """(height, width, 3), turned as the file says that the camera was held."""
+    """(height, width, 3), turned upright as the file says."""
     import av
 
     width, height = size
-    shown = frame.reformat(width, height, format="rgb24", interpolation=av.video.reformatter.Interpolation.BICUBIC)
-    turned: np.ndarray = np.rot90(shown.to_ndarray(), round(frame.rotation / 90))
+    scaled_frame = frame.reformat(
+        width, height, format="rgb24", interpolation=av.video.reformatter.Interpolation.BICUBIC
+    )
+    turned: np.ndarray = np.rot90(scaled_frame.to_ndarray(), round(frame.rotation / 90))
     return turned
 
 
 class FrameFiles:
-    """Image files whose headers have been read. They are decoded one after the other."""
+    """A video that is given as image files with valid headers. They are decoded one after the other."""
 
     def __init__(self, frames: Sequence[ImageFile], fps: float, *, max_pixels: int, max_decode_s: float):
-        """`fps`: frames that stand for a second; `max_pixels`: of all of them, which are scaled down to that.
+        """`fps`: frames per second of video; `max_pixels`: frames are scaled down to this many together.
 
-        Raises InvalidImage where the headers say that the frames are not of one size.
+        Raises InvalidImage if the headers say that the frames differ in size.
         """
         self._frames = frames
         self._fps = fps
         self._frame_pixels = max_pixels // len(frames)
         self._max_decode_s = max_decode_s
         sizes = {fitting(frame.width, frame.height, self._frame_pixels) for frame in frames}
-        if len({tuple(sorted(size)) for size in sizes}) > 1:  # a frame may yet be turned upright
+        if len({tuple(sorted(size)) for size in sizes}) > 1:  # orientation may still swap the sides of a frame
             raise InvalidImage("its frames are not all of one size.")
         width, height = sizes.pop()
-        # In memory at once: the frames as they are shown, and one as it is decoded.
+        # In memory at once: all scaled frames, and one frame of full size.
         self.num_pixels = len(frames) * width * height + max(frame.num_pixels for frame in frames)
 
     def decode(self, deadline: Deadline) -> Clip:
@@ -246,6 +244,8 @@ class FrameFiles:
 
 
 class VideoOpener:
+    """Opens videos as one checkpoint samples them, within the server's limits."""
+
     def __init__(self, config: MediaConfig, sampling: FrameSampling):
         self._sampling = sampling
         self._limits = VideoLimits(
@@ -255,7 +255,7 @@ class VideoOpener:
         )
 
     def open(self, data: bytes, fps: float | None, deadline: Deadline) -> VideoFile:
-        """`fps`: frames of a second that are shown; None: the checkpoint's. Raises InvalidImage."""
+        """`fps`: frames to choose per second of video; None for the checkpoint's. Raises InvalidImage."""
         return VideoFile(data, self._sampling, self._limits, fps, deadline=deadline)
 
     @property
@@ -268,10 +268,7 @@ class VideoOpener:
             raise InvalidImage(f"it has {num_frames} frames; this model takes 1 to {self.max_frames}. Send that many.")
 
     def frames(self, frames: Sequence[ImageFile], fps: float | None) -> FrameFiles:
-        """`fps`: frames that stand for a second; None: as many as the checkpoint would be shown of one.
-
-        Raises InvalidImage.
-        """
+        """`fps`: frames per second of video; None for the checkpoint's. Raises InvalidImage."""
         return FrameFiles(
             frames,
             fps or self._sampling.fps,

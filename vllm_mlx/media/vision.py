@@ -1,4 +1,4 @@
-"""What a checkpoint shows its model of pictures and videos, those of late kept. Knows no conversation."""
+"""Turns images and videos into text, token ids and encoder inputs for one checkpoint. Knows no conversation."""
 
 import itertools
 import logging
@@ -26,14 +26,13 @@ logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
-_MIDDLE_PIXELS = 512 * 512  # of the larger image that a tower is measured with
-
+_MIDDLE_PIXELS = 512 * 512  # of the larger image with which the vision encoder is measured
 
 Remake = Callable[[MediaInputs], None]  # starts to make encoder inputs again, on another thread
 
 
 class VisionProcessor:
-    """Safe to share between threads. What pictures shown lately stand for is known, without their tensors."""
+    """Renders media, and remembers the text and token ids of recent ones. Safe to share between threads."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class VisionProcessor:
         self._images = images
         self._videos = videos
         self._max_pixels = max_pixels
-        self._lock = threading.Lock()  # processors and their tokenizers are not made for several threads
+        self._lock = threading.Lock()  # processors and their tokenizers are not safe to share between threads
         self._known = RenderedCache()
         self._room = ByteRoom()
 
@@ -65,7 +64,7 @@ class VisionProcessor:
         max_pixels: int,
         trust_remote_code: bool = False,
     ) -> "VisionProcessor":
-        """Raises ModelLoadError where the checkpoint's images cannot be shown to it."""
+        """Raises ModelLoadError if the checkpoint cannot read images."""
         library = load_library_processor(path, config, trust_remote_code=trust_remote_code)
         settings: dict[str, Any] = {
             "token_id": _image_token_id(path, config),
@@ -82,7 +81,7 @@ class VisionProcessor:
         raise unusable(path, "its processor does not write one image at a time")
 
     def set_memory(self, memory: MemoryBudget) -> None:
-        """How much may be kept; before, nothing is."""
+        """Set how much may be kept. Before this call nothing is."""
         self._room.max_bytes = memory.encoder_inputs_bytes
         self._known.resize(memory.rendered_bytes)
 
@@ -93,12 +92,12 @@ class VisionProcessor:
 
     @property
     def video_marker(self) -> str | None:
-        """None for a model that is shown no videos."""
+        """None if the model takes no videos."""
         return None if isinstance(self._videos, NoVideos) else self._videos.marker
 
     @property
     def no_videos(self) -> str | None:
-        """Why the model is shown none: the end of "This model takes no videos: …"."""
+        """Why the model takes none: the end of "This model takes no videos: …". None if it takes them."""
         return self._videos.reason if isinstance(self._videos, NoVideos) else None
 
     @property
@@ -116,7 +115,7 @@ class VisionProcessor:
     def render(self, part: MediaPart, decoded: Decoded, *, salt: str, remake: Remake) -> RenderedMedia:
         """The part, whose encoder inputs need not stay; remembered for later requests of this salt.
 
-        Raises InvalidImage where the processor refuses it.
+        Raises InvalidImage if the processor refuses it.
         """
         if (known := self.recall(part, decoded.digest, salt=salt, remake=remake)) is not None:
             return known
@@ -134,7 +133,7 @@ class VisionProcessor:
         inputs.put(rendered.arrays)
 
     def render_with_inputs(self, decoded: Decoded, max_side: int | None = None) -> RenderedMedia:
-        """`max_side`: of an image as the model sees it, in pixels. Raises InvalidImage where the processor refuses it.
+        """`max_side`: of an image as the model sees it, in pixels. Raises InvalidImage if the processor refuses it.
 
         The result holds its encoder inputs, and nothing is remembered.
         """
@@ -157,11 +156,11 @@ class VisionProcessor:
         return rendered.with_inputs(ItemInputs(inputs, index) for index in range(len(rendered.items)))
 
     def probe(self) -> VisionProbe:
-        """Raises ModelLoadError where images cannot be shown. Where videos cannot, they are refused from now on."""
+        """Raises ModelLoadError if the model cannot read images. Videos that it cannot read are refused from now on."""
         text = self._images_text()
         with self._lock:
             images = image_trial(text, self._processor, self._images)
-            small, middle = (self._images.render(picture) for picture in (noise(1), plain(self._middle_pixels)))
+            small, middle = (self._images.render(image) for image in (noise(1), plain(self._middle_pixels)))
             largest = self._images.render(plain(self._max_pixels))
             video = self._video_trial()
         return VisionProbe(images, video, (small.alone(), middle.alone()), len(largest.token_ids))

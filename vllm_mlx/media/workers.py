@@ -1,4 +1,4 @@
-"""Threads for the work of many requests, which take turns: one with much work lets the others in between."""
+"""A thread pool in which requests take turns, so that one with much work does not hold up the others."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Used on one event loop. A request is known by its deadline: no two have the same."""
+    """Used on one event loop. The deadline identifies the request: every request has one of its own."""
 
     def __init__(self, num_threads: int, name: str):
         self._num_threads = num_threads
@@ -21,17 +21,17 @@ class Workers:
         self._turns = _Turns(num_threads)
 
     async def run(self, deadline: Deadline, function: Callable[[], T]) -> T:
-        """Nothing is begun for a request whose time is over, or whose client has left. Raises as the deadline does."""
+        """Run `function` on a thread. Raises what it raises, and what the deadline raises: then it did not start."""
         async with self._turns.turn(deadline):
             return await asyncio.get_running_loop().run_in_executor(self._pool, _in_time, deadline, function)
 
     def close(self) -> None:
-        """What is running goes on to its end."""
+        """Start no more work. Running functions go on to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Turns:
-    """Places that requests get in rotation, however many each asks for."""
+    """Places that requests get in rotation, however many one of them asks for."""
 
     def __init__(self, num_places: int):
         self._num_free = num_places
@@ -54,12 +54,12 @@ class _Turns:
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # it was given this place just before
+            if not place.cancelled():  # the place was given just before the cancellation
                 self._leave()
             raise
 
     def _leave(self) -> None:
-        """The next request has the place; whether it wants another, it learns after all others had theirs."""
+        """Give the place to the next request, whose turn then comes last again."""
         while self._waiting:
             request, places = self._waiting.popitem(last=False)
             place = places.popleft()

@@ -66,7 +66,7 @@ def _difference(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[st
         if not _is_close(ours.get(name), whole.get(name)):
             return f"`{name}` cannot be put together from single parts"
     if model.has_grid and "position_ids" in whole:
-        positions = chunk_positions(model.placed(seq), 0, len(prompt.token_ids))
+        positions = chunk_positions(model.items_in_grid(seq), 0, len(prompt.token_ids))
         theirs = np.array(whole["position_ids"]).reshape(-1, positions.shape[1])
         if not (np.broadcast_to(theirs, positions.shape) == positions).all():
             return "it places their tokens in another way"

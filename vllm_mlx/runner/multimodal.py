@@ -1,4 +1,4 @@
-"""An mlx-vlm checkpoint: its language model, with every row's positions given. Keeps nothing of any request."""
+"""An mlx-vlm checkpoint as a `Model`: its language model is given every row's positions and features."""
 
 import time
 from collections.abc import Mapping
@@ -18,28 +18,28 @@ from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_de
 class MultimodalModel(Model):
     """Text alone and text with images take the same path.
 
-    mlx-vlm keeps the positions of the last call on the language model where a call brings none. So every call of a
-    family that places images in a grid brings them, and none is ever kept.
+    Without positions, mlx-vlm reuses those of the last call, kept on the language model. So for a family that places
+    images in a grid every call passes positions, and none are kept.
     """
 
     def __init__(self, module: Any):
         self._language = module.language_model
         self.has_grid = hasattr(self._language, "get_rope_index")
-        self._features_kept: MediaCache[Features] = MediaCache(0)  # its bytes are the scheduler's to decide
+        self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
         super().__init__(module)
 
     @property
     def media(self) -> MediaCache[Features]:
-        return self._features_kept
+        return self._cache
 
     @property
-    def whole_images(self) -> bool:
-        """Whether the tokens of an image see each other, so that no chunk may end inside one."""
+    def bidirectional_images(self) -> bool:
+        """Whether the tokens of an image attend to each other, so that no chunk may end inside an image."""
         return getattr(self.module.config.text_config, "use_bidirectional_attention", None) == "vision"
 
     def forget_images(self) -> None:
-        """And all that was counted."""
-        self._features_kept = MediaCache(0)
+        """Drop all features, and reset the counts."""
+        self._cache = MediaCache(0)
 
     def new_caches(self) -> LayerCaches:
         from mlx_vlm.models.cache import make_prompt_cache
@@ -56,22 +56,22 @@ class MultimodalModel(Model):
 
     def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
         tokens = mx.array([seq.tokens(start, end)])
-        positions = chunk_positions(self.placed(seq), start, end)[:, None]
+        positions = chunk_positions(self.items_in_grid(seq), start, end)[:, None]
         items = _between(seq, start, end)
         if not items:
             return self._run(tokens, caches, positions)
-        if self.whole_images:
+        if self.bidirectional_images:
             spans = [(item.offset, item.end) for item in items]
             caches = [ImageMask(cache, spans, start) for cache in caches]
         return self._run(tokens, caches, positions, **self.chunk_inputs(seq, items, tokens, start))
 
     def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
-        at = [seq.num_computed_tokens - 1 + text_delta(self.placed(seq)) for seq in seqs]
+        at = [seq.num_computed_tokens - 1 + text_delta(self.items_in_grid(seq)) for seq in seqs]
         positions = np.tile(np.array(at, dtype=np.int32)[:, None], (3, 1, 1))
         return self._run(tokens[:, None], caches, positions)[:, -1]
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
-        """What the language model takes beside ids and positions: `tokens: (1, n)` from `start` on hold the items."""
+        """What the language model takes beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
         merged = self.module.get_input_embeddings(tokens).to_dict()
         embeddings, position, cuts = merged["inputs_embeds"][0], 0, []
         parts = []
@@ -94,21 +94,21 @@ class MultimodalModel(Model):
 
     def _features(self, seq: Sequence, item: MediaItem) -> Features:
         key = seq.media_key(item)
-        features = self._features_kept.get(key)
+        features = self._cache.get(key)
         if features is None:
             start = time.perf_counter()
             features = encode(self.module, seq.tokens(item.offset, item.end), item)
-            self._features_kept.put(key, features, seconds=time.perf_counter() - start)
+            self._cache.put(key, features, seconds=time.perf_counter() - start)
             if not isinstance(item.inputs, Mapping):
                 item.inputs.drop()
         return features
 
-    def placed(self, seq: Sequence) -> list[MediaItem]:
-        """The row's images that are laid out; none for a family without a grid."""
+    def items_in_grid(self, seq: Sequence) -> list[MediaItem]:
+        """The row's media that form grids; none for a family without grids."""
         return [item for item in seq.prompt.media if item.layout is not None] if self.has_grid else []
 
     def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
-        """`positions: (3, rows, n)`; families without a grid count for themselves."""
+        """`positions: (3, rows, n)`; families without grids compute their own."""
         if self.has_grid:
             inputs["position_ids"] = mx.array(positions.astype(np.int32))
         logits: mx.array = self._language(tokens, cache=caches, **inputs).logits

@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import Unsupported
 from ..core.sequence import EncoderInputs, MediaItem
 
-# What a family's merged inputs may consist of. Positions are given by us; of a mask nothing comes to a decoder.
+# What a family's merged inputs may hold. We compute positions ourselves, and no mask reaches a decoder.
 KNOWN_INPUTS = frozenset({
     "inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs",
     "position_ids", "rope_deltas", "attention_mask_4d",
@@ -22,8 +22,10 @@ KNOWN_INPUTS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Features:
+    """The vision encoder's output for one image or piece of a video."""
+
     embeddings: mx.array  # (tokens, hidden)
-    deepstack: tuple[mx.array, ...] = ()  # one (tokens, hidden) for each of the first layers
+    deepstack: tuple[mx.array, ...] = ()  # one (tokens, hidden) array for each of the first layers
 
     @property
     def nbytes(self) -> int:
@@ -34,9 +36,10 @@ class Features:
 
 
 def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
-    """Run the tower of an mlx-vlm model on one image or piece of a video, whose tokens are `token_ids`. Evaluated.
+    """Run the vision encoder of an mlx-vlm model on one image or piece of a video. The result is evaluated.
 
-    The family's own merging is asked for these tokens alone, so whatever it does to an image it does here.
+    `token_ids`: of the item. The family's own merging runs on these tokens alone, so that it treats the image as it
+    always does.
     """
     ids = mx.array([token_ids])
     merged = module.get_input_embeddings(ids, **input_arrays(item.inputs), mask=mx.ones(ids.shape, mx.int32)).to_dict()
@@ -53,9 +56,9 @@ def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
 
 
 def _at_all(layer: mx.array, seen: mx.array) -> mx.array:
-    """`layer: (placeholders, hidden)` is added to the `seen: (1, tokens)`; to the text between them, nothing."""
+    """`layer: (placeholders, hidden)` spread over `seen: (1, tokens)`, with zeros for the text between placeholders."""
     if layer.shape[0] != seen.sum().item():
-        raise Unsupported("This family's images have tokens that the tower does not fill at every depth.")
+        raise Unsupported("This family's images have tokens that the vision encoder does not fill at every depth.")
     rows = mx.maximum(mx.cumsum(seen[0].astype(mx.int32)) - 1, 0)
     return mx.contiguous(mx.where(seen[0][:, None], layer[rows], mx.zeros_like(layer[:1])))
 
@@ -66,35 +69,39 @@ def input_arrays(inputs: Mapping[str, np.ndarray] | EncoderInputs) -> dict[str, 
 
 
 def chunk_positions(media: Iterable[MediaItem], start: int, end: int) -> np.ndarray:
-    """`(3, end - start)`, int32: of the row's tokens `[start, end)`, whose media are given in order."""
+    """Positions of the row's tokens `[start, end)` on three axes: `(3, end - start)`, int32. `media` are in order.
+
+    Qwen2-VL (arXiv 2409.12191): text advances all axes by one a token; text after an image or a video continues behind
+    its longest axis.
+    """
     positions = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
     moved = 0
     for item in media:
         if item.offset >= end:
             break
-        assert item.layout is not None, "only media that are laid out have positions of their own"
+        assert item.layout is not None, "only media with a layout have positions of their own"
         low, high = max(item.offset, start), min(item.end, end)
         if low < high:
-            laid_out = item.layout.positions[:, low - item.offset : high - item.offset]
-            positions[:, low - start : high - start] = item.offset + moved + laid_out
+            layout = item.layout.positions[:, low - item.offset : high - item.offset]
+            positions[:, low - start : high - start] = item.offset + moved + layout
         positions[:, max(item.end - start, 0) :] += item.layout.advance - item.length
         moved += item.layout.advance - item.length
     return positions
 
 
 def text_delta(media: Iterable[MediaItem]) -> int:
-    """What is added to the index of a token behind all media."""
+    """The position of a token after all media, less its index."""
     return sum(item.layout.advance - item.length for item in media if item.layout is not None)
 
 
 class ImageMask:
-    """A cache whose masks let the tokens of an image see each other. In all else it is the cache it wraps.
+    """Wraps a layer's cache for one chunk: its masks let the tokens of an image attend to each other.
 
-    A chunk holds its images to their ends; of one that begins before it, the part before is seen as any past is.
+    A chunk holds its images up to their ends. The part of an image before the chunk is attended to like any past token.
     """
 
     def __init__(self, cache: Any, images: Iterable[tuple[int, int]], start: int):
-        """`images`: (start, end) of each in the row; `start`: the chunk's first position."""
+        """`images`: their (start, end) in the row; `start`: the chunk's first position."""
         self._cache = cache
         self._images = tuple(images)
         self._start = start
@@ -103,7 +110,7 @@ class ImageMask:
         return getattr(self._cache, name)
 
     def make_mask(self, num_tokens: int, window_size: int | None = None, **options: Any) -> mx.array:
-        if num_tokens == 1:  # nothing of an image is ahead of its last token
+        if num_tokens == 1:  # no token of an image follows its last one
             mask: mx.array = self._cache.make_mask(num_tokens, window_size=window_size, **options)
             return mask
         mask = self._cache.make_mask(num_tokens, window_size=window_size, return_array=True)

@@ -1,7 +1,7 @@
-"""The scheduler of a model that takes images. Adds where chunks may end, and one encoded image a step; knows no pixels.
+"""The scheduler of a model that takes images: limits where chunks may end, and encodes one image a step. No pixels.
 
-The image tokens of a prompt are tokens like any other. What the tower made of an image is kept, by bytes, and gives way
-to live rows before the prefix cache does.
+The image tokens of a prompt are tokens like any other. Features of images are cached within a byte budget, and are
+evicted for running rows before the prefix cache is.
 """
 
 from collections.abc import Mapping
@@ -20,20 +20,21 @@ class MLLMScheduler(Scheduler):
         media: MediaCache[Any],
         max_media_bytes: int,
         media_bytes_per_token: int,
-        whole_images: bool,
+        bidirectional_images: bool,
         **kwargs: Any,
     ):
-        """`whole_images`: an image's tokens see each other, so that no chunk may end inside one."""
+        """`bidirectional_images`: an image's tokens attend to each other, so that no chunk may end inside an image."""
         super().__init__(*args, **kwargs)
         self._media = media
         self._max_media_bytes = media.max_bytes = max_media_bytes
         self._media_bytes_per_token = media_bytes_per_token
-        self._whole_images = whole_images
+        self._bidirectional_images = bidirectional_images
         self._awaits_inputs = False
-        self._encoding: tuple[Key, int] | None = None  # and tokens, of the one image that this step runs the tower for
+        self._encoding: tuple[Key, int] | None = None  # the image that this step encodes, and its number of tokens
 
     @property
     def awaits_inputs(self) -> bool:
+        """Whether a row waits for encoder inputs that are being made again."""
         return self._awaits_inputs
 
     def schedule(self, now: float = 0.0) -> StepPlan:
@@ -43,10 +44,10 @@ class MLLMScheduler(Scheduler):
         return super().schedule(now)
 
     def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
-        """Behind at most one image that is yet to be encoded in this step."""
+        """The chunk may hold at most one image that has to be encoded in this step."""
         start, end = seq.num_computed_tokens, super()._chunk_end(seq, max_tokens)
         items = [item for item in seq.prompt.media if item.end > start]
-        if self._whole_images:
+        if self._bidirectional_images:
             cut = next((item for item in items if item.offset < end < item.end), None)
             if cut is not None:
                 end = cut.offset if cut.offset > start else cut.end
@@ -58,9 +59,9 @@ class MLLMScheduler(Scheduler):
         return end
 
     def _may_use(self, seq: Sequence, item: MediaItem) -> bool:
-        """Whether an image's features are there in this step. The first one that lacks them has the tower.
+        """Whether the image's features are available. The first image without features claims this step's encoder run.
 
-        Features that a chunk of this step counts on are held, or another row's image, or a row that leaves, could
+        Features that a chunk of this step needs are held. Otherwise another row's image, or a row that leaves, could
         evict them before the chunk runs.
         """
         key = seq.media_key(item)
@@ -78,7 +79,7 @@ class MLLMScheduler(Scheduler):
         return True
 
     def _has_room(self, item: MediaItem) -> bool:
-        """Beside the features that this step counts on; alone, an image of any size is encoded."""
+        """Whether the features fit beside those that this step needs. Alone, an image of any size is encoded."""
         held_bytes = self._media.held_bytes
         return not held_bytes or held_bytes + item.length * self._media_bytes_per_token <= self._media.max_bytes
 
@@ -86,7 +87,7 @@ class MLLMScheduler(Scheduler):
         return super()._kept_bytes() + self._media.used_bytes
 
     def _shrink_cache(self, rows_bytes: int) -> None:
-        """Features first, then the prefix cache, give way to live rows; and to the image that is being encoded."""
+        """Evict features first, then cached prefixes, for running rows and for the image that is being encoded."""
         room = max(0, self.pool.num_bytes - rows_bytes)
         coming = 0 if self._encoding is None else self._encoding[1] * self._media_bytes_per_token
         self._media.max_bytes = min(self._max_media_bytes, room)
