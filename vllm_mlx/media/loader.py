@@ -112,8 +112,11 @@ class MediaLoader:
 
     async def _hold(
         self, parts: Sequence[MediaPart], salt: str, recall: Recall, deadline: Deadline, answer: "Future[LoadedMedia]"
-    ) -> None:
-        """Answer, and hold the pixels until cancelled. A failure keeps none of them alive."""
+    ) -> Exception | None:
+        """Answer, and hold the pixels until cancelled. A failure keeps none of them alive.
+
+        Returns what failed before it answered. Raised, it would be logged if the caller has left.
+        """
         fetch_until_s = self._loop.time() + self._config.media_timeout_s
         allowance = Allowance(fetch_until_s, deadline, salt, self._files_room)
         is_loaded = False
@@ -130,7 +133,8 @@ class MediaLoader:
             clear_locals(error)
             if not isinstance(error, Exception):
                 raise
-            _fail(answer, error)  # raised, it would be logged where the caller has left
+            return error
+        return None
 
     @asynccontextmanager
     async def _loaded(self, wanted: Sequence[Wanted], allowance: Allowance) -> AsyncIterator[LoadedMedia]:
@@ -229,13 +233,13 @@ def _check_count(number: int, most: int, kind: str) -> None:
         )
 
 
-def _pass_on(ended: "Future[None]", answer: "Future[LoadedMedia]") -> None:
-    """A holder that ended before it answered was cancelled: the loader was closed."""
-    error = None if ended.cancelled() else ended.exception()
-    _fail(answer, error or Overloaded("The server is shutting down.", retry_after_s=5))
+def _pass_on(ended: "Future[Exception | None]", answer: "Future[LoadedMedia]") -> None:
+    """Answer with the error of a holder that ended before it answered, unless nobody waits for the answer.
 
-
-def _fail(answer: "Future[LoadedMedia]", error: BaseException) -> None:
-    """Answer with an error, unless there is an answer or nobody waits for one."""
-    if not answer.done() and not answer.running() and answer.set_running_or_notify_cancel():
-        answer.set_exception(error)
+    A holder that was cancelled has none: the loader was closed. Called when the holder's frame is finished, so that
+    the caller can free what the error keeps alive.
+    """
+    if answer.done() or answer.running() or not answer.set_running_or_notify_cancel():
+        return
+    error = None if ended.cancelled() else ended.exception() or ended.result()
+    answer.set_exception(error or Overloaded("The server is shutting down.", retry_after_s=5))
