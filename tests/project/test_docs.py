@@ -15,6 +15,7 @@ from vllm_mlx.cli.launch.clients import CLIENTS
 from vllm_mlx.cli.launch.plan import Target
 from vllm_mlx.cli.main import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
+from vllm_mlx.core.errors import setting
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS = [name for name, _, _ in settings_fields()]
@@ -133,9 +134,19 @@ def messages() -> Iterator[str]:
     for file in (ROOT / "vllm_mlx").rglob("*.py"):
         for node in ast.walk(ast.parse(read(file))):
             if isinstance(node, ast.JoinedStr):
-                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                yield "".join(map(_text_of, node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
+
+
+def _text_of(part: ast.expr) -> str:
+    match part:
+        case ast.Constant(value):
+            return str(value)
+        case ast.FormattedValue(ast.Call(ast.Name("setting"), [ast.Constant(str(name))])):
+            return setting(name)
+        case _:
+            return "…"
 
 
 def test_quoted_messages_are_those_of_the_code() -> None:
