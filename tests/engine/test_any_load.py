@@ -22,8 +22,8 @@ LONGEST = 120  # tokens of a reply
 
 
 @dataclass(frozen=True)
-class Visit:
-    """A prompt that keeps `kept` tokens of an earlier visit's conversation and adds `added` of its own."""
+class PlannedRequest:
+    """A prompt that keeps `kept` tokens of an earlier request's conversation and adds `added` of its own."""
 
     earlier: int
     kept: int
@@ -32,14 +32,14 @@ class Visit:
     max_tokens: int
     point: bool  # whether the place where it leaves the earlier one is planned for
     tenant: str
-    steps: int  # before the next visit
+    steps: int  # before the next request
     leaves: bool  # after those steps
     fault: tuple[str, int, bool] | None  # a seam, calls of it that go well first, whether the work is done and lost
 
 
 VISITS = st.lists(
     st.builds(
-        Visit,
+        PlannedRequest,
         earlier=st.integers(0, 9),
         kept=st.one_of(st.just(0), st.just(10_000), st.integers(1, 900)),
         added=st.one_of(st.integers(1, 60), st.integers(300, 700)),
@@ -61,26 +61,26 @@ def expected(path: Path, prompt: tuple[int, ...]) -> list[int]:
     return plain_loop(path, prompt, LONGEST)[0]
 
 
-def conversation(driver: Driver, visit: Visit) -> tuple[int, ...]:
-    """What an earlier visit asked and was told so far."""
+def conversation(driver: Driver, planned_request: PlannedRequest) -> tuple[int, ...]:
+    """The prompt of an earlier request and its reply so far."""
     if not driver.seqs:
         return ()
-    seq_id = visit.earlier % len(driver.seqs)
+    seq_id = planned_request.earlier % len(driver.seqs)
     return (*driver.seqs[seq_id].prompt.token_ids, *driver.replies[seq_id].token_ids)
 
 
-def pay(driver: Driver, visit: Visit, planned: Faults) -> None:
-    kept = conversation(driver, visit)[: visit.kept]
-    added = tuple((visit.first + 7 * place) % 500 for place in range(visit.added))
-    points = (len(kept),) if visit.point and kept else ()
-    seq_id = driver.add((*kept, *added), visit.max_tokens, points=points, tenant=visit.tenant)
-    if visit.fault is not None:
-        seam, after, done_first = visit.fault
+def run_request(driver: Driver, planned_request: PlannedRequest, planned: Faults) -> None:
+    kept = conversation(driver, planned_request)[: planned_request.kept]
+    added = tuple((planned_request.first + 7 * place) % 500 for place in range(planned_request.added))
+    points = (len(kept),) if planned_request.point and kept else ()
+    seq_id = driver.add((*kept, *added), planned_request.max_tokens, points=points, tenant=planned_request.tenant)
+    if planned_request.fault is not None:
+        seam, after, done_first = planned_request.fault
         planned.plan(seam, after=after, done_first=done_first)
-    for _ in range(visit.steps):
+    for _ in range(planned_request.steps):
         driver.step()
-    if visit.leaves:
-        driver.engine.keep(driver.seqs[seq_id], len(kept) + visit.added + visit.first % 3)
+    if planned_request.leaves:
+        driver.engine.keep(driver.seqs[seq_id], len(kept) + planned_request.added + planned_request.first % 3)
         driver.engine.abort(seq_id)
 
 
@@ -89,11 +89,11 @@ def check_any_load(path: Path) -> None:
 
     @settings(max_examples=examples(2))
     @given(VISITS, st.integers(2, 5))
-    def check(visits: list[Visit], num_rows: int) -> None:
+    def check(planned_requests: list[PlannedRequest], num_rows: int) -> None:
         driver = Driver(path, rows_bytes=num_rows * room.bytes_at(513))
         with faults() as planned:
-            for visit in visits:
-                pay(driver, visit, planned)
+            for planned_request in planned_requests:
+                run_request(driver, planned_request, planned)
             driver.run()
         for seq_id, reply in driver.replies.items():
             seq = driver.seqs[seq_id]

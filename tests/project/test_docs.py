@@ -32,23 +32,13 @@ FLAGS = (
     | {flag_name(name) for name in SETTINGS if name not in POSITIONAL}
     | {"--config", "--help", "--version"}
 )
-OTHERS_FLAGS = {
-    "--minutes",
-    "--protocol",
-    "--seed",
-    "--static",
-    "--full",
-    "--lowest",
-    "--upgrade",
-    "--upgrade-package",
-    "--depth",
-    "--scripted",
-    "--url",
-    "--faults",
-    "--trim",
-    "--what",
-    "--times",
-}  # of other scripts and of git
+# The tools' flags, and what the tools tell git, npm and uv: whatever a file in scripts/ spells.
+TOOLS_FLAGS = {
+    flag
+    for file in (ROOT / "scripts").rglob("*")
+    if file.is_file() and file.suffix in ("", ".py", ".sh")
+    for flag in re.findall(r"--[a-z][a-z-]+", file.read_text(encoding="utf-8"))
+}
 CLIENTS_FLAGS = {
     "--allowed-tools",
     "--auth-type",
@@ -202,6 +192,6 @@ def test_named_settings_exist(path: Path) -> None:
     flags = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", "\n".join(served)))
     opposites = {flag for flag in flags if flag.startswith("--no-") and "--" + flag.removeprefix("--no-") in FLAGS}
     theirs = CLIENTS_FLAGS if path.parent.name == "clients" else set()
-    assert flags - opposites <= FLAGS | OTHERS_FLAGS | theirs
+    assert flags - opposites <= FLAGS | TOOLS_FLAGS | theirs
     variables = set(re.findall(r"VLLM_MLX_[A-Z_]+\w", read(path)))
     assert variables <= {env_name(name) for name in SETTINGS} | {"VLLM_MLX_CONFIG", "VLLM_MLX_PYTHON"}

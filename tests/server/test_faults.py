@@ -93,13 +93,13 @@ def served(path: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def reading(checkpoint: Any) -> Iterator[Running]:
+def text_server(checkpoint: Any) -> Iterator[Running]:
     with served(checkpoint("qwen3")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def seeing(checkpoint: Any) -> Iterator[Running]:
+def image_server(checkpoint: Any) -> Iterator[Running]:
     with served(checkpoint("vision:qwen3_vl")) as running:
         yield running
 
@@ -161,7 +161,7 @@ def test_a_fault_ends_its_own_request_and_the_next_is_right(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     seam = SEAMS[name]
-    server = request.getfixturevalue("seeing" if seam.shows else "reading")
+    server = request.getfixturevalue("image_server" if seam.shows else "text_server")
     for path, plain in (SHOWN if seam.shows else BODIES).items():
         if seam.guided and path != "/v1/chat/completions":
             continue
@@ -195,8 +195,8 @@ def test_a_fault_ends_its_own_request_and_the_next_is_right(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_write_that_fails_leaves_no_row(reading: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    server = reading
+def test_a_write_that_fails_leaves_no_row(text_server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    server = text_server
     path = "/v1/chat/completions"
     expected = said(ask(server, path, CHAT)[1])
     send = RequestResponseCycle.send

@@ -26,7 +26,7 @@ from ..media.samples import (
     progressive,
     turned,
 )
-from .seeing import SeeingEngine
+from .image_engine import ImageEngine
 
 PNG = encode(corners())
 JSON = {"content-type": "application/json"}  # written by the standard library, which keeps half a surrogate pair
@@ -80,7 +80,7 @@ def server(root: Path) -> Iterator[Running]:
     config = {**LIMITS, "media_root": str(root)}
     names = Names({name: name for name in ("10.0.0.1", "169.254.169.254", "::1", "127.0.0.2", "0x7f000001")})
     names.leads |= {"pictures.test": HERE, "inside.test": "192.168.0.1", "127.1": "127.0.0.2"}
-    with serving(SeeingEngine(media=MediaConfig(**config), web=web(names, **config))) as running:
+    with serving(ImageEngine(media=MediaConfig(**config), web=web(names, **config))) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""The fake engine with eyes: it loads a request's images as the real one does, before it plays its script."""
+"""A fake engine that loads the images of a request as the real one does, before it plays its script."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,10 @@ from .fakes import FakeEngine, FakeGeneration
 
 
 @dataclass
-class SeeingEngine(FakeEngine):
+class ImageEngine(FakeEngine):
     media: MediaConfig = field(default_factory=MediaConfig)
     web: MediaFetcher | None = None
-    seen: list[Any] = field(default_factory=list)  # the pictures of each request, in order
+    seen: list[Any] = field(default_factory=list)  # the images of every request, in order
 
     def __post_init__(self) -> None:
         self.loader = MediaLoader(self.media, MediaRoot(self.media.media_root), fetcher=self.web)
