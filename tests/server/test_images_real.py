@@ -18,6 +18,7 @@ from vllm_mlx.engine.assembly import start_engine
 
 from ..media.hosts import HERE, Host, host, image
 from ..media.samples import encode
+from .documents import documented_reply
 from .test_images import BAD_DATA, JSON, chat, data_url, refused
 
 MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
@@ -49,6 +50,9 @@ def test_bad_images_are_refused_and_a_good_one_is_seen(server: Running) -> None:
     body["messages"][0]["content"].append({"type": "text", "text": "What is in this image?"})
     reply = post(server, path, {**body, "temperature": 0}).json()["choices"][0]["message"]["content"]
     assert "blue" in reply and "star" in reply
+    with server.http() as client:
+        status = documented_reply(client, "/v1/status")
+    assert status["images"]["entry_count"] > 0 and len(status["last_replies"]) > 0
 
 
 def test_the_next_turn_neither_fetches_nor_computes_the_picture_again(server: Running, pictures: Host) -> None:

@@ -8,6 +8,8 @@ from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.assembly import start_engine
 
+from .documents import documented_reply
+
 REQUEST_FIELDS = {
     "request_id": str,
     "status": str,
@@ -77,6 +79,23 @@ def test_an_idle_server_has_every_field(server):
     assert set(status["metal"]) == {"active_memory_gb", "peak_memory_gb", "cache_memory_gb", "limit_memory_gb"}
 
 
+def test_the_document_lists_every_field_of_an_idle_server(server):
+    schemas = server.get("/openapi.json").json()["components"]["schemas"]
+    status = documented_reply(server, "/v1/status")
+    assert schemas["ServerStatus"]["properties"].keys() == status.keys()
+    assert set(schemas["ServerStatus"]["required"]) == status.keys()
+    assert schemas["CacheStatus"]["properties"].keys() == status["cache"].keys()
+    assert {"request_id", "progress", "why_not_cached"} <= schemas["RequestStatus"]["properties"].keys()
+    assert "tenant" not in schemas["RequestStatus"]["properties"]
+
+
+def test_the_document_fits_a_server_without_a_prefix_cache(checkpoint):
+    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, prefix_cache=False)
+    with serving(start_engine(config)) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        assert documented_reply(client, "/v1/status")["cache"]["enabled"] is False
+        assert documented_reply(client, "/v1/cache")["data"] == []
+
+
 def test_totals_agree_with_what_clients_were_told(server):
     usages = [ask(server, text)["usage"] for text in ("hello there", "hello there", "another question")]
     status = server.get("/v1/status").json()
@@ -100,7 +119,7 @@ def test_a_request_under_way_is_shown(server):
         lines = reply.iter_lines()
         for _ in range(6):
             next(lines)
-        status = server.get("/v1/status").json()
+        status = documented_reply(server, "/v1/status")
         assert status["status"] == "running"
         [request] = status["requests"]
         assert has_types(request, REQUEST_FIELDS)
@@ -113,7 +132,8 @@ def test_a_request_under_way_is_shown(server):
 
 def test_the_cache_can_be_seen_and_cleared(server):
     ask(server, "hello there, this is a question")
-    seen = server.get("/v1/cache").json()
+    seen = documented_reply(server, "/v1/cache")
+    assert len(seen["data"]) > 0
     assert sum(entry["segment_bytes"] for entry in seen["data"]) > 0
     assert {entry["parent_id"] for entry in seen["data"]} <= {None, *(entry["node_id"] for entry in seen["data"])}
     assert server.delete("/v1/cache").json()["freed_bytes"] > 0

@@ -1,7 +1,7 @@
 """Holders of different keys on one engine: nobody ends, clears or reads what is another's."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -10,8 +10,11 @@ from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.monitoring.schema import EngineStatus
+from vllm_mlx.server.status import Recent
 from vllm_mlx.server.tenants import kept_apart
-from vllm_mlx.server.visibility import visible_to
+
+from .documents import documented_reply
 
 ASK: Any = {"input": "Tell me something that is long enough to be kept, please. " * 4, "max_output_tokens": 4}
 ENDLESS: Any = {
@@ -90,6 +93,7 @@ def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client,
         assert ann.post("/v1/chat/completions", json=fields, headers={"x-request-id": "secret"}).status_code >= 400
     assert ann.get("/v1/responses/secret").status_code == 404
     own, others = ann.get("/v1/status"), ben.get("/v1/status")
+    assert documented_reply(ben, "/v1/status")["last_errors"] == others.json()["last_errors"] != []
     with ben.stream("GET", "/v1/status/stream") as stream:
         event = next(stream.iter_lines())
     for text in (others.text, event, ben.get("/v1/status/history").text, ben.get("/v1/cache").text):
@@ -107,18 +111,20 @@ def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client,
 
 def test_figures_of_another_s_requests_are_seen() -> None:
     """A reason without the token ids behind its first word."""
-    reply = {"tenant": "ann", "request_id": "msg_1", "why": "altered: tokens at token 3 of 9 (5 -> 7)", "ttft_s": 1}
-    status = {"requests": [], "last_replies": [reply], "last_errors": []}
+    reply: Any = {"request_id": "msg_1", "why": "altered: tokens at token 3 of 9 (5 -> 7)", "ttft_s": 1}
+    recent, nothing = Recent(), cast(EngineStatus, {"requests": []})
+    recent.add_reply(reply, tenant="ann")
     scope: Any = {"state": {"tenant": "ben", "is_admin": False}}
-    assert visible_to(scope, status)["last_replies"] == [{"request_id": None, "why": "altered", "ttft_s": 1}]
+    assert recent.status_for(scope, nothing)["last_replies"] == [{"request_id": None, "why": "altered", "ttft_s": 1}]
 
 
 @pytest.mark.parametrize("state", [{"tenant": "ann", "is_admin": True}, {}])
 def test_without_several_keys_everything_is_seen(state: Any) -> None:
-    error = {"tenant": state.get("tenant", ""), "request_id": "a", "message": "b", "path": "/v1/c"}
-    status = {"requests": [], "last_replies": [], "last_errors": [error]}
+    error: Any = {"request_id": "a", "message": "b", "path": "/v1/c"}
+    recent, nothing = Recent(), cast(EngineStatus, {"requests": []})
+    recent.add_error(error, tenant=state.get("tenant", ""))
     scope: Any = {"state": state, "client": ("192.0.2.1", 5)}
-    assert visible_to(scope, status)["last_errors"] == [{"request_id": "a", "message": "b", "path": "/v1/c"}]
+    assert recent.status_for(scope, nothing)["last_errors"] == [error]
 
 
 def test_requests_carry_the_priority_of_their_key() -> None:

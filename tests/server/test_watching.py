@@ -13,8 +13,9 @@ from scripts._bench.figures import OURS
 from scripts._bench.watching import OUTSIDE, Watched, figures
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.bench.workloads import Words
-from vllm_mlx.server.history import History
+from vllm_mlx.server.status import History
 
+from .documents import documented_reply
 from .watched import Seen, engine_served, load, watch
 
 MAX_TOKENS = 60
@@ -91,7 +92,7 @@ def test_who_comes_later_sees_the_last_minutes(server: Running, client: httpx.Cl
     watch(server.url, "Once upon a time.", max_tokens=MAX_TOKENS)
 
     def past() -> list[dict]:
-        return client.get("/v1/status/history").json()["data"]
+        return documented_reply(client, "/v1/status/history")["data"]
 
     eventually(lambda: bool(past()) and past()[-1]["generation_tps"] > 0)
     last, status = past()[-1], client.get("/v1/status").json()
@@ -102,7 +103,7 @@ def test_who_comes_later_sees_the_last_minutes(server: Running, client: httpx.Cl
 def test_what_is_kept_of_the_past_is_bounded(client: httpx.Client) -> None:
     history, status = History(every_s=2, span_s=10), client.get("/v1/status").json()
     for number in range(20):
-        history.add({**status, "time": number})
+        history.add(status, number)
     assert [sample["time"] for sample in history.samples()] == [15, 16, 17, 18, 19]
 
 

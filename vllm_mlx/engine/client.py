@@ -27,8 +27,8 @@ from .engine import Engine
 from .generation import Generation, Reply
 from .monitor import Monitor
 from .monitoring.counters import ReplyStats
-from .monitoring.facts import EngineFacts, ModelFacts
-from .monitoring.status import EngineStatus
+from .monitoring.facts import EngineFacts
+from .monitoring.schema import EngineStatus, ModelFacts
 from .preparing import Preparations
 from .prompt_pool import PromptPool
 from .thread import EngineThread

@@ -13,7 +13,8 @@ from .monitoring.counters import ReplyStats, Totals
 from .monitoring.facts import build_facts, model_facts
 from .monitoring.prometheus import metric_families
 from .monitoring.report import ReportDesk
-from .monitoring.status import EngineStatus, Moment, engine_status
+from .monitoring.schema import EngineStatus
+from .monitoring.status import Moment, engine_status
 from .monitoring.watchdog import Watchdog
 from .prompt_pool import PromptPool
 from .thread import EngineThread

@@ -1,9 +1,7 @@
 """Puts the HTTP application together. Knows no protocol."""
 
 import asyncio
-import time
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -15,30 +13,24 @@ from .auth import METRICS_PATH, APIKeyAuth
 from .config import ServerConfig
 from .connection import ConnectionGate
 from .error_handlers import add_error_handlers
-from .history import History
 from .hosts import HostCheck, own_names
+from .interfaces import Engine
 from .limits import BodyLimit
 from .log import RequestLog
 from .models import ServedModels
-from .ports import Engine
 from .rates import RateLimit
 from .receipts import RECEIPT_HEADER
-from .recent import Recent
 from .routes.anthropic import anthropic_routes
-from .routes.health import health_routes
 from .routes.models import models_routes
 from .routes.openai import openai_routes
 from .routes.page import page_paths, page_routes
 from .routes.responses import responses_routes
 from .routes.status import status_routes
+from .status import History, Recent
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     recent, history = Recent(), History()
-
-    async def status() -> dict[str, Any]:
-        figures = await engine.status()  # may wait for a step, so the time is taken after
-        return {"time": round(time.time(), 3), **figures, **recent.fields()}
 
     # Pages of docs are off, with FastAPI's own document: they would load their scripts from a content network.
     app = FastAPI(
@@ -46,7 +38,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
         version=__version__,
         openapi_url=None,
         middleware=_middleware(config, recent),
-        lifespan=lambda _: history.following(status),
+        lifespan=lambda _: history.following(engine.status),
     )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.limits = config.limits
@@ -55,8 +47,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app.include_router(anthropic_routes(engine, config, models))
     app.include_router(responses_routes(engine, config, models))
     app.include_router(models_routes(engine, models))
-    app.include_router(status_routes(engine, status, history))
-    app.include_router(health_routes(engine))
+    app.include_router(status_routes(engine, recent, history))
     app.include_router(page_routes())
     add_error_handlers(app)
     return app

@@ -8,7 +8,7 @@ from types import TracebackType
 from ..core.events import GenerationEvent
 from ..core.prompt_change import PromptChange
 from ..core.request import Request
-from .ports import Engine, Generation
+from .interfaces import Engine, Generation
 
 MAX_BUFFERED_EVENTS = 64  # a client that reads slowly must hold up the readers, so that the engine joins deltas
 

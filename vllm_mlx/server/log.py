@@ -27,7 +27,7 @@ from ..core.prompt_change import PromptChange
 from ..core.receipt import CacheReceipt, Shortfall
 from .error_handlers import CLIENT_GONE, internal_error
 from .receipts import Receipts
-from .recent import Recent
+from .status import LastReply, Recent
 from .tenants import tenant_of
 
 requests_logger = logging.getLogger("vllm_mlx.requests")
@@ -108,9 +108,9 @@ class RequestRecord:
             self.cached_tokens = event.cached_tokens
             self.receipts.take(index, event)
 
-    def reply_fields(self) -> dict[str, Any]:
-        """Of one that finished."""
-        assert self._tally is not None, "it has begun"
+    def last_reply(self) -> LastReply:
+        """Describe the finished reply for the status."""
+        assert self._tally is not None, "the reply has begun"
         usage = self._tally.total()
         return {
             "time": round(time.time(), 3),
@@ -234,7 +234,7 @@ class RequestLog:
     def _note(self, record: RequestRecord, tenant: str) -> None:
         """For who watches: replies, and what failed unless its client went away or never meant us."""
         if record.finish_reasons:
-            self._recent.add_reply(record.reply_fields(), tenant=tenant)
+            self._recent.add_reply(record.last_reply(), tenant=tenant)
         failed = record.error_code is not None or record.status >= 400
         is_gone = record.status == CLIENT_GONE and record.error_code is None
         if failed and not is_gone and record.path.startswith("/v1/"):

@@ -17,8 +17,8 @@ from ..api.reply import Reply
 from ..core.request import Request
 from .bodies import beside_loop
 from .generations import submit_all
+from .interfaces import Engine, Generation
 from .log import record_of
-from .ports import Engine, Generation
 from .streaming import EventStream, fold_reply
 from .tenants import kept_apart
 

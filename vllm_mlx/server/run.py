@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from ..core.errors import ConfigError, EngineDead, setting
 from .connection import ConnectionLimits, allow_open_files
 from .garbage import GarbageCollector
-from .ports import Engine
+from .interfaces import Engine
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -16,8 +16,8 @@ from ..api.encoder import ReplyFold, StreamEncoder
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from .error_handlers import CLIENT_GONE, ClientGone, error_code
+from .interfaces import Generation
 from .log import RequestRecord
-from .ports import Generation
 
 logger = logging.getLogger(__name__)
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts

@@ -20,11 +20,9 @@ Phase = Literal["queued", "prefill", "generation"]
 Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
 
 
-class RunningReply(TypedDict):
-    """One reply that waits or runs, as `requests` in `/v1/status` lists it."""
+class ReplyProgress(TypedDict):
+    """How far one reply is that waits or runs."""
 
-    request_id: str
-    tenant: str
     status: Literal["waiting", "running"]
     phase: Phase
     elapsed_s: float
@@ -40,6 +38,13 @@ class RunningReply(TypedDict):
     cached_tokens: int
     expected_tokens: int
     why_not_cached: str | None
+
+
+class RunningReply(ReplyProgress):
+    """One reply that waits or runs, and the owner of its request."""
+
+    request_id: str
+    tenant: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import mlx.core as mx
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ... import __version__
 from ...cache.node import ResumeRule
@@ -13,6 +12,7 @@ from ...core.config import EngineConfig, ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
 from ...prompt.processor import RequestProcessor
 from ...runner.calibrate import Calibration
+from .schema import BuildFacts, ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,45 +25,6 @@ class EngineFacts:
     calibration: Calibration
     resume_rule: ResumeRule | None = None  # None: state cannot be copied
     video_fault: str | None = None  # why videos are refused; None: they are served
-
-
-class BuildFacts(TypedDict):
-    """Versions; an empty text if a package is not installed."""
-
-    version: str
-    python: str
-    platform: str
-    device: str
-    mlx: str
-    mlx_lm: str
-    mlx_vlm: str
-    transformers: str
-    llguidance: str
-
-
-class ModelFacts(TypedDict):
-    """Properties of the checkpoint and of how it is served."""
-
-    model: str
-    architecture: str
-    max_model_len: int
-    vocab_size: int
-    weights_bytes: int
-    takes_images: bool
-    takes_videos: bool
-    no_videos: str | None
-    bytes_per_token: int
-    fixed_bytes_per_row: int
-    sliding_windows: list[int]
-    resumes_anywhere: bool
-    keeps_recurrent_state: bool
-    prefix_cache: bool
-    reasoning_parser: str | None
-    tool_call_parser: str | None
-    prefill_tokens_per_s_at_load: float
-    max_num_seqs: int
-    max_stall_ms: float
-    created: int
 
 
 def build_facts() -> BuildFacts:

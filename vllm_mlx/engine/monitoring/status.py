@@ -1,140 +1,27 @@
-"""The body of `/v1/status`, typed, and how it is filled from the engine's and the event loop's figures."""
+"""Fills the status from the figures of the engine and of the event loop."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
-
 from ...core.memory import MemoryBudget
 from ...core.receipt import Shortfall
-from .counters import Outcome, ReplyStats, RunningReply, Totals
-from .facts import BuildFacts, ModelFacts
-from .figures import RATE_WINDOW_S, SAMPLE_WINDOW_S, Quantiles
+from .counters import Outcome, ReplyStats, Totals
+from .figures import RATE_WINDOW_S, SAMPLE_WINDOW_S
 from .report import EngineReport
+from .schema import (
+    BuildFacts,
+    CacheStatus,
+    EngineStatus,
+    ImageStatus,
+    LatencyStatus,
+    MemoryStatus,
+    ModelFacts,
+    PressureStatus,
+)
 
 _GB = 1e9
 _MB = 1e6
-
-
-class LatencyStatus(TypedDict):
-    """Durations of the last minute, in seconds."""
-
-    window_s: float
-    ttft_s: Quantiles
-    inter_token_s: Quantiles
-    queue_s: Quantiles
-    prefill_s: Quantiles
-    e2e_s: Quantiles
-
-
-class StallStatus(TypedDict):
-    """Gaps between two tokens of a reply that were longer than the server's limit."""
-
-    threshold_s: float
-    total: int
-    longest_s: float
-
-
-class DeviceStatus(TypedDict):
-    """Memory as MLX counts it."""
-
-    active_memory_gb: float
-    peak_memory_gb: float
-    cache_memory_gb: float
-    limit_memory_gb: float
-
-
-class MemoryStatus(TypedDict):
-    """What the memory budget is spent on, in bytes."""
-
-    total_bytes: int
-    weights_bytes: int
-    transient_bytes: int
-    live_bytes: int
-    cache_bytes: int
-    media_bytes: int
-    pictures_bytes: int
-    lacking_bytes: int
-    free_bytes: int
-
-
-class PressureStatus(TypedDict):
-    """What was shortened, evicted or delayed when memory or places were short, in the order in which that happens."""
-
-    shorter_chunks: int
-    cache_evictions: int
-    image_evictions: int
-    waiting: int
-    preemptions: int
-    refused: int
-
-
-class CacheStatus(TypedDict, total=False):
-    """The prefix cache."""
-
-    enabled: bool
-    hits: int
-    hits_by_kind: dict[str, int]
-    misses: int
-    hit_rate: float
-    evictions: int
-    evicted_mb: float
-    tokens_saved: int
-    current_memory_mb: float
-    max_memory_mb: float
-    memory_utilization: float
-    entry_count: int
-    num_states: int
-    index_mb: float
-    inserts_refused: int
-    shortfalls: dict[str, int]
-
-
-class ImageStatus(TypedDict, total=False):
-    """The cache of image features."""
-
-    enabled: bool
-    encoded: int
-    longest_encode_s: float
-    evictions: int
-    entry_count: int
-    current_memory_mb: float
-    max_memory_mb: float
-
-
-class EngineStatus(TypedDict):
-    """What the server does: running requests, rates, latencies, memory and the prefix cache."""
-
-    status: str
-    model: str
-    architecture: str
-    max_model_len: int
-    uptime_s: float
-    steps_executed: int
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    num_restarts: int
-    total_requests_processed: int
-    total_prompt_tokens: int
-    total_cached_tokens: int
-    total_completion_tokens: int
-    generation_tps: float
-    prompt_tps: float
-    rate_window_s: float
-    latency: LatencyStatus
-    stalls: StallStatus
-    outcomes: dict[str, int]
-    metal: DeviceStatus
-    memory: MemoryStatus
-    giving_way: PressureStatus
-    cache: CacheStatus
-    images: ImageStatus
-    model_facts: ModelFacts
-    build: BuildFacts
-    report_age_s: float
-    requests: list[RunningReply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +74,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         },
         "memory": memory_status(moment.memory, report),
         "giving_way": _pressure(report, num_refused),
-        "cache": {**_cache(report), "shortfalls": {kind.value: totals.shortfalls[kind] for kind in Shortfall}},
+        "cache": _cache(report, {kind.value: totals.shortfalls[kind] for kind in Shortfall}),
         "images": _images(report),
         "model_facts": moment.facts,
         "build": moment.build,
@@ -263,7 +150,7 @@ def _images(report: EngineReport) -> ImageStatus:
     }
 
 
-def _cache(report: EngineReport) -> CacheStatus:
+def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
     stats = report.cache
     if stats is None:
         return {
@@ -278,6 +165,7 @@ def _cache(report: EngineReport) -> CacheStatus:
             "max_memory_mb": 0.0,
             "memory_utilization": 0.0,
             "entry_count": 0,
+            "shortfalls": shortfalls,
         }
     lookups = stats.num_hits + stats.misses
     return {
@@ -296,4 +184,5 @@ def _cache(report: EngineReport) -> CacheStatus:
         "num_states": stats.num_states,
         "index_mb": round(stats.index_bytes / _MB, 3),
         "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
+        "shortfalls": shortfalls,
     }

@@ -13,9 +13,9 @@ from ...api.anthropic.schema import CountTokensBody, MessagesBody
 from ...api.error_replies import AnthropicError
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
+from ..interfaces import Engine, Generation
 from ..log import record_of
 from ..models import ServedModels
-from ..ports import Engine, Generation
 from ..replying import admitted, documented, streamed, submit, whole
 from ..streaming import while_connected
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from ...api.error_replies import OpenAIError
 from ...api.openai.replies import ModelCard, ModelList
+from ..interfaces import Engine
 from ..models import ServedModels
-from ..ports import Engine
 
 
 def models_routes(engine: Engine, models: ServedModels) -> APIRouter:

@@ -14,8 +14,8 @@ from ...api.openai.replies import ChatCompletion, Completion
 from ...api.openai.schema import ChatCompletionBody, CompletionBody
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
+from ..interfaces import Engine
 from ..models import ServedModels
-from ..ports import Engine
 from ..replying import Submission, documented, streamed, submit, whole
 
 EVENTS = "chunks, then [DONE]"

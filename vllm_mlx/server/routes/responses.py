@@ -23,9 +23,9 @@ from ...core.events import GenerationEvent
 from ..background import BackgroundReplies
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
+from ..interfaces import Engine, Generation
 from ..log import record_of
 from ..models import ServedModels
-from ..ports import Engine, Generation
 from ..replying import Submission, documented, streamed, submit, whole
 from ..response_store import ResponseStore, TenantStores
 from ..streaming import while_connected

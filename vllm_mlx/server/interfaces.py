@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -12,6 +12,7 @@ from ..core.config import ModelInfo
 from ..core.events import GenerationEvent
 from ..core.prompt_change import PromptChange
 from ..core.request import Request
+from ..engine.monitoring.schema import EngineStatus
 
 
 class Generation(Protocol):
@@ -65,7 +66,7 @@ class Engine(Protocol):
         """Tokens of the prompt that `submit` would run, though it may be too long to run. Raises RequestError."""
         ...
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> EngineStatus:
         """How things stand. Raises EngineDead."""
         ...
 

@@ -1,0 +1,172 @@
+"""The types of what `/v1/status` reports about the engine. They import nothing that computes."""
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from .counters import RunningReply
+from .figures import Quantiles
+
+
+class BuildFacts(TypedDict):
+    """Versions; an empty text if a package is not installed."""
+
+    version: str
+    python: str
+    platform: str
+    device: str
+    mlx: str
+    mlx_lm: str
+    mlx_vlm: str
+    transformers: str
+    llguidance: str
+
+
+class ModelFacts(TypedDict):
+    """Properties of the checkpoint and of how it is served."""
+
+    model: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    weights_bytes: int
+    takes_images: bool
+    takes_videos: bool
+    no_videos: str | None
+    bytes_per_token: int
+    fixed_bytes_per_row: int
+    sliding_windows: list[int]
+    resumes_anywhere: bool
+    keeps_recurrent_state: bool
+    prefix_cache: bool
+    reasoning_parser: str | None
+    tool_call_parser: str | None
+    prefill_tokens_per_s_at_load: float
+    max_num_seqs: int
+    max_stall_ms: float
+    created: int
+
+
+class LatencyStatus(TypedDict):
+    """Durations of the last minute, in seconds."""
+
+    window_s: float
+    ttft_s: Quantiles
+    inter_token_s: Quantiles
+    queue_s: Quantiles
+    prefill_s: Quantiles
+    e2e_s: Quantiles
+
+
+class StallStatus(TypedDict):
+    """Gaps between two tokens of a reply that were longer than the server's limit."""
+
+    threshold_s: float
+    total: int
+    longest_s: float
+
+
+class DeviceStatus(TypedDict):
+    """Memory as MLX counts it."""
+
+    active_memory_gb: float
+    peak_memory_gb: float
+    cache_memory_gb: float
+    limit_memory_gb: float
+
+
+class MemoryStatus(TypedDict):
+    """What the memory budget is spent on, in bytes."""
+
+    total_bytes: int
+    weights_bytes: int
+    transient_bytes: int
+    live_bytes: int
+    cache_bytes: int
+    media_bytes: int
+    pictures_bytes: int
+    lacking_bytes: int
+    free_bytes: int
+
+
+class PressureStatus(TypedDict):
+    """What was shortened, evicted or delayed when memory or places were short, in the order in which that happens."""
+
+    shorter_chunks: int
+    cache_evictions: int
+    image_evictions: int
+    waiting: int
+    preemptions: int
+    refused: int
+
+
+class CacheStatus(TypedDict):
+    """The prefix cache. Only a cache that is enabled has the fields that are not required."""
+
+    enabled: bool
+    hits: int
+    hits_by_kind: dict[str, int]
+    misses: int
+    hit_rate: float
+    evictions: int
+    evicted_mb: NotRequired[float]
+    tokens_saved: int
+    current_memory_mb: float
+    max_memory_mb: float
+    memory_utilization: float
+    entry_count: int
+    num_states: NotRequired[int]
+    index_mb: NotRequired[float]
+    inserts_refused: NotRequired[int]
+    shortfalls: dict[str, int]
+
+
+class ImageStatus(TypedDict):
+    """The cache of image features. `max_memory_mb` is given only if the model takes images."""
+
+    enabled: bool
+    encoded: int
+    longest_encode_s: float
+    evictions: int
+    entry_count: int
+    current_memory_mb: float
+    max_memory_mb: NotRequired[float]
+
+
+class EngineFigures(TypedDict):
+    """Rates, latencies, counts, memory and the prefix cache, of all requests together."""
+
+    status: str
+    model: str
+    architecture: str
+    max_model_len: int
+    uptime_s: float
+    steps_executed: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_restarts: int
+    total_requests_processed: int
+    total_prompt_tokens: int
+    total_cached_tokens: int
+    total_completion_tokens: int
+    generation_tps: float
+    prompt_tps: float
+    rate_window_s: float
+    latency: LatencyStatus
+    stalls: StallStatus
+    outcomes: dict[str, int]
+    metal: DeviceStatus
+    memory: MemoryStatus
+    giving_way: PressureStatus
+    cache: CacheStatus
+    images: ImageStatus
+    model_facts: ModelFacts
+    build: BuildFacts
+    report_age_s: float
+
+
+class EngineStatus(EngineFigures):
+    """The figures, and the replies that wait or run."""
+
+    requests: list[RunningReply]
