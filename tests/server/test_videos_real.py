@@ -110,7 +110,7 @@ def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> Non
     [
         (video(url(b"text")), "Video 1 of this request"),
         (video(url(sound())), "no frames in it"),
-        (video(url(encode_picture(FRAMES[0]))), "Send it as an image"),
+        (video(url(encode_picture(FRAMES[0]))), "it is an image. Send it as one"),
         (video(url(VIDEO + bytes(100_000))), "--max-video-bytes"),
         (video("file:///etc/passwd"), "no such file"),
         (video("http://127.0.0.1:9/x"), "no connection"),
