@@ -12,16 +12,11 @@ SMALL = {
     "cli/chat/prompt.py",
     "cli/launch/cursor.py",
     "cli/per_prompt.py",
-    "engine/monitoring/facts.py",
-    "engine/monitoring/reports.py",
     "media/layouts.py",
     "server/rates.py",
-    "server/routes/health.py",
-    "server/visibility.py",
 }
 CIRCLES = {  # packages that import each other, here with the ones below them only
     frozenset({"cli", "cli/bench", "cli/chat", "cli/doctor", "cli/launch", "cli/models"}),
-    frozenset({"engine", "engine/monitoring"}),
     frozenset({"formats", "formats/bodies"}),
     frozenset({"server", "server/routes"}),
 }

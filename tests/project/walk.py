@@ -162,6 +162,8 @@ class Tracer:
             self._hand_over(number, held, files[:1], taker, files)
 
     def _hand_over(self, form: int, value: Any, giver: tuple[str, ...], taker: str, makers: tuple[str, ...]) -> None:
+        if form and not self.order:
+            return  # something else goes on: the status is asked for every second, and looks at what is stored
         sighting = self._seen.get(id(value)) or self._add(form, value, makers)
         for file in (*giver, taker):
             if file not in sighting.sources:
@@ -255,7 +257,6 @@ def walks() -> dict[str, list[Leg]]:
     """Of a chat request, and of the turn after it, whose prompt extends it."""
     found = {}
     with _served() as (client, traced):
-        _ask(client, [_user("hello")])
         question = [_user(_QUESTION)]
         with traced(CHAT) as order:
             reply, num_tokens = _ask(client, question)
@@ -263,6 +264,7 @@ def walks() -> dict[str, list[Leg]]:
         eventually(lambda: _is_stored(client, num_tokens))
         with traced(CACHED_TURN) as order:
             _ask(client, [*question, {"role": "assistant", "content": reply}, _user("Again.")])
+        assert client.get("/v1/status").json()["cache"]["hits"], "the second turn found nothing"
         found["cached turn"] = walk(CACHED_TURN, order)
     return found
 
@@ -271,16 +273,21 @@ def walks() -> dict[str, list[Leg]]:
 def _served() -> Iterator[tuple[httpx.Client, Any]]:
     """A server whose threads are all watched, where a block asks for it."""
     watch: list[Tracer] = []
+    failures: list[Exception] = []
 
     def observe(frame: FrameType, event: str, value: Any) -> None:
-        for tracer in watch:
-            tracer.observe(frame, event, value)
+        try:
+            for tracer in watch:
+                tracer.observe(frame, event, value)
+        except Exception as error:  # it would be raised in the watched code, and end the watching
+            failures.append(error)
 
     @contextmanager
     def traced(forms: Sequence[Form]) -> Iterator[list[Sighting]]:
         watch.append(Tracer(forms))
         yield watch[0].order
         watch.clear()
+        assert not failures, failures
 
     config = EngineConfig(model="demo", max_model_len=2048, memory_budget_bytes=2 << 30, text_only=True)
     threading.setprofile(observe)
@@ -302,8 +309,8 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _ask(client: httpx.Client, messages: list[dict[str, str]]) -> tuple[str, int]:
-    """Asks for a short streamed reply; returns its text, and the number of tokens in the prompt."""
-    body = {"messages": messages, "stream": True, "temperature": 0, "max_tokens": 30}
+    """Ask for a streamed reply of one token, since several may come together. Its text, and the prompt's length."""
+    body = {"messages": messages, "stream": True, "temperature": 0, "max_tokens": 1}
     answer = client.post("/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}})
     assert answer.status_code == 200 and "[DONE]" in answer.text
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
