@@ -10,7 +10,7 @@ import pytest
 from tests.support.running import Running, serving
 from vllm_mlx.core.api_key import unnamed_keys
 from vllm_mlx.server.config import ServerConfig
-from vllm_mlx.server.hosts import own_names
+from vllm_mlx.server.guards import own_names
 
 from .fakes import FakeEngine
 

@@ -9,19 +9,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
-from .auth import METRICS_PATH, APIKeyAuth
 from .config import ServerConfig
 from .connection import ConnectionGate
 from .error_handlers import add_error_handlers
-from .hosts import HostCheck, own_names
+from .guards import METRICS_PATH, APIKeyAuth, BodyLimit, HostCheck, RateLimit, own_names
 from .interfaces import Engine
-from .limits import BodyLimit
 from .log import RequestLog
-from .models import ServedModels
-from .rates import RateLimit
-from .receipts import RECEIPT_HEADER
+from .record import RECEIPT_HEADER
 from .routes.anthropic import anthropic_routes
-from .routes.models import models_routes
+from .routes.models import ServedModels, models_routes
 from .routes.openai import openai_routes
 from .routes.page import page_paths, page_routes
 from .routes.responses import responses_routes

@@ -3,10 +3,12 @@
 A submission is entered where its response is made, so that every generation has an owner that ends it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from fastapi import Request as HTTPRequest
@@ -14,14 +16,16 @@ from starlette.responses import Response
 
 from ..api.encoder import ReplyFold, StreamEncoder
 from ..api.reply import Reply
+from ..core.events import GenerationEvent
+from ..core.prompt_change import PromptChange
 from ..core.request import Request
 from .bodies import beside_loop
-from .generations import submit_all
 from .interfaces import Engine, Generation
-from .log import record_of
+from .record import record_of
 from .streaming import EventStream, fold_reply
 from .tenants import kept_apart
 
+MAX_BUFFERED_EVENTS = 64  # a client that reads slowly must hold up the readers, so that the engine joins deltas
 Documented = dict[int | str, dict[str, Any]]
 Submission = AbstractAsyncContextManager[Generation]
 
@@ -74,3 +78,71 @@ def documented(reply: type[Reply], error: type[Reply], events: str) -> Documente
     """The responses of a route, for /openapi.json. `events` says what a stream contains."""
     stream = {"text/event-stream": {"schema": {"type": "string", "description": f"With `stream`: {events}."}}}
     return {200: {"model": reply, "content": stream}, "4XX": {"model": error}, "5XX": {"model": error}}
+
+
+async def submit_all(engine: Engine, requests: Sequence[Request]) -> Generation:
+    """Raises what `submit` raises for any of them; none of the others is left running then."""
+    if len(requests) == 1:
+        return await engine.submit(requests[0])
+    async with AsyncExitStack() as stack:
+        generations = []
+        for request in requests:
+            generation = await engine.submit(request)
+            await stack.enter_async_context(generation)
+            generations.append(generation)
+        return PromptBatch(generations, requests[0].sampling.n, stack.pop_all())
+    raise AssertionError("an exit stack without callbacks suppresses nothing")
+
+
+class PromptBatch:
+    """Choices are numbered prompt by prompt. Events come as they come, in order within a choice."""
+
+    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int, stack: AsyncExitStack) -> None:
+        self._generations = generations
+        self._choices_per_prompt = choices_per_prompt
+        self._stack = stack
+        self._events: asyncio.Queue[tuple[int, GenerationEvent] | None] = asyncio.Queue(MAX_BUFFERED_EVENTS)
+        self._readers: list[asyncio.Task[None]] = []
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(generation.num_prompt_tokens for generation in self._generations)
+
+    @property
+    def prompt_change(self) -> PromptChange | None:
+        """Texts to complete belong to no conversation."""
+        return None
+
+    async def __aenter__(self) -> "PromptBatch":
+        self._readers = [
+            asyncio.create_task(self._read(number * self._choices_per_prompt, generation))
+            for number, generation in enumerate(self._generations)
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        try:
+            await asyncio.gather(*self._readers, return_exceptions=True)
+        finally:
+            await self._stack.aclose()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        num_running = len(self._readers)
+        while num_running:
+            item = await self._events.get()
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+        await asyncio.gather(*self._readers)
+
+    async def _read(self, first_index: int, generation: Generation) -> None:
+        try:
+            async for index, event in generation:
+                await self._events.put((first_index + index, event))
+        finally:
+            await self._events.put(None)

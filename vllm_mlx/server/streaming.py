@@ -17,7 +17,7 @@ from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from .error_handlers import CLIENT_GONE, ClientGone, error_code
 from .interfaces import Generation
-from .log import RequestRecord
+from .record import RequestRecord
 
 logger = logging.getLogger(__name__)
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts

@@ -14,10 +14,10 @@ from ...api.error_replies import AnthropicError
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..interfaces import Engine, Generation
-from ..log import record_of
-from ..models import ServedModels
+from ..record import record_of
 from ..replying import admitted, documented, streamed, submit, whole
 from ..streaming import while_connected
+from .models import ServedModels
 
 EVENTS = "Anthropic's events, message_start to message_stop"
 

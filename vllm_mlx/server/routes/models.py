@@ -1,5 +1,6 @@
 """`GET /v1/models` and `GET /v1/models/{id}`. To clients, every served name is a model."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from fastapi import APIRouter
@@ -7,8 +8,22 @@ from starlette.responses import Response
 
 from ...api.error_replies import OpenAIError
 from ...api.openai.replies import ModelCard, ModelList
+from ...core.errors import ModelNotFound, shown
 from ..interfaces import Engine
-from ..models import ServedModels
+
+
+class ServedModels:
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+
+    def resolve(self, name: str | None) -> str:
+        """The name to reply under. A request that names no model means the served one."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = ", ".join(f"`{each}`" for each in self.names)
+            raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")
+        return name
 
 
 def models_routes(engine: Engine, models: ServedModels) -> APIRouter:

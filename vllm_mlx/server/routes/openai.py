@@ -15,8 +15,8 @@ from ...api.openai.schema import ChatCompletionBody, CompletionBody
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..interfaces import Engine
-from ..models import ServedModels
 from ..replying import Submission, documented, streamed, submit, whole
+from .models import ServedModels
 
 EVENTS = "chunks, then [DONE]"
 

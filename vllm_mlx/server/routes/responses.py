@@ -20,16 +20,15 @@ from ...api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ...core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
 from ...core.events import GenerationEvent
-from ..background import BackgroundReplies
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..interfaces import Engine, Generation
-from ..log import record_of
-from ..models import ServedModels
+from ..record import record_of
 from ..replying import Submission, documented, streamed, submit, whole
-from ..response_store import ResponseStore, TenantStores
+from ..response_store import BackgroundReplies, ResponseStore, TenantStores
 from ..streaming import while_connected
 from ..tenants import tenant_of
+from .models import ServedModels
 
 logger = logging.getLogger(__name__)
 StoredItem = Mapping[str, Any]

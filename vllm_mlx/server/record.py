@@ -1,0 +1,230 @@
+"""What is known of one HTTP request: for its log line, the status, and the header with its cache receipt."""
+
+import logging
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Scope
+
+from ..api.usage import UsageTally
+from ..core.events import (
+    Finished,
+    GenerationEvent,
+    PromptProgress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallStart,
+    Usage,
+)
+from ..core.prompt_change import PromptChange
+from ..core.receipt import CacheReceipt, Shortfall
+from .error_handlers import CLIENT_GONE
+from .status import LastReply
+
+requests_logger = logging.getLogger("vllm_mlx.requests")
+
+RECEIPT_HEADER = "x-cache-receipt"
+PROGRESS_EVERY_S = 5.0
+QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
+MAX_FIELD = 200  # characters of one field of a line; paths and models' names are the client's
+WATCHED_PATHS = frozenset(  # so are these, by who watches
+    {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
+)
+
+_FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
+
+
+class Receipts:
+    """One for each prompt: that of the choice which computed most of it, as the usage block counts."""
+
+    def __init__(self, *, num_prompts: int = 1, choices_per_prompt: int = 1) -> None:
+        self._num_prompts = num_prompts
+        self._choices_per_prompt = choices_per_prompt
+        self._heard_of: set[int] = set()
+        self._by_prompt: dict[int, CacheReceipt] = {}
+
+    def take(self, index: int, event: GenerationEvent) -> bool:
+        """An event of the choice `index`. Returns whether every prompt has been heard of: started, or failed."""
+        prompt = index // self._choices_per_prompt
+        self._heard_of.add(prompt)
+        if isinstance(event, Started) and event.receipt is not None:
+            known = self._by_prompt.setdefault(prompt, event.receipt)
+            if event.receipt.cached_tokens < known.cached_tokens:
+                self._by_prompt[prompt] = event.receipt
+        return len(self._heard_of) == self._num_prompts
+
+    def total(self) -> CacheReceipt | None:
+        """None until every prompt has one. Several are texts to complete, of which nothing is expected."""
+        receipts = list(self._by_prompt.values())
+        if len(receipts) < self._num_prompts:
+            return None
+        if len(receipts) == 1:
+            return receipts[0]
+        return CacheReceipt(
+            prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
+            cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
+            stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
+        )
+
+    def headers(self) -> dict[str, str]:
+        receipt = self.total()
+        if receipt is None:
+            return {}
+        facts = f"prompt={receipt.prompt_tokens}; cached={receipt.cached_tokens}; expected={receipt.expected_tokens}"
+        if self._num_prompts > 1:
+            facts += f"; prompts={self._num_prompts}"
+        if receipt.shortfall is not None:
+            facts += f'; reason={receipt.shortfall.value}; detail="{receipt.why}"'
+        return {RECEIPT_HEADER: facts}
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one HTTP request so far. Times are in seconds of the monotonic clock."""
+
+    request_id: str
+    method: str
+    path: str
+    started_s: float
+    status: int = 0
+    reply_id: str | None = None
+    model: str | None = None
+    key_name: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    first_output_s: float | None = None
+    progress_told_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    prompt_change: PromptChange | None = None
+    receipts: Receipts = field(default_factory=Receipts)
+    finish_reasons: list[str] = field(default_factory=list)
+    _tally: UsageTally | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        if self.method == "GET" and self.path in WATCHED_PATHS:
+            return self.status < 400 or self.status == CLIENT_GONE
+        return self.path in QUIET_PATHS
+
+    def begin_reply(
+        self,
+        *,
+        reply_id: str,
+        model: str,
+        prompt_tokens: int,
+        num_prompts: int,
+        choices_per_prompt: int,
+        prompt_change: PromptChange | None,
+    ) -> None:
+        self.reply_id = reply_id
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.prompt_change = prompt_change
+        self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
+        self._tally = UsageTally(choices_per_prompt)
+
+    @property
+    def receipt(self) -> CacheReceipt | None:
+        return self.receipts.total()
+
+    def observe(self, index: int, event: GenerationEvent) -> None:
+        if self.first_output_s is None and isinstance(event, _FIRST_OUTPUT):
+            self.first_output_s = time.monotonic()
+        if isinstance(event, PromptProgress):
+            self._tell(event)
+        if isinstance(event, Finished):
+            assert self._tally is not None, "events come after begin_reply"
+            self._tally.add(index, event.usage)
+            self.finish_reasons.append(event.reason.value)
+        elif isinstance(event, Started):
+            self.cached_tokens = event.cached_tokens
+            self.receipts.take(index, event)
+
+    def last_reply(self) -> LastReply:
+        """Describe the finished reply for the status."""
+        assert self._tally is not None, "the reply has begun"
+        usage = self._tally.total()
+        return {
+            "time": round(time.time(), 3),
+            "request_id": self.reply_id,
+            "path": self.path,
+            "model": self.model,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "ttft_s": None if self.first_output_s is None else round(self.first_output_s - self.started_s, 4),
+            "finish": ",".join(dict.fromkeys(self.finish_reasons)),
+            "expected_tokens": 0 if self.receipt is None else self.receipt.expected_tokens,
+            "why": None if self.receipt is None else self.receipt.why,
+        }
+
+    def _tell(self, event: PromptProgress) -> None:
+        """How far a long prompt is, every few seconds."""
+        now = time.monotonic()
+        if now - (self.progress_told_s or self.started_s) < PROGRESS_EVERY_S:
+            return
+        self.progress_told_s = now
+        share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
+        requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
+
+    def line(self, ended_s: float) -> str:
+        usage = self._tally.total() if self._tally is not None and self.finish_reasons else None
+        facts: dict[str, Any] = {
+            "id": self.request_id,
+            "status": self.status,
+            "method": self.method,
+            "path": self.path,
+            "key": self.key_name,
+            "reply": self.reply_id,
+            "model": self.model,
+            "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
+            "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
+            "expected_tokens": (self.receipt and self.receipt.expected_tokens) or None,
+            "altered": self.prompt_change,
+            "not_cached": self._why_else(),
+            "completion_tokens": None if usage is None else usage.completion_tokens,
+            "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
+            "ttft_s": None if self.first_output_s is None else round(self.first_output_s - self.started_s, 4),
+            "duration_s": round(ended_s - self.started_s, 4),
+            "prompt_tokens_per_s": self._prompt_tokens_per_s(usage),
+            "tokens_per_s": self._tokens_per_s(usage, ended_s),
+            "finish": ",".join(dict.fromkeys(self.finish_reasons)) or None,
+            "error": self.error_code,
+        }
+        return " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value is not None)
+
+    def _why_else(self) -> str | None:
+        """Why less was cached than expected, beside what `altered` says."""
+        if self.receipt is None or self.receipt.shortfall is Shortfall.ALTERED:
+            return None
+        return self.receipt.why
+
+    def _prompt_tokens_per_s(self, usage: Usage | None) -> float | None:
+        """Of the tokens that were not cached, waiting included."""
+        if usage is None or self.first_output_s is None:
+            return None
+        return round((usage.prompt_tokens - usage.cached_tokens) / max(self.first_output_s - self.started_s, 1e-6), 1)
+
+    def _tokens_per_s(self, usage: Usage | None, ended_s: float) -> float | None:
+        """Of the tokens after the first, so that waiting and prefill do not count."""
+        if usage is None or self.first_output_s is None or usage.completion_tokens < 2:
+            return None
+        return round((usage.completion_tokens - 1) / max(ended_s - self.first_output_s, 1e-6), 1)
+
+
+def _quoted(value: object) -> str:
+    text = cut(str(value))
+    return text if re.fullmatch(r"[!#-<>-~]+", text) else ascii(text)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_FIELD else f"{text[:MAX_FIELD]}... ({len(text) - MAX_FIELD} characters more)"
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    record: RequestRecord = scope["state"]["record"]
+    return record
