@@ -2,13 +2,15 @@
 
 import json
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.guidance import grammar_compiler
-from vllm_mlx.guidance.grammar_compiler import CompiledGrammars, CompileThreads, GrammarCompiler
+from vllm_mlx.guidance.grammar_compiler import MAX_OPTIONAL, CompiledGrammars, CompileThreads, GrammarCompiler
 from vllm_mlx.guidance.grammars.json_schema import MAX_SCHEMA_DEPTH, checked_schema
 
 from .random_sampler import sampler
@@ -95,6 +97,35 @@ def test_a_grammar_that_is_given_up_is_the_clients_error(compiler, monkeypatch) 
     monkeypatch.setattr(compiler, "_threads", CompileThreads(num_threads=0, limit_s=0))
     with pytest.raises(InvalidParameter, match="to compile as a grammar"):
         compiler.compile(lark('"a"'), "x")
+
+
+def test_a_grammar_that_is_made_too_late_is_kept_by_nobody() -> None:
+    class Made:
+        """It takes weak references."""
+
+    threads, go, made = CompileThreads(num_threads=1, limit_s=0.01), threading.Event(), [Made()]
+    found = weakref.ref(made[0])
+
+    def work() -> Made:
+        go.wait()
+        return made.pop()
+
+    with pytest.raises(TimeoutError) as raised:
+        threads.run(work)
+    go.set()
+    while not threads._free.acquire(timeout=0.01):  # a hang ends the test
+        pass
+    while found() is not None:
+        time.sleep(0.001)
+    assert raised.value.__traceback__ is not None, "an error that is still held does not keep it either"
+
+
+def test_optional_pieces_of_a_regular_expression_are_bounded(compiler) -> None:
+    """They take memory with the square of their number: 29,000 took 1.7 GB."""
+    compiler.compile(lark(f"/{'a?' * MAX_OPTIONAL}/ s\ns: " + '"?" ' * (MAX_OPTIONAL + 1)), "x")
+    for piece in ("a?", "(a|a)*", "a{0,2}", "a{,2}"):
+        with pytest.raises(InvalidParameter, match=f"`x` has a regular expression with more than {MAX_OPTIONAL}"):
+            compiler.compile(lark(f'"/" /{piece * (MAX_OPTIONAL + 1)}/'), "x")
 
 
 def test_text_never_holds_a_tag(compiler) -> None:

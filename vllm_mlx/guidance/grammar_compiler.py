@@ -4,7 +4,8 @@ import json
 import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -19,6 +20,9 @@ _MAX_MESSAGE = 400
 _MAX_ROW_ITEMS = 2000  # 450 optional properties need 1,800
 _MAX_STEP_ITEMS = 20_000  # for one mask; an ambiguous grammar reaches this limit when a mask takes a tenth of a second
 _EXCERPT = re.compile(r"\d+ \||\^+$")
+MAX_OPTIONAL = 4000  # optional pieces of one regular expression; their memory and time grow with the square of it
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/((?:\\.|[^/\\\n])+)/')  # group 1: a regular expression
+_OPTIONAL = re.compile(r"[*?]|\{0?,")
 MAX_GRAMMARS = 128
 MAX_CHARS = 4 << 20  # of all grammar texts; a compiled grammar takes about twelve bytes for each character
 STACK_BYTES = 512 << 20  # of address space; memory is used on demand: 140 MB for 35,000 rules that refer to each other
@@ -59,6 +63,9 @@ class GrammarCompiler:
     def _new(self, grammar: str, param: str) -> LLMatcher:
         if len(grammar) > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(f"`{param}` is too large: its grammar has {len(grammar)} characters.", param=param)
+        if any(len(_OPTIONAL.findall(regex)) > MAX_OPTIONAL for regex in _regexes(grammar)):
+            message = f"`{param}` has a regular expression with more than {MAX_OPTIONAL} optional pieces (`*`, `?`)."
+            raise InvalidParameter(f"{message} Make it simpler.", param=param)
         vocabulary = self._read_vocabulary()
         try:
             matcher = self._threads.run(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
@@ -142,24 +149,27 @@ class CompileThreads:
         """Return or raise what `work` does. Raises TimeoutError if no thread gets free, or the work ends, in time."""
         if not self._free.acquire(timeout=self._limit_s):
             raise TimeoutError
-        results: list[T] = []
-        errors: list[BaseException] = []
+        result: Future[T] = Future()
 
         def run_and_report() -> None:
             try:
-                results.append(work())
+                value = work()
             except BaseException as error:  # it is raised in the thread that waits for the result
-                errors.append(error)
+                if result.set_running_or_notify_cancel():
+                    result.set_exception(error)
+            else:
+                if result.set_running_or_notify_cancel():
+                    result.set_result(value)
             finally:
                 self._free.release()
 
-        thread = self._start(run_and_report)
-        thread.join(self._limit_s)
-        if errors:
-            raise errors[0]
-        if not results:
-            raise TimeoutError
-        return results[0]
+        self._start(run_and_report)
+        try:
+            return result.result(self._limit_s)
+        except TimeoutError:
+            if result.cancel():  # what comes too late is kept by nobody: a grammar may take a gigabyte
+                raise
+            return result.result()
 
     def _start(self, target: Callable[[], None]) -> threading.Thread:
         """Start a thread. Threads that start meanwhile get its stack size too, which costs address space only."""
@@ -171,6 +181,12 @@ class CompileThreads:
             finally:
                 threading.stack_size(usual)
         return thread
+
+
+def _regexes(grammar: str) -> Iterator[str]:
+    """All regular expressions of the Lark texts in a grammar."""
+    for part in json.loads(grammar)["grammars"]:
+        yield from (found[1] for found in _LITERAL.finditer(part.get("lark_grammar", "")) if found[1])
 
 
 def _reason(matcher: LLMatcher) -> str:
