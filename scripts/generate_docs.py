@@ -24,7 +24,7 @@ from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
 from vllm_mlx.api.responses import fields as response_fields  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar, takes_several  # noqa: E402
-from vllm_mlx.cli.settings import POSITIONAL, Panel, flag_name, settings_fields  # noqa: E402
+from vllm_mlx.cli.settings import POSITIONAL, Panel, flag_name, help_text, settings_fields  # noqa: E402
 
 FIELDS = {"chat completions, completions": fields.BODY_FIELDS, "responses": response_fields.BODY_FIELDS}
 PAGES = ("configuration.md", "api.md")
@@ -54,7 +54,7 @@ def settings_tables() -> str:
                 continue
             flag = name.upper() if name in POSITIONAL else flag_name(name)
             default = "false" if field.default is False else default_text(field)
-            rows.append([f"`{flag}`", value_text(field), f"`{default}`" if default else "", field.description or ""])
+            rows.append([f"`{flag}`", value_text(field), f"`{default}`" if default else "", help_text(field)])
         parts.append(f"## {panel}\n\n" + table(["flag", "value", "default", "meaning"], rows))
     return "\n\n".join(parts)
 

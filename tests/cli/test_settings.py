@@ -16,7 +16,8 @@ from vllm_mlx.cli.settings import Settings, flag_name
 from vllm_mlx.cli.sources import load_settings, unknown_variables
 from vllm_mlx.core.config import EngineConfig, MediaConfig, ReasoningStrings
 from vllm_mlx.core.errors import ConfigError, setting
-from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.core.limits import RequestLimits
+from vllm_mlx.server.config import ConnectionLimits, ServerConfig
 
 
 @pytest.fixture
@@ -66,11 +67,11 @@ def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config_file.write_text("port = 99999\n")
-    assert refusal({}, config_file).startswith(f"`port` in {config_file}: ")
+    assert refusal({}, config_file).startswith(f"`port` in {config_file} must be at most 65535, got 99999.")
     monkeypatch.setenv("VLLM_MLX_PORT", "none")
     assert refusal({}, config_file).startswith("VLLM_MLX_PORT: ")
-    assert refusal({"port": "-1"}, config_file).startswith("--port: ")
-    assert "got '-1'" in refusal({"port": "-1"}, config_file)
+    assert refusal({"port": "none"}, config_file).startswith("--port: ")
+    assert refusal({"port": "-1"}, config_file) == "--port must be at least 0, got '-1'."
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
     [
         ({"memory_budget": "24XB"}, "--memory-budget: give bytes, such as 24GB"),
         ({"log_level": "loud"}, "--log-level: "),
-        ({"max_num_seqs": "0"}, "--max-num-seqs must be greater than 0."),
+        ({"max_num_seqs": "0"}, "--max-num-seqs must be greater than 0, got '0'."),
         ({"max_model_len": "1"}, "--max-model-len must be at least 2"),
         ({"temperature": "3"}, "--temperature: `temperature` must be at most 2"),
         ({"top_p": "0"}, "--top-p: `top_p` must be greater than 0"),
@@ -87,7 +88,7 @@ def test_a_bad_value_is_named_after_where_it_stands(config_file: Path, monkeypat
             {"chat_template": "no/such file"},
             "--chat-template: cannot read the template file no/such file: No such file",
         ),
-        ({"drain_s": "-1"}, "--drain-s: "),
+        ({"drain_s": "-1"}, "--drain-s must be at least 0"),
     ],
 )
 def test_a_bad_flag_is_refused_by_name(flags: dict[str, object], words: str) -> None:
@@ -223,6 +224,26 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
 )
 def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) -> None:
     assert words in refusal(flags)
+
+
+def test_a_setting_has_the_type_of_its_declaration() -> None:
+    groups = (EngineConfig, MediaConfig, RequestLimits, ServerConfig, ConnectionLimits)
+    declared = {name: field for group in groups for name, field in group.__pydantic_fields__.items()}
+    shared = declared.keys() & Settings.model_fields.keys()
+    assert len(shared) > 40
+    for name in shared:
+        assert (name, Settings.model_fields[name].annotation) == (name, declared[name].annotation)
+
+
+@pytest.mark.parametrize("name", ["max_queue", "media_timeout_s", "max_tools", "slow_client_s"])
+def test_a_value_out_of_range_is_named_after_where_it_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"VLLM_MLX_{name.upper()}", "-1")
+    assert refusal({}).startswith(f"VLLM_MLX_{name.upper()} must be ")
+
+
+def test_a_group_built_in_python_names_its_field() -> None:
+    with pytest.raises(ConfigError, match=r"^`max_num_seqs` must be greater than 0\.$"):
+        EngineConfig(model="m", max_num_seqs=0)
 
 
 def modules_below_the_commands() -> list[Path]:

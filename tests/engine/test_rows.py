@@ -192,7 +192,7 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
         ({"memory_budget_bytes": 30_000_000, "max_model_len": 60_000}, "--max-model-len"),
     ):
         with pytest.raises(ConfigError, match=f"Too little memory.*{words}"):
-            Engine.load(EngineConfig(model=path, **settings), find_checkpoint(path))
+            Engine.load(EngineConfig(model=str(path), **settings), find_checkpoint(path))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5"])

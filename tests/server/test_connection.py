@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,7 +81,11 @@ def answers(*reads: bytes) -> bytes:
 async def _answers(reads: Sequence[bytes]) -> bytes:
     limits = ConnectionLimits(max_header_bytes=MAX_HEAD)
     config = uvicorn.Config(
-        ConnectionGate(tell, limits=limits), http=limits.protocol(), lifespan="off", log_config=None, access_log=False
+        ConnectionGate(tell, limits=limits),
+        http=partial(GuardedProtocol, limits=limits),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
     )
     config.load()
     wire = Wire()

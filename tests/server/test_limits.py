@@ -18,8 +18,7 @@ from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.limits import RequestLimits
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Request
-from vllm_mlx.server.config import ServerConfig
-from vllm_mlx.server.connection import ConnectionLimits
+from vllm_mlx.server.config import ConnectionLimits, ServerConfig
 from vllm_mlx.server.guards import BODIES, RateLimit
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished

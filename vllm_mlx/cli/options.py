@@ -10,7 +10,7 @@ import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from .settings import POSITIONAL, Panel, Settings, flag_name, settings_fields
+from .settings import POSITIONAL, Panel, Settings, flag_name, help_text, settings_fields
 from .sources import CONFIG_ENV, load_settings
 
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "FILE"}
@@ -65,7 +65,7 @@ def _annotation(name: str, field: FieldInfo, panel: Panel) -> Any:
 def _help(field: FieldInfo) -> str:
     default = default_text(field)
     several = " Repeat it for more." if takes_several(field) else ""
-    return f"{field.description}{several}" + (f" Default: {default}." if default else "")
+    return f"{help_text(field)}{several}" + (f" Default: {default}." if default else "")
 
 
 def default_text(field: FieldInfo) -> str:

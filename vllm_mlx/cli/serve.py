@@ -3,11 +3,11 @@
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ..core.errors import EngineDead, VLLMMLXError
+from ..server.config import MAX_BODY_BYTES, ConnectionLimits, ServerConfig
 from .banner import Banner, local_url
 from .failures import BrokeDown
 from .keys import refuse_open_door
@@ -15,9 +15,6 @@ from .output import Output, OutputHandler, descriptor_of
 from .settings import Settings
 from .sources import unknown_variables
 from .terminal import console
-
-if TYPE_CHECKING:
-    from ..server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +75,8 @@ def _serve(settings: Settings) -> None:
     )
 
 
-def server_config(settings: Settings) -> "ServerConfig":
+def server_config(settings: Settings) -> ServerConfig:
     """Raises ConfigError."""
-    from ..server.config import MAX_BODY_BYTES, ServerConfig
-    from ..server.connection import ConnectionLimits
-
     return ServerConfig(
         served_model_names=settings.served_model_names,
         api_keys=settings.keys,

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
+from ..core.config import explain
 from ..core.errors import ConfigError
 from .settings import ENV_PREFIX, Settings, env_name, flag_name, reason
 
@@ -79,9 +80,8 @@ def _explain(error: ValidationError, flags: Mapping[str, Any], path: Path | None
     """The first fault on one line."""
     fault = error.errors(include_url=False)[0]
     name = str(fault["loc"][0])
-    text = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
     value = "" if name == "api_key" else f", got {fault['input']!r}"
-    return f"{_origin(name, flags, path)}: {text[:1].lower()}{text[1:]}{value}."
+    return f"{_origin(name, flags, path)}{explain(fault)}{value}."
 
 
 def _origin(name: str, flags: Mapping[str, Any], path: Path | None) -> str:

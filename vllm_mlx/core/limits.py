@@ -2,25 +2,23 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigError, InvalidParameter, setting
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from .config import SettingsGroup
+from .errors import InvalidParameter, setting
 from .guide import JsonSchema, StructuralFormat, StructuralTag
 from .request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    max_messages: int = 10_000
-    max_tools: int = 1024
-    max_schema_bytes: int = 256 * 1024  # of one JSON schema, written as JSON
-    max_choices: int = 1024  # replies to all prompts of one HTTP request together
-
-    def __post_init__(self) -> None:
-        for name in ("max_messages", "max_tools", "max_schema_bytes", "max_choices"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{setting(name)} must be greater than 0.")
+class RequestLimits(SettingsGroup):
+    max_messages: int = Field(default=10_000, gt=0)
+    max_tools: int = Field(default=1024, gt=0)
+    max_schema_bytes: int = Field(default=256 * 1024, gt=0)  # of one JSON schema, written as JSON
+    max_choices: int = Field(default=1024, gt=0)  # replies to all prompts of one HTTP request together
 
     def check(self, request: Request) -> None:
         """Raises InvalidParameter, naming the limit."""

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import resource
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ..core.errors import ConfigError, TooManyRequests, setting
+from ..core.errors import TooManyRequests, setting
+from .config import ConnectionLimits
 from .error_handlers import envelope_of, http_error, respond
 
 logger = logging.getLogger(__name__)
@@ -21,25 +20,6 @@ OPEN_PATHS = frozenset({"/health"})
 MAX_HEADERS = 256  # of one request, trailers included
 MAX_AHEAD = 8  # requests that a client may send while it waits for the reply to an earlier one
 MAX_AHEAD_BYTES = 256 * 1024  # of their headers and bodies together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    max_connections: int = 1000
-    max_header_bytes: int = 64 * 1024
-    head_s: float = 30.0  # for a request's headers to come, from the first byte or the connection on
-    take_s: float = 30.0  # for a client to take what is written, once its buffers and ours are full
-
-    def __post_init__(self) -> None:
-        for name in ("max_connections", "max_header_bytes", "head_s", "take_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"{setting('slow_client_s' if name.endswith('_s') else name)} must be greater than 0."
-                )
-
-    def protocol(self) -> Any:
-        """What uvicorn calls for each connection."""
-        return partial(GuardedProtocol, limits=self)
 
 
 class StopParser(Exception):

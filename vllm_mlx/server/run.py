@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ..core.errors import ConfigError, EngineDead, setting
-from .connection import ConnectionLimits, allow_open_files
+from .config import ConnectionLimits
+from .connection import GuardedProtocol, allow_open_files
 from .garbage import GarbageCollector
 from .interfaces import Engine
 
@@ -47,11 +50,15 @@ def listen(host: str, port: int) -> socket.socket:
 def _why_not(error: OSError, host: str, port: int) -> str:
     match error:
         case socket.gaierror() | OSError(errno=errno.EADDRNOTAVAIL):
-            name = setting("host")
-            return f"{name} {host} is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for the network."
+            return (
+                f"{setting('host')} {host} is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for the "
+                "network."
+            )
         case OSError(errno=errno.EADDRINUSE):
-            other = f"Choose another with {setting('port')}, or stop the program that holds it."
-            return f"Port {port} on {host} is taken. {other}"
+            return (
+                f"Port {port} on {host} is taken. Choose another with {setting('port')}, or stop the program that "
+                "holds it."
+            )
         case OSError(errno=errno.EACCES):
             return f"Port {port} needs administrator rights. Choose one above 1023 with {setting('port')}."
         case _:
@@ -100,7 +107,7 @@ class EngineServer(uvicorn.Server):
         """`tick` is called ten times a second."""
         config = uvicorn.Config(
             app,
-            http=(connections or ConnectionLimits()).protocol(),
+            http=cast(Any, partial(GuardedProtocol, limits=connections or ConnectionLimits())),
             log_config=None,
             access_log=False,
             lifespan="on",
