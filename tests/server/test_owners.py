@@ -1,7 +1,9 @@
 """Every generation has an owner from its submission on: whatever fails, and whoever leaves, nothing stays behind."""
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.server import streaming
-from vllm_mlx.server.record import Receipts, RequestRecord
+from vllm_mlx.server.record import Receipts, RequestRecord, error_of
 from vllm_mlx.server.response_store import ResponseStore
 
 from .fakes import FakeEngine, FakeGeneration
@@ -154,3 +156,24 @@ def test_a_client_that_leaves_while_its_request_is_prepared_ends_it(kind: str) -
         connection.close()
         eventually(lambda: running.engine.num_preparing == 0)
         eventually(lambda: not running.server.server_state.tasks)
+
+
+def test_a_contained_error_leaves_nothing_in_memory() -> None:
+    """Full garbage collections are rare, so frames and errors must not keep each other."""
+    held: list[weakref.ref[set[int]]] = []
+    reported: list[str] = []
+
+    async def work() -> None:
+        something = {1}
+        held.append(weakref.ref(something))
+        raise ValueError("broken")
+
+    async def contain() -> None:
+        reported.append(str(await error_of(work())))
+
+    gc.disable()
+    try:
+        asyncio.run(contain())
+        assert (reported, held[0]()) == (["broken"], None)
+    finally:
+        gc.enable()

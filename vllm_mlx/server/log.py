@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.errors import shown
 from .error_handlers import CLIENT_GONE, internal_error
-from .record import RequestRecord, cut, requests_logger
+from .record import RequestRecord, cut, error_of, requests_logger
 from .status import Recent
 from .tenants import tenant_of
 
@@ -41,15 +41,11 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_start)
+            if _has_failed(record, await error_of(self._app(scope, receive, send_start))) and not record.status:
+                await internal_error(record.path, record.request_id)(scope, receive, send_start)
         except asyncio.CancelledError:
             # Only the end of the server cancels a request, and its task ends here: passing it on is a stack trace.
             record.error_code = "server_stopped"
-        except Exception:
-            logger.exception("Request %s failed by an error of the server", record.request_id)
-            record.error_code = "internal_error"
-            if not record.status:
-                await internal_error(record.path, record.request_id)(scope, receive, send_start)
         finally:
             record.key_name = scope["state"].get("key_name")
             self._note(record, tenant_of(scope))
@@ -74,6 +70,15 @@ class RequestLog:
                 },
                 tenant=tenant,
             )
+
+
+def _has_failed(record: RequestRecord, error: Exception | None) -> bool:
+    """Whether there is an error, which is logged."""
+    if error is None:
+        return False
+    logger.error("Request %s failed by an error of the server", record.request_id, exc_info=error)
+    record.error_code = "internal_error"
+    return True
 
 
 def _request_id(scope: Scope) -> str:

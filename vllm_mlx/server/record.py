@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..core.events import (
     ToolCallStart,
     Usage,
 )
+from ..core.fence import Fence
 from ..core.prompt_change import PromptChange
 from ..core.receipt import CacheReceipt, Shortfall
 from .error_handlers import CLIENT_GONE
@@ -223,6 +225,20 @@ def _quoted(value: object) -> str:
 
 def cut(text: str) -> str:
     return text if len(text) <= MAX_FIELD else f"{text[:MAX_FIELD]}... ({len(text) - MAX_FIELD} characters more)"
+
+
+async def error_of(work: Awaitable[None]) -> Exception | None:
+    """The error that ends `work`, or None. Cancellation passes.
+
+    Pass the error on and keep it in no variable: its frames lead to the caller's, and both would stay in memory until
+    the next full garbage collection.
+    """
+    with Fence("every other request, and the server", is_logged=False) as fence:
+        await work
+    try:
+        return fence.error
+    finally:
+        del fence
 
 
 def record_of(scope: Scope) -> RequestRecord:

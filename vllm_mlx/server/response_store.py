@@ -1,19 +1,17 @@
 """Responses that outlive their request: stored for later turns, or made in the background."""
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..api.encoder import ReplyFold
 from ..api.responses.stored import StoredResponse
-from ..core.errors import GenerationError, VLLMMLXError
-from .record import RequestRecord
+from ..core.errors import VLLMMLXError
+from .record import RequestRecord, error_of
 from .replying import Submission
-from .streaming import feed_all
+from .streaming import feed_all, for_client
 
-logger = logging.getLogger(__name__)
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -116,18 +114,22 @@ class BackgroundReplies:
         """
         accepted = asyncio.get_running_loop().create_future()
 
+        async def generate() -> None:
+            async with submission as generation:
+                if not accepted.done():  # else `start` was cancelled, which cancels this task next
+                    accepted.set_result(None)
+                await feed_all(generation, fold, record)
+            fold.finish()
+
+        def settle(error: Exception | None) -> None:
+            if error is not None and not accepted.done():
+                accepted.set_exception(error)
+            elif error is not None:
+                failed(for_client(error, record))
+
         async def work() -> None:
             try:
-                async with submission as generation:
-                    if not accepted.done():  # else `start` was cancelled, which cancels this task next
-                        accepted.set_result(None)
-                    await feed_all(generation, fold, record)
-                fold.finish()
-            except Exception as error:
-                if not accepted.done():
-                    accepted.set_exception(error)
-                else:
-                    _report(reply_id, error, failed)
+                settle(await error_of(generate()))
             finally:
                 accepted.cancel()  # without effect unless the task was cancelled before it was accepted
                 self._tasks.pop(reply_id, None)
@@ -147,11 +149,3 @@ class BackgroundReplies:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return True
-
-
-def _report(reply_id: str, error: Exception, failed: Callable[[VLLMMLXError], None]) -> None:
-    if isinstance(error, VLLMMLXError):
-        failed(error)
-        return
-    logger.error("Reply %s failed by an error of the server", reply_id, exc_info=error)
-    failed(GenerationError("The server failed on this request."))

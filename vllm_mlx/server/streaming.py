@@ -17,7 +17,7 @@ from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from .error_handlers import CLIENT_GONE, ClientGone, error_code
 from .interfaces import Generation
-from .record import RequestRecord
+from .record import RequestRecord, error_of
 
 logger = logging.getLogger(__name__)
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
@@ -59,34 +59,34 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _answer(self, writer: "_EventWriter") -> None:
-        """Write the events. The generation has ended before the last bytes are written."""
-        record = self._record
-        try:
-            async with self._submission as generation, _Peeked(generation) as events:
-                encoder = self._encoder = self._encoder_of(generation)
-                await events.wait(record.receipts.take, min(HEAD_WAIT_S, self._keep_alive_s / 2))
-                self.headers.update(record.receipts.headers())
-                await writer.begin(self.status_code, self.raw_headers)
-                await writer.write(encoder.open())
-                async for index, event in events:
-                    raise_if_failed(event)
-                    record.observe(index, event)
-                    await writer.write(encoder.feed(index, event))
-            await writer.write(encoder.close())
-        except Exception as error:
-            if not writer.has_begun:
-                raise
-            await writer.write(encoder.fail(self._noted(error)))
+        await self._end(writer, await error_of(self._write_events(writer)))
 
-    def _noted(self, error: Exception) -> VLLMMLXError:
-        """The error that the client reads; the record gets it too."""
+    async def _end(self, writer: "_EventWriter", error: Exception | None) -> None:
+        """Write the error as the last event. Raise it if the head of the response is not written yet."""
+        if error is None:
+            return
+        if not writer.has_begun:
+            try:
+                raise error
+            finally:
+                del error
+        assert self._encoder is not None, "the head is written after the encoder was made"
+        await writer.write(self._encoder.fail(for_client(error, self._record)))
+
+    async def _write_events(self, writer: "_EventWriter") -> None:
+        """Write all events. The generation ends before the last bytes are written."""
         record = self._record
-        if isinstance(error, VLLMMLXError):
-            record.error_code, record.error_message = error_code(error), error.message
-            return error
-        logger.error("Request %s failed by an error of the server", record.request_id, exc_info=error)
-        record.error_code = "internal_error"
-        return GenerationError("The server failed on this request.")
+        async with self._submission as generation, _Peeked(generation) as events:
+            encoder = self._encoder = self._encoder_of(generation)
+            await events.wait(record.receipts.take, min(HEAD_WAIT_S, self._keep_alive_s / 2))
+            self.headers.update(record.receipts.headers())
+            await writer.begin(self.status_code, self.raw_headers)
+            await writer.write(encoder.open())
+            async for index, event in events:
+                raise_if_failed(event)
+                record.observe(index, event)
+                await writer.write(encoder.feed(index, event))
+        await writer.write(encoder.close())
 
     async def _keep_alive(self, writer: "_EventWriter") -> None:
         await writer.begun.wait()
@@ -94,6 +94,16 @@ class EventStream(Response):
         while True:
             await writer.wait_for_silence(self._keep_alive_s)
             await writer.write(self._encoder.keep_alive())
+
+
+def for_client(error: Exception, record: RequestRecord) -> VLLMMLXError:
+    """The error that the client reads, which is also noted in the record. A fault of the server is logged."""
+    if isinstance(error, VLLMMLXError):
+        record.error_code, record.error_message = error_code(error), error.message
+        return error
+    logger.error("Request %s failed by an error of the server", record.request_id, exc_info=error)
+    record.error_code = "internal_error"
+    return GenerationError("The server failed on this request.")
 
 
 class _Peeked:

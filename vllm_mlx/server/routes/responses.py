@@ -1,6 +1,5 @@
 """`/v1/responses`: create, read, delete and cancel responses, and list their input."""
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ...api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ...core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
 from ...core.events import GenerationEvent
+from ...core.fence import Fence
 from ..bodies import JSONRoute, decoded
 from ..config import ServerConfig
 from ..interfaces import Engine, Generation
@@ -30,7 +30,6 @@ from ..streaming import while_connected
 from ..tenants import tenant_of
 from .models import ServedModels
 
-logger = logging.getLogger(__name__)
 StoredItem = Mapping[str, Any]
 Stored = Mapping[str, StoredItem]  # by the items' ids
 
@@ -179,10 +178,8 @@ class _KeptStream:
 
     def fail(self, error: VLLMMLXError) -> bytes:
         wire = self._stream.fail(error)
-        try:
+        with Fence("the stream's last event, which the client gets although its failed response is not stored"):
             self._keep(self._stream.reply)
-        except Exception:  # protects the stream's last event, which the client must get even if storing fails
-            logger.exception("A response that failed could not be stored")
         return wire
 
     def close(self) -> bytes:
