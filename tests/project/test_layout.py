@@ -13,7 +13,6 @@ SMALL = {
     "cli/launch/cursor.py",
     "cli/per_prompt.py",
     "media/layouts.py",
-    "server/rates.py",
 }
 CIRCLES = {  # packages that import each other, here with the ones below them only
     frozenset({"cli", "cli/bench", "cli/chat", "cli/doctor", "cli/launch", "cli/models"}),
