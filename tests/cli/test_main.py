@@ -42,7 +42,7 @@ def test_help_imports_nothing_heavy() -> None:
     [
         (["serve", "--port", "http"], "vllm-mlx: --port: input should be a valid integer"),
         (["serve", "--memory-budget", "24XB"], "vllm-mlx: --memory-budget: give bytes, such as 24GB"),
-        (["serve", "--max-num-seqs", "0"], "vllm-mlx: --max-num-seqs must be greater than 0."),
+        (["serve", "--max-num-seqs", "0"], "vllm-mlx: --max-num-seqs must be greater than 0, got '0'."),
         (["serve", "--config", "none.toml"], "vllm-mlx: Cannot read the config file none.toml: No such file"),
     ],
 )
@@ -51,7 +51,7 @@ def test_a_wrong_value_is_one_line_and_exit_code_1(arguments: list[str], line: s
 
 
 def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path) -> None:
-    assert refusal("serve", VLLM_MLX_PORT="70000").startswith("vllm-mlx: VLLM_MLX_PORT: ")
+    assert refusal("serve", VLLM_MLX_PORT="70000").startswith("vllm-mlx: VLLM_MLX_PORT must be at most 65535, got '70000'.")
     file = tmp_path / "config.toml"
     file.write_text("prot = 1\n")
     line = f"vllm-mlx: Unknown setting `prot` in {file}. Did you mean `port`?"
