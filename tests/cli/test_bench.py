@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import refusal, run
-from vllm_mlx.cli.bench.figures import figures, quantile
-from vllm_mlx.cli.bench.load import Timed
-from vllm_mlx.cli.bench.workloads import Sizes, Words, conversations
+from vllm_mlx.cli.bench import figures, quantile
+from vllm_mlx.cli.load import Sizes, Timed, Words, conversations
 
 SIZES = Sizes(prompt_words=20, reply_tokens=4, turns=3)
 

@@ -13,10 +13,7 @@ from tests.cli.terminal import SECONDS, terminal
 from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
 from tests.support.commands import refusal, run
 from tests.support.running import eventually, serving
-from vllm_mlx.cli.chat.command import Talk
-from vllm_mlx.cli.chat.conversation import Conversation, Wishes, image_url
-from vllm_mlx.cli.chat.prompt import LinePrompt
-from vllm_mlx.cli.chat.reply import Reply, ReplyPrinter
+from vllm_mlx.cli.chat import Conversation, LinePrompt, Reply, ReplyPrinter, Talk, Wishes, image_url
 from vllm_mlx.cli.failures import WrongUsage
 from vllm_mlx.cli.remote import Remote
 from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.commands import refusal, run
 from vllm_mlx.cli.cache import cache_tree
-from vllm_mlx.cli.models.describe import describe
+from vllm_mlx.cli.models import describe
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.demo import demo_path
 from vllm_mlx.runner.loader import find_checkpoint

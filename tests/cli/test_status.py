@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.commands import refusal, run
-from vllm_mlx.cli.status_view import status_view
+from vllm_mlx.cli.status import status_view
 
 BUSY: dict[str, Any] = {
     "status": "running",

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from vllm_mlx.cli.status_view import status_view
+from vllm_mlx.cli.status import status_view
 from vllm_mlx.cli.terminal import SafeConsole, one_line, printable
 
 CONTROLS = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))

@@ -11,8 +11,7 @@ from typer.main import get_command
 
 from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
-from vllm_mlx.cli.launch.clients import CLIENTS
-from vllm_mlx.cli.launch.plan import Target
+from vllm_mlx.cli.clients import CLIENTS, Target
 from vllm_mlx.cli.main import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..core.config import ModelInfo
+from .terminal import readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,3 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-def readable(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.tree import Tree
 
-from .banner import readable
 from .remote import KeyOption, UrlOption, find_server
-from .terminal import console
+from .terminal import console, readable
 
 _MAX_LINES = 200
 

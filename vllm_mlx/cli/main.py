@@ -7,13 +7,13 @@ import typer
 
 from .. import __version__
 from ..core.errors import VLLMMLXError
-from .bench.command import bench
+from .bench import bench
 from .cache import cache
-from .chat.command import chat
-from .doctor.command import doctor
+from .chat import chat
+from .doctor import doctor
 from .failures import ExitCode, exit_code_of
-from .launch.command import launch
-from .models.command import models_app
+from .launch import launch
+from .models import models_app
 from .options import takes_settings
 from .output import descriptor_of, write_last
 from .settings import Settings

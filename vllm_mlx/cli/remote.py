@@ -14,6 +14,7 @@ import typer
 from .banner import local_url
 from .failures import CommandFailed, WrongUsage
 from .sources import load_settings
+from .sse import events_of
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -82,7 +83,7 @@ class Remote:
             if response.is_error:
                 response.read()
                 raise CommandFailed(self._refusal(response))
-            yield _data(response.iter_lines())
+            yield _checked(response.iter_lines())
 
     def _json(self, method: str, path: str) -> Any:
         with self._client(self.answer_s) as client, self._explained():
@@ -176,14 +177,12 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _data(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        text = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or text == "[DONE]":
-            continue
-        event = _parsed(text)
-        if not isinstance(event, dict):
-            raise CommandFailed("The server sent an event that is no JSON object.")
-        if message := error_message(event):
-            raise CommandFailed(message)
-        yield event
+def _checked(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The events of a stream. Raises CommandFailed for an event that reports an error, and for broken data."""
+    try:
+        for event in events_of(lines):
+            if message := error_message(event):
+                raise CommandFailed(message)
+            yield event
+    except ValueError as error:
+        raise CommandFailed("The server sent an event that is no JSON object.") from error

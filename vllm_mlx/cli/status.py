@@ -1,17 +1,21 @@
-"""`vllm-mlx status`: what a server does right now, once or as it changes. Asks over HTTP alone."""
+"""`vllm-mlx status`: what a server does right now, once or continuously, over HTTP."""
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich import box
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from .failures import CommandFailed
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .status_view import status_view
-from .terminal import console
+from .terminal import console, duration, milliseconds, readable
 
 
 def status(
@@ -53,3 +57,121 @@ def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], Rendera
     except CommandFailed as error:
         return last, status_view(server.url, last, trouble=error.message)
     return fields, status_view(server.url, fields)
+
+
+_PARTS = (
+    ("weights_bytes", "weights", "blue"),
+    ("transient_bytes", "working", "magenta"),
+    ("pictures_bytes", "pictures", "cyan"),
+    ("live_bytes", "replies", "green"),
+    ("media_bytes", "images", "cyan"),
+    ("cache_bytes", "cache", "yellow"),
+)
+_BAR_WIDTH = 60
+_PROGRESS_WIDTH = 12
+
+
+def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = None) -> RenderableType:
+    """`trouble`: why these figures are old."""
+    parts: list[RenderableType] = [_head(url, fields)]
+    if trouble is not None:
+        parts.append(Text(trouble, "bold red"))
+    parts += [_figures(fields), *_memory(fields.get("memory") or {}), _requests(fields.get("requests") or [])]
+    return Group(*parts)
+
+
+def _head(url: str, fields: Mapping[str, Any]) -> Text:
+    text = Text()
+    text.append(str(fields.get("model", "?")), "bold")
+    text.append(f"  {fields.get('status', '?')}", "green" if fields.get("status") == "running" else "dim")
+    text.append(f"  {url}  up {duration(float(fields.get('uptime_s', 0)))}\n", "dim")
+    return text
+
+
+def _figures(fields: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, fact in _rows(fields):
+        grid.add_row(Text(name, "dim"), Text(fact))
+    return grid
+
+
+def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("Requests", f"{fields.get('num_running', 0)} running, {fields.get('num_waiting', 0)} waiting, "
+                     f"{fields.get('total_requests_processed', 0):,} done"),
+        ("Speed", f"{fields.get('generation_tps', 0):,.1f} tokens/s written, {fields.get('prompt_tps', 0):,.0f} read"),
+    ]  # fmt: skip
+    if latency := fields.get("latency"):
+        waits = [("first token", "ttft_s"), ("between tokens", "inter_token_s")]
+        rows.append(("Latency", ", ".join(_wait(name, latency.get(key) or {}) for name, key in waits)))
+    prompt, cached = fields.get("total_prompt_tokens", 0), fields.get("total_cached_tokens", 0)
+    share = f", {cached / prompt:.0%} of them from the cache" if prompt else ""
+    rows.append(("Tokens", f"{prompt:,} of prompts{share}; {fields.get('total_completion_tokens', 0):,} of replies"))
+    rows.append(("Cache", _cache(fields.get("cache") or {})))
+    if errors := fields.get("last_errors"):
+        rows.append(("Last error", str(errors[0].get("message") or errors[0].get("code") or errors[0])))
+    return rows
+
+
+def _wait(name: str, quantiles: Mapping[str, Any]) -> str:
+    seconds = [quantiles.get("p50"), quantiles.get("p99")]
+    return f"{name} " + " / ".join("–" if each is None else milliseconds(float(each)) for each in seconds)
+
+
+def _cache(cache: Mapping[str, Any]) -> str:
+    if not cache.get("enabled"):
+        return "off"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in (cache.get("hits_by_kind") or {}).items() if count)
+    hits = f"{cache.get('hits', 0)} hits" + (f" ({kinds})" if kinds else "")
+    held = f"{cache.get('current_memory_mb', 0):,.1f} of {cache.get('max_memory_mb', 0):,.1f} MB"
+    return f"{hits}, {cache.get('misses', 0)} misses; {cache.get('entry_count', 0)} entries, {held}"
+
+
+def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
+    total = int(memory.get("total_bytes") or 0)
+    if not total:
+        return []
+    bar, legend = Text(), Text()
+    filled = 0
+    for key, name, colour in _PARTS:
+        num_bytes = int(memory.get(key) or 0)
+        if not num_bytes:
+            continue
+        # What is there shows, however small.
+        width = min(max(1, round(_BAR_WIDTH * num_bytes / total)), _BAR_WIDTH - filled)
+        filled += width
+        bar.append("█" * width, colour)
+        legend.append("■ ", colour)
+        legend.append(f"{name} {readable(num_bytes)}  ")
+    bar.append("░" * (_BAR_WIDTH - filled), "dim")
+    bar.append(f"  of {readable(total)}")
+    return [Text(), bar, legend, Text()]
+
+
+def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
+    if not requests:
+        return Text("No request is under way.", "dim")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), expand=False)
+    table.add_column("Request", overflow="ellipsis", no_wrap=True, max_width=24)
+    for name in ("Phase", "Progress"):
+        table.add_column(name, no_wrap=True)
+    for name in ("Prompt", "Cached", "Written", "tokens/s", "TTFT", "Time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for request in requests:
+        table.add_row(*_row(request))
+    return table
+
+
+def _row(request: Mapping[str, Any]) -> list[RenderableType]:
+    ttft_s = request.get("ttft_s")
+    return [
+        Text(str(request.get("request_id") or "–")),
+        Text(str(request.get("phase", "?"))),
+        ProgressBar(total=1.0, completed=float(request.get("progress") or 0), width=_PROGRESS_WIDTH),
+        f"{request.get('prompt_tokens', 0):,}",
+        f"{request.get('cached_tokens', 0):,}",
+        f"{request.get('completion_tokens', 0):,}",
+        f"{request.get('tokens_per_second') or 0:.1f}",
+        "" if ttft_s is None else milliseconds(float(ttft_s)),
+        duration(float(request.get("elapsed_s") or 0)),
+    ]

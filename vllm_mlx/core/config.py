@@ -4,10 +4,11 @@ A setting is declared here, or in another `SettingsGroup`, with its default and 
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 from .errors import ConfigError, setting
 
@@ -25,6 +26,8 @@ _RANGES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsGroup:
     """Base of the dataclasses that declare settings. Creating one raises ConfigError for a value out of its range."""
+
+    __pydantic_fields__: ClassVar[dict[str, FieldInfo]]
 
     @model_validator(mode="wrap")
     @classmethod

@@ -1,9 +1,12 @@
-"""`vllm-mlx bench`: how fast a server answers, whichever speaks OpenAI's API. Talks HTTP alone."""
+"""`vllm-mlx bench`: measures how fast a server answers, over HTTP. Any server with OpenAI's API will do."""
 
 import json
 import os
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -11,14 +14,73 @@ import typer
 from rich import box
 from rich.table import Table
 
-from ..failures import CommandFailed, WrongUsage
-from ..remote import KeyOption, Remote, UrlOption, find_server
-from ..status_view import milliseconds
-from ..terminal import console
-from .figures import Figures, figures
-from .load import Asker, run_load
-from .plot import svg
-from .workloads import Sizes, Words, Workload, conversations
+from .failures import CommandFailed, WrongUsage
+from .load import Asker, Sizes, Timed, Words, Workload, conversations, run_load
+from .remote import KeyOption, Remote, UrlOption, find_server
+from .terminal import console, milliseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of one workload at one concurrency. None: nothing to take it from."""
+
+    workload: str
+    concurrency: int
+    requests: int
+    failed: int
+    first_error: str | None
+    seconds: float  # from the first request to the last part of a reply
+    prompt_tokens: int  # of all requests; 0 where the server does not count
+    cached_tokens: int
+    reply_tokens: int
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    itl_p50_s: float | None  # between two parts of a reply
+    itl_p99_s: float | None
+    tokens_per_s: float  # of all replies together
+
+    @property
+    def cached_share(self) -> float | None:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+
+def figures(workload: str, concurrency: int, replies: Sequence[Timed]) -> Figures:
+    good = [reply for reply in replies if reply.error is None]
+    errors = [reply.error for reply in replies if reply.error is not None]
+    ttfts = [reply.moments[0] - reply.sent_s for reply in good]
+    gaps = [later - earlier for reply in good for earlier, later in pairwise(reply.moments)]
+    seconds = max(reply.moments[-1] for reply in good) - min(reply.sent_s for reply in good) if good else 0.0
+    reply_tokens = sum(reply.num_tokens for reply in good)
+    return Figures(
+        workload=workload,
+        concurrency=concurrency,
+        requests=len(replies),
+        failed=len(errors),
+        first_error=errors[0] if errors else None,
+        seconds=seconds,
+        prompt_tokens=sum(int(reply.usage.get("prompt_tokens") or 0) for reply in good),
+        cached_tokens=sum(_cached(reply) for reply in good),
+        reply_tokens=reply_tokens,
+        ttft_p50_s=quantile(ttfts, 0.5),
+        ttft_p99_s=quantile(ttfts, 0.99),
+        itl_p50_s=quantile(gaps, 0.5),
+        itl_p99_s=quantile(gaps, 0.99),
+        tokens_per_s=reply_tokens / seconds if seconds else 0.0,
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of the values do not exceed."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = -(-share * len(ordered) // 1)
+    return ordered[max(0, int(rank) - 1)]
+
+
+def _cached(reply: Timed) -> int:
+    return int((reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
 
 _WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 _MAX_CONCURRENCY = 256
@@ -143,3 +205,57 @@ def _table(rows: list[Figures]) -> Table:
 
 def _times(row: Figures) -> tuple[float | None, ...]:
     return row.ttft_p50_s, row.ttft_p99_s, row.itl_p50_s, row.itl_p99_s
+
+
+_COLOURS = {"new": "#2563eb", "shared": "#059669", "turns": "#d97706"}
+_WIDTH, _HEIGHT, _MARGIN = 280, 200, 48
+_CHARTS: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
+    ("tokens/s of all replies", lambda each: each.tokens_per_s),
+    ("TTFT p50, ms", lambda each: None if each.ttft_p50_s is None else each.ttft_p50_s * 1000),
+    ("ITL p99, ms", lambda each: None if each.itl_p99_s is None else each.itl_p99_s * 1000),
+)
+
+
+def svg(title: str, rows: Sequence[Figures]) -> str:
+    width = len(_CHARTS) * (_WIDTH + _MARGIN) + _MARGIN
+    height = _HEIGHT + 3 * _MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="{_MARGIN}" y="24" font-size="15">{escape(title)}</text>',
+    ]
+    for number, (name, value) in enumerate(_CHARTS):
+        parts += _chart(name, value, rows, left=_MARGIN + number * (_WIDTH + _MARGIN))
+    for number, workload in enumerate(dict.fromkeys(row.workload for row in rows)):
+        x, y = _MARGIN + number * 110, height - 12
+        parts.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{_COLOURS[workload]}"/>')
+        parts.append(f'<text x="{x + 15}" y="{y}">{workload}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _chart(name: str, value: Callable[[Figures], float | None], rows: Sequence[Figures], left: int) -> list[str]:
+    top, bottom = 2 * _MARGIN - 30, 2 * _MARGIN - 30 + _HEIGHT
+    steps = sorted({row.concurrency for row in rows})
+    known = [(row, found) for row in rows if (found := value(row)) is not None]
+    highest = max((found for _, found in known), default=0.0) or 1.0
+    spread = max(1, len(steps) - 1)
+
+    def place(row: Figures, found: float) -> tuple[float, float]:
+        x = left + steps.index(row.concurrency) * (_WIDTH - 20) / spread
+        return x, bottom - found / highest * (_HEIGHT - 20)
+
+    parts = [
+        f'<text x="{left}" y="{top - 4}">{escape(name)}</text>',
+        f'<path d="M{left} {top}V{bottom}H{left + _WIDTH - 20}" fill="none" stroke="#999"/>',
+        f'<text x="{left - 4}" y="{top + 24}" text-anchor="end" fill="#666">{highest:.3g}</text>',
+    ]
+    for step in steps:
+        x = left + steps.index(step) * (_WIDTH - 20) / spread
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#666">{step}</text>')
+    for workload in dict.fromkeys(row.workload for row in rows):
+        points = [place(row, found) for row, found in known if row.workload == workload]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLOURS[workload]}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[workload]}"/>' for x, y in points]
+    return parts

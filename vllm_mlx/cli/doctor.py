@@ -1,0 +1,261 @@
+"""`vllm-mlx doctor`: one line for each thing that the server needs, with advice where it is missing."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ..core.errors import ConfigError, VLLMMLXError
+from .banner import local_url
+from .failures import ExitCode
+from .models import cache_folder, describe, local_folder
+from .remote import Remote
+from .settings import Settings
+from .sources import load_settings
+from .terminal import console, readable
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..runner.device import DeviceMemory
+
+Verdict = Literal["good", "warning", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    verdict: Verdict  # bad: the server cannot work; warning: it works, not as well as it could
+    text: str
+
+
+_MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "bad": ("✗", "bold red")}
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", show_default=False, help="Does it fit? Default: as `serve` is set.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the self-test, which loads the demo.")] = False,
+) -> None:
+    """Look whether this machine can serve, and what is in the way. Exit code 1: something is."""
+    from .serve import configure_logging
+
+    configure_logging("error")
+    checks = []
+    screen = console()
+    for check in _checks(model, with_self_test=not quick):
+        checks.append(check)
+        if not as_json:
+            screen.print(_line(check))
+    if as_json:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    if any(check.verdict == "bad" for check in checks):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
+    """One after the other, as they are known. What needs MLX is left out where MLX does not work."""
+    settings = load_settings({} if model is None else {"model": model})
+    yield check_python()
+    device = check_device()
+    yield device
+    if device.verdict != "bad":
+        yield check_memory(settings)
+    yield check_downloads()
+    yield check_port(settings)
+    if device.verdict != "bad":
+        yield check_model(settings)
+        if with_self_test:
+            yield self_test()
+
+
+def _line(check: Check) -> Table:
+    """On a line of its own, text indented below itself."""
+    mark, style = _MARKS[check.verdict]
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=1)
+    grid.add_column(width=12)
+    grid.add_column(overflow="fold")
+    name, _, rest = check.name.partition(" ")
+    grid.add_row(Text(mark, style), Text(name), Text(f"{rest}: {check.text}" if rest else check.text))
+    return grid
+
+
+_OLDEST = (3, 11)
+_PORT_ANSWER_S = 3.0  # a program that holds a port may answer nothing
+_LITTLE_DISK = 20_000_000_000  # bytes: a model of eight billion weights in four bits, twice
+
+
+def check_python() -> Check:
+    version = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < _OLDEST:
+        return Check("Python", "bad", f"{version}: it has to be 3.11 or newer")
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        return Check("Python", "bad", f"{version}: it runs translated, for Intel; install one for Apple silicon")
+    return Check("Python", "good", version)
+
+
+def check_device() -> Check:
+    try:
+        import mlx.core as mx
+
+        is_metal = mx.metal.is_available()
+        value = mx.sum(mx.ones((64, 64)) @ mx.ones((64, 64))).item()
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check("MLX", "bad", f"it does not work: {error}")
+    if value != 64**3:
+        return Check("MLX", "bad", f"a product of two matrices is wrong: {value} in place of {64**3}")
+    version = getattr(mx, "__version__", "?")
+    if is_metal:
+        return Check("MLX", "good", f"{version}, Metal on {mx.device_info().get('device_name', 'this GPU')}")
+    if sys.platform == "darwin":
+        return Check("MLX", "bad", f"{version} finds no Metal: is this a virtual machine, or macOS too old?")
+    return Check("MLX", "warning", f"{version} on the CPU: for trying and testing, many times slower than Metal")
+
+
+def check_memory(settings: Settings) -> Check:
+    """What the server may take, against what there is."""
+    from ..runner.device import device_memory
+
+    device = device_memory()
+    budget = _budget(settings, device)
+    text = f"{readable(device.total_bytes)}, of which the server takes {readable(budget)} at most"
+    limit = device.recommended_bytes
+    if limit is not None:
+        text += f"; Metal keeps up to {readable(limit)} wired{_wired_setting()}"
+        if budget > limit:
+            return Check("Memory", "warning", f"{text}: more than that is slow. Lower --memory-budget")
+    if budget > device.total_bytes:
+        return Check("Memory", "bad", f"{text}: there is not so much. Lower --memory-budget")
+    return Check("Memory", "good", text)
+
+
+def _budget(settings: Settings, device: "DeviceMemory") -> int:
+    """Bytes that the server would take on this machine."""
+    asked = settings.memory_budget
+    return device.default_budget_bytes if asked is None else asked.to_bytes(device.total_bytes)
+
+
+def _wired_setting() -> str:
+    """What its user set of macOS's limit, if anything."""
+    try:
+        result = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True, timeout=5, check=True
+        )
+        megabytes = int(result.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
+    return f" (iogpu.wired_limit_mb is {megabytes})" if megabytes else " (macOS's own limit)"
+
+
+def check_downloads() -> Check:
+    folder = cache_folder()
+    standing = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(standing).free
+    text = f"{folder}, {readable(free)} free"
+    if not _is_writable(folder if folder.exists() else standing):
+        return Check("Downloads", "bad", f"{text}: it cannot be written to. Set HF_HOME to a folder that can")
+    if free < _LITTLE_DISK:
+        return Check("Downloads", "warning", f"{text}: little for a checkpoint. HF_HOME may name another disk")
+    return Check("Downloads", "good", text)
+
+
+def _is_writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def check_port(settings: Settings) -> Check:
+    """Free, or held by a server of ours."""
+    if settings.port == 0:
+        return Check("Port", "good", "any free one, as it is set to 0")
+    from ..server.run import listen
+
+    try:
+        listen(settings.host, settings.port).close()
+    except ConfigError as error:
+        url = local_url(settings.host, settings.port)
+        key = next(iter(settings.api_keys), None)
+        try:
+            model = Remote(url, key, answer_s=_PORT_ANSWER_S).model().name
+        except VLLMMLXError:
+            return Check("Port", "bad", error.message.rstrip("."))
+        return Check("Port", "good", f"a server is there already: {url} serves {model}")
+    return Check("Port", "good", f"{settings.port} on {settings.host} is free")
+
+
+_LITTLE_CONTEXT = 16_384  # tokens: below it, coding agents have hardly room
+_QUESTIONS = ("What is 2 + 3?", "Count to 9.")
+_REPLY_TOKENS = 24
+
+
+def check_model(settings: Settings) -> Check:
+    """By its files alone, so that nothing large is read."""
+    name = f"Model {settings.model}"
+    folder = local_folder(settings.model)
+    if folder is None:
+        from ..runner.download import is_hub_id
+
+        if not is_hub_id(settings.model):
+            return Check(name, "bad", "no folder of that name is here, and a name on Hugging Face is ORG/NAME")
+        return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
+    try:
+        facts = describe(folder)
+    except ConfigError as error:
+        return Check(name, "bad", error.message)
+    from ..runner.device import device_memory
+
+    device = device_memory()
+    budget = _budget(settings, device)
+    text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
+    left = budget - facts.weights_bytes
+    if left <= 0:
+        return Check(name, "bad", f"{text}: it does not fit {readable(budget)}. Take a smaller or more quantised one")
+    if not facts.bytes_per_token:
+        return Check(name, "good", f"{text}; {readable(left)} remain for conversations")
+    room = left // facts.bytes_per_token
+    text += f"; {readable(left)} remain, about {room:,} tokens of conversations"
+    if room < _LITTLE_CONTEXT:
+        return Check(name, "warning", f"{text}, which is little for coding agents")
+    return Check(name, "good", text)
+
+
+def self_test() -> Check:
+    """The demo answers twice, cold and from the cache: the same tokens, and the second time less was computed."""
+    from .. import LLM
+
+    started_s = time.monotonic()
+    try:
+        with LLM("demo", text_only=True) as llm:
+            for question in _QUESTIONS:
+                if trouble := _compare(llm, question):
+                    return Check("Self-test", "bad", trouble)
+    except VLLMMLXError as error:
+        return Check("Self-test", "bad", error.message)
+    took_s = time.monotonic() - started_s
+    return Check("Self-test", "good", f"cold and cached replies are equal, token by token ({took_s:.1f} s)")
+
+
+def _compare(llm: "LLM", question: str) -> str | None:
+    """What is wrong, if anything."""
+    messages = [{"role": "user", "content": question}]
+    cold, warm = (
+        llm.chat(messages, temperature=0, max_tokens=_REPLY_TOKENS, logprobs=True)[0].outputs[0] for _ in range(2)
+    )
+    ids = [[each.token_id for each in reply.logprobs or ()] for reply in (cold, warm)]
+    if not ids[0] or ids[0] != ids[1] or cold.reasoning != warm.reasoning:
+        return f"the reply to {question!r} is {warm.text!r} from the cache and {cold.text!r} without it"
+    if warm.usage is None or not warm.usage.cached_tokens:
+        return f"nothing of {question!r} was found in the cache the second time"
+    return None

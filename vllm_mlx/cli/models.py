@@ -1,0 +1,219 @@
+"""`vllm-mlx models`: lists the checkpoints on this machine and fetches one. It loads none."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from ..core.errors import ConfigError
+from ..formats.detect import detect_formats
+from .failures import WrongUsage
+from .terminal import console, readable
+
+_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    architecture: str
+    kind: str  # text, vision
+    weights_bytes: int
+    precision: str
+    context: int | None  # tokens; None: it does not say
+    bytes_per_token: int  # of attention state, where every layer keeps it: an upper bound
+    reasoning: str | None
+    tools: str | None
+    has_template: bool
+
+
+def describe(folder: Path) -> Description:
+    """Raises ConfigError for a folder that holds no checkpoint."""
+    config = _json(folder / "config.json")
+    if not config.get("model_type"):
+        raise ConfigError(f"{folder} is not a checkpoint: it has no config.json that names its architecture.")
+    weights = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    if not weights:
+        raise ConfigError(f"{folder} holds no model*.safetensors: its weights are missing, or not whole.")
+    text = config.get("text_config") or config
+    template = _template(folder)
+    reasoning, tools = detect_formats(template, _added_tokens(folder))
+    return Description(
+        architecture=str(config["model_type"]),
+        kind="vision" if config.get("vision_config") else "text",
+        weights_bytes=weights,
+        precision=_precision(config, text),
+        context=next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None),
+        bytes_per_token=_bytes_per_token(text),
+        reasoning=reasoning,
+        tools=tools,
+        has_template=template is not None,
+    )
+
+
+def _precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    quantization = config.get("quantization") or config.get("quantization_config") or {}
+    if bits := quantization.get("bits"):
+        return f"{bits} bits"
+    dtypes = [each.get(key) for each in (config, text) for key in ("dtype", "torch_dtype")]
+    return str(next((dtype for dtype in dtypes if dtype), "?"))
+
+
+def _bytes_per_token(text: Mapping[str, Any]) -> int:
+    """Keys and values in 16 bits, of the layers that attend."""
+    num_layers, num_heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
+    if not isinstance(num_layers, int) or not isinstance(num_heads, int) or not num_heads:
+        return 0
+    if kinds := text.get("layer_types"):
+        num_layers = sum("attention" in str(kind) and "linear" not in str(kind) for kind in kinds)
+    head_dim = text.get("head_dim") or text.get("hidden_size", 0) // num_heads
+    return int(2 * 2 * num_layers * (text.get("num_key_value_heads") or num_heads) * head_dim)
+
+
+def _template(folder: Path) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((each.get("template") for each in template if each.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _added_tokens(folder: Path) -> set[str]:
+    """Formats are told by tokens that were added; the whole vocabulary would take a second to read."""
+    added = _json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    return {str(token.get("content")) for token in added.values() if isinstance(token, dict)}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    name: str
+    disk_bytes: int
+    folder: Path
+    description: Description | None  # None: nothing that can be served
+    trouble: str = ""
+
+
+def cache_folder() -> Path:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
+def cached_models() -> list[CachedModel]:
+    """By name. Empty where there is no cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    found = []
+    for repo in repos:
+        revisions = sorted(repo.revisions, key=lambda each: each.last_modified)
+        if repo.repo_type == "model" and revisions:
+            found.append(_cached(repo.repo_id, repo.size_on_disk, revisions[-1].snapshot_path))
+    return sorted(found, key=lambda model: model.name.lower())
+
+
+def local_folder(model: str) -> Path | None:
+    """Where a model lies on this machine: the demo, a folder, or in the cache. None: it would be downloaded."""
+    from ..demo import demo_path
+
+    if model == "demo":
+        return demo_path()
+    if Path(model).expanduser().is_dir():
+        return Path(model).expanduser()
+    return next((cached.folder for cached in cached_models() if cached.name == model), None)
+
+
+def _cached(name: str, disk_bytes: int, folder: Path) -> CachedModel:
+    try:
+        return CachedModel(name, disk_bytes, folder, describe(folder))
+    except ConfigError as error:
+        return CachedModel(name, disk_bytes, folder, None, error.message)
+
+
+models_app = typer.Typer(help="List the checkpoints on this machine, or fetch one.", invoke_without_command=True)
+
+
+@models_app.callback()
+def models(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    found = cached_models()
+    if as_json:
+        print(json.dumps([_fields(model) for model in found], indent=2))
+    elif not found:
+        print(f"No checkpoint lies in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
+    else:
+        console().print(_table(found))
+        print(f"In {cache_folder()}. Serve one with `vllm-mlx serve NAME`.")
+
+
+@models_app.command()
+def pull(
+    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Its id on Hugging Face.", show_default=False)],
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="TEXT", show_default=False, help="Branch, tag or commit.")
+    ] = None,
+) -> None:
+    """Fetch a checkpoint from Hugging Face. What is there already is not fetched again."""
+    from ..runner.download import download, is_hub_id
+
+    if not is_hub_id(model):
+        raise WrongUsage(f"{model} is no name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")
+    folder = download(model, revision)
+    facts = describe(folder)
+    print(f"{model} lies in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
+
+
+def _summary(facts: Description) -> str:
+    context = f", {facts.context:,} tokens of context" if facts.context else ""
+    return f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}{context}"
+
+
+def _table(found: list[CachedModel]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("Name", overflow="fold")
+    table.add_column("Size", justify="right", no_wrap=True)
+    for name in ("Kind", "Architecture", "Weights"):
+        table.add_column(name)
+    table.add_column("Context", justify="right", no_wrap=True)
+    for name in ("Reasoning", "Tools"):
+        table.add_column(name)
+    for model in found:
+        table.add_row(model.name, readable(model.disk_bytes), *_cells(model.description))
+    return table
+
+
+def _cells(facts: Description | None) -> tuple[str, ...]:
+    if facts is None:
+        return ("cannot be served",)
+    kind = facts.kind if facts.has_template else f"{facts.kind}, no chat"
+    context = f"{facts.context:,}" if facts.context else "?"
+    return kind, facts.architecture, facts.precision, context, facts.reasoning or "–", facts.tools or "–"
+
+
+def _fields(model: CachedModel) -> dict[str, Any]:
+    facts = None if model.description is None else asdict(model.description)
+    return {"name": model.name, "disk_bytes": model.disk_bytes, "folder": str(model.folder), "facts": facts} | (
+        {"trouble": model.trouble} if model.trouble else {}
+    )
