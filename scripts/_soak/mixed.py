@@ -13,7 +13,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.server.garbage import leave_to_stay
+from vllm_mlx.server.garbage import freeze_garbage_collector
 
 from .figures import milliseconds
 from .probe import seen_by, start_probe
@@ -32,7 +32,7 @@ def mixed_load(options: argparse.Namespace) -> dict[str, Any]:
         max_prefill_chunk=512,
     )
     engine = start_engine(config)
-    leave_to_stay()
+    freeze_garbage_collector()
     with serving(engine, max_body_bytes=1_000_000, served_model_names=("demo",)) as server:
         return _soak(server, options) | asyncio.run(_inside(engine))
 

@@ -149,7 +149,7 @@ def test_the_stream_s_headers(client: httpx.Client) -> None:
 
 
 def test_a_dead_engine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "LAST_WORDS_S", 60)
+    monkeypatch.setattr(run, "LAST_ERRORS_S", 60)
     with serving(FakeEngine(dead="Out of memory.")) as server, server.http() as client:
         assert client.get("/health").status_code == 503
         assert client.get("/health").json() == {"status": "error", "error": "Out of memory."}

@@ -12,7 +12,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineStatus
 from vllm_mlx.server.status import Recent
-from vllm_mlx.server.tenants import kept_apart
+from vllm_mlx.server.tenants import with_tenant
 
 from .documents import documented_reply
 
@@ -128,5 +128,5 @@ def test_without_several_keys_everything_is_seen(state: Any) -> None:
 
 
 def test_requests_carry_the_priority_of_their_key() -> None:
-    assert kept_apart(Request(request_id="r"), {"state": {"tenant": "ann", "priority": 3}}).priority == 3
-    assert kept_apart(Request(request_id="r"), {"state": {"tenant": "ann"}}).priority == 1
+    assert with_tenant(Request(request_id="r"), {"state": {"tenant": "ann", "priority": 3}}).priority == 3
+    assert with_tenant(Request(request_id="r"), {"state": {"tenant": "ann"}}).priority == 1

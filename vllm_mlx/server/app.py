@@ -1,4 +1,4 @@
-"""Puts the HTTP application together. Knows no protocol."""
+"""Builds the HTTP application from its routes and middlewares. Knows no protocol."""
 
 import asyncio
 from functools import partial
@@ -28,7 +28,7 @@ from .status import History, Recent
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     recent, history = Recent(), History()
 
-    # Pages of docs are off, with FastAPI's own document: they would load their scripts from a content network.
+    # FastAPI's pages of documentation are off, since they load scripts from the internet.
     app = FastAPI(
         title="vllm-mlx",
         version=__version__,
@@ -50,12 +50,14 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
 
 
 async def _openapi(app: FastAPI) -> Response:
-    """Made once, which takes half a second that nobody else shall wait for."""
+    """Build the document in a thread: it takes half a second once, and nobody else should wait for it."""
     return JSONResponse(await asyncio.to_thread(app.openapi))
 
 
 def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
-    """From the outside in. All of it is plain ASGI: Starlette's base class costs per event and hides disconnects."""
+    """List the middlewares from the outside in. They are plain ASGI: Starlette's base class costs time per event and
+    hides disconnects.
+    """
     layers = [Middleware(RequestLog, recent=recent), Middleware(ConnectionGate, limits=config.connections)]
     layers.append(Middleware(HostCheck, names=(*own_names(), *config.host_names)))
     if config.cors_origins:

@@ -1,4 +1,4 @@
-"""Request bodies → wire types. What a long one costs is paid beside the event loop, by one thread for all of them."""
+"""Request bodies → wire types. One thread reads long bodies, so that they do not block the event loop."""
 
 import asyncio
 import itertools
@@ -24,15 +24,15 @@ from .json_bytes import LARGE_BYTES, read_json
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-# A web page may send other types, or none, to any address without asking: see `fetch` with `mode: "no-cors"`.
+# A web page may send other types, or none, to any address without permission: see `fetch` with `mode: "no-cors"`.
 _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECASE)
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
 
 
 class _Worker:
-    """One thread, so that the event loop never waits for the interpreter's lock behind several.
+    """One thread, so that the event loop never waits for the interpreter's lock behind several threads.
 
-    What was read is decoded before more is read: wire types take many times the memory of their text.
+    Bodies that were read are decoded before others are read, since wire types take many times the memory of their text.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def _run_one(work: Callable[[], Any], result: "Future[Any]") -> None:
         return
     try:
         result.set_result(work())
-    except BaseException as error:  # the caller's, as in any executor
+    except BaseException as error:  # the caller gets it, as in any executor
         result.set_exception(error)
 
 
@@ -63,7 +63,7 @@ _WORKER = _Worker()
 
 
 class RefusedBody(HTTPException):
-    """FastAPI passes no other exception on from the reading of a body."""
+    """The only exception that FastAPI passes on while it reads a body."""
 
     def __init__(self, error: RequestError | RequestValidationError) -> None:
         super().__init__(400)
@@ -71,7 +71,7 @@ class RefusedBody(HTTPException):
 
 
 class JSONRoute(APIRoute):
-    """A route that finds its body read: FastAPI's own validation takes an instance as it is."""
+    """A route that reads its body itself. FastAPI's own validation accepts the finished instance unchanged."""
 
     def get_route_handler(self) -> Handler:
         handler = super().get_route_handler()
@@ -127,12 +127,12 @@ def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits) -> Any:
     try:
         return wire.validate_python(value)
     except ValidationError as error:
-        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        errors = [{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False)]
         raise RequestValidationError(errors, body=value) from None
 
 
 def _check_lengths(value: Any, limits: RequestLimits) -> None:
-    """Refuse early what decoding would refuse too, after much work."""
+    """Refuse early what decoding would refuse only after much work."""
     match value:
         case {"messages": list(messages)}:
             limits.check_messages(len(messages))

@@ -1,4 +1,7 @@
-"""Connections that send or take too slowly, send too much, or are too many. Knows no route."""
+"""Limits on connections: how slowly clients may send and read, how much they may send, how many there may be.
+
+Knows no route.
+"""
 
 import asyncio
 import logging
@@ -13,17 +16,17 @@ from .config import ConnectionLimits
 from .error_handlers import envelope_of, http_error, respond
 
 logger = logging.getLogger(__name__)
-HARD_FACTOR = 2  # connections beyond so many times the limit are closed unanswered
-BUSY_S = 5.0  # for a client that finds all connections taken
-OPEN_FILES = 8192  # connections are files, and macOS begins with 256
+HARD_FACTOR = 2  # connections beyond this multiple of the limit are closed without an answer
+BUSY_S = 5.0  # `retry-after` if all connections are in use
+OPEN_FILES = 8192  # each connection is an open file, and macOS allows 256 by default
 OPEN_PATHS = frozenset({"/health"})
-MAX_HEADERS = 256  # of one request, trailers included
+MAX_HEADERS = 256  # headers of one request, including trailers
 MAX_AHEAD = 8  # requests that a client may send while it waits for the reply to an earlier one
-MAX_AHEAD_BYTES = 256 * 1024  # of their headers and bodies together
+MAX_AHEAD_BYTES = 256 * 1024  # size of their headers and bodies together
 
 
 class StopParser(Exception):
-    """Raised inside a callback of the parser: it reads no further."""
+    """Raised inside a callback of the parser, which then reads no further."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -31,20 +34,20 @@ class StopParser(Exception):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounds on what a client may send, and clocks on requests and replies.
+    """uvicorn's protocol with limits on what a client may send, and time limits on requests and replies.
 
-    Requests that come while an earlier one is running wait in `pipeline`. Reading goes on meanwhile, since a paused
-    connection would not show that its client has left.
+    Requests that arrive while an earlier one is running wait in `pipeline`. Reading continues meanwhile, since a paused
+    connection would not report that its client has left.
     """
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._clock: asyncio.TimerHandle | None = None
-        self._take_clock: asyncio.TimerHandle | None = None
-        self._num_marks = 0  # heads, pieces of bodies and requests that the parser has completed
-        self._num_open_bytes = 0  # received in reads since the last of them, so inside one head or its like
-        self._unfinished: list[RequestResponseCycle] = []  # without a complete reply, oldest first
+        self._write_clock: asyncio.TimerHandle | None = None
+        self._num_marks = 0  # headers, pieces of bodies and requests that the parser has completed
+        self._num_open_bytes = 0  # received since the last of them, so inside one block of headers or the like
+        self._unfinished: list[RequestResponseCycle] = []  # requests without a complete reply, oldest first
         self._takes_requests = True
         self._stopped_by: StopParser | None = None
 
@@ -57,7 +60,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
-        self._stop_take_clock()
+        self._stop_write_clock()
         self.pipeline.clear()
         super().connection_lost(exc)
         for cycle in self._unfinished:  # uvicorn marks only the newest one
@@ -66,17 +69,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._take_clock = self.loop.call_later(self._limits.take_s, self._is_not_taken)
+        self._write_clock = self.loop.call_later(self._limits.take_s, self._on_write_timeout)
 
     def resume_writing(self) -> None:
-        self._stop_take_clock()
+        self._stop_write_clock()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if not self._takes_requests:
             return
         if self._clock is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_clock()  # blank lines before a request begin none
+            self._start_clock()  # blank lines before a request do not start it
         num_marks = self._num_marks
         super().data_received(data)
         self._num_open_bytes = self._num_open_bytes + len(data) if num_marks == self._num_marks else 0
@@ -109,17 +112,17 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls it where the parser has stopped."""
+        """Answer a request at which the parser has stopped. uvicorn calls this."""
         stopped_by = self._stopped_by
         self._stop_taking(*((400, msg) if stopped_by is None else (stopped_by.status, str(stopped_by))))
 
     def _num_header_bytes(self) -> int:
-        """As long as the head was on the wire, were each header written as `name: value`."""
+        """The length of the request line and the headers on the wire, if each header is written as `name: value`."""
         line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
         return line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
 
     def _read_on(self) -> None:
-        """Undo uvicorn's pause for requests that wait, within a bound of their own."""
+        """Undo uvicorn's pause of reading, which it makes for waiting requests; they have their own limit here."""
         if not self.pipeline:
             return
         self.flow.resume_reading()
@@ -132,7 +135,7 @@ class GuardedProtocol(HttpToolsProtocol):
         raise self._stopped_by
 
     def _stop_taking(self, status: int, message: str) -> None:
-        """Answer the requests that came whole, then close. The refusal is written where no reply would hold it."""
+        """Answer the requests that arrived completely, then close. Refuse only where this cuts no reply."""
         if self.transport.is_closing():
             return
         self._takes_requests = False
@@ -151,30 +154,30 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(status, message)
 
     def _start_clock(self) -> None:
-        self._clock = self.loop.call_later(self._limits.head_s, self._head_is_late)
+        self._clock = self.loop.call_later(self._limits.head_s, self._on_head_timeout)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
 
-    def _stop_take_clock(self) -> None:
-        if self._take_clock is not None:
-            self._take_clock.cancel()
-            self._take_clock = None
+    def _stop_write_clock(self) -> None:
+        if self._write_clock is not None:
+            self._write_clock.cancel()
+            self._write_clock = None
 
-    def _is_not_taken(self) -> None:
-        """What is under way for the client ends as if it had gone, and what waits for it is dropped."""
-        self._take_clock = None
-        logger.info("A client took nothing for %g seconds: its connection was closed", self._limits.take_s)
+    def _on_write_timeout(self) -> None:
+        """Close the connection: its requests are aborted as after a disconnect."""
+        self._write_clock = None
+        logger.info("A client read nothing for %g seconds: its connection was closed", self._limits.take_s)
         self.transport.abort()
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._clock = None
         self._refuse(408, f"The request's headers did not come within {self._limits.head_s:g} seconds.")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Before there is a path, and so a protocol with an envelope of its own."""
+        """Answer before the path is known, with OpenAI's envelope, and close the connection."""
         self._takes_requests = False
         response = http_error("/", status, message)
         head = [f"HTTP/1.1 {status} -".encode(), *(b": ".join(header) for header in response.raw_headers)]
@@ -187,7 +190,7 @@ def too_long(max_header_bytes: int) -> str:
 
 
 class ConnectionGate:
-    """Answers requests on connections that are too many, or whose headers are too long."""
+    """Refuses requests if there are too many connections or if their headers are too long."""
 
     def __init__(self, app: ASGIApp, *, limits: ConnectionLimits) -> None:
         self._app = app
@@ -211,7 +214,7 @@ class ConnectionGate:
 
 
 def allow_open_files() -> None:
-    """As many as there may be connections, where the system lets us."""
+    """Raise the limit of open files, so that all connections fit, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

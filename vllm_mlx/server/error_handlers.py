@@ -1,4 +1,4 @@
-"""Errors → HTTP responses. The one place that knows which envelope each path has."""
+"""Errors → HTTP responses. Only this module knows which envelope each path has."""
 
 import math
 from http import HTTPStatus
@@ -21,7 +21,7 @@ _ENDPOINTS = frozenset(
     for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "models", "responses")
 )
 
-# The first entry counts whose path is the request's or a parent of it; other paths have OpenAI's envelope.
+# The first entry counts that has the request's path or a parent of it; other paths have OpenAI's envelope.
 _ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     ("/v1/messages", ANTHROPIC),
     ("/v1/responses", OpenAIEnvelope(renamed={"messages": "input"})),
@@ -33,7 +33,7 @@ class ClientGone(Exception):
 
 
 def envelope_of(path: str) -> Envelope:
-    """The envelope that clients of this path read, for every kind of error."""
+    """The envelope of all errors on this path."""
     for prefix, envelope in _ENVELOPES:
         if path == prefix or path.startswith(prefix + "/"):
             return envelope
@@ -57,7 +57,7 @@ def http_error(path: str, status: int, message: str) -> Response:
 
 
 def internal_error(path: str, request_id: str) -> Response:
-    return http_error(path, 500, f"The server failed on this request. Its log tells more under {request_id}.")
+    return http_error(path, 500, f"The server failed on this request. See its log under {request_id}.")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -101,7 +101,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         case 404 if found.detail == NOT_FOUND:
             message = f"There is no {request.method} {shown(path)} here.{_meant(path)}"
         case 405:
-            message = f"{path} does not take {request.method}."
+            message = f"{path} does not accept {request.method}."
         case _:
             message = str(found.detail)
     response = _answer_status(request, found.status_code, message)
@@ -120,7 +120,7 @@ def _answer_status(request: Request, status: int, message: str) -> Response:
 
 
 def _answer(request: Request, encoded: HTTPError) -> Response:
-    """The response. The error is noted for the log and the status page."""
+    """Build the response, and note the error for the log and the status page."""
     record = request.state.record
     record.error_code, record.error_message = encoded.code, encoded.body.error.message
     return respond(encoded)

@@ -1,8 +1,8 @@
-"""When Python collects garbage in cycles. Knows nothing of requests.
+"""Decides when Python collects cyclic garbage. Knows nothing of requests.
 
-A full collection looks at every object while all threads wait. Python starts one when objects multiply, which is just
-while a long request body becomes objects: those are looked at again and again, and are no garbage. So full collections
-are left to quiet moments here, when few objects are alive.
+A full collection visits every object while all threads wait. Python starts one when the number of objects grows, which
+is exactly while a long request body is decoded: its objects are visited again and again, and none is garbage.
+Therefore full collections run in quiet moments, when few objects are alive.
 """
 
 import gc
@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 
-DUE = 10  # collections of the middle generation, after which Python would start a full one
-MAX_OBJECTS = 500_000  # beside what was loaded: a full collection then takes some tens of milliseconds
-MAX_WAIT_S = 60.0  # for a quiet moment
+DUE = 10  # collections of the middle generation after which Python would start a full one
+MAX_OBJECTS = 500_000  # objects created since loading; a full collection of so many takes tens of milliseconds
+MAX_WAIT_S = 60.0  # the longest wait for a quiet moment
 _NEVER = 1 << 30
 
 
-def leave_to_stay() -> None:
-    """Keep what is loaded out of all garbage collections."""
+def freeze_garbage_collector() -> None:
+    """Exclude all objects that exist now from later garbage collections."""
     gc.collect()
     gc.freeze()
 
@@ -38,7 +38,7 @@ class GarbageCollector:
         self._collected_s = 0.0
 
     def begin(self) -> None:
-        leave_to_stay()
+        freeze_garbage_collector()
         self._thresholds = gc.get_threshold()
         gc.set_threshold(*self._thresholds[:2], _NEVER)
         self._num_loaded, self._collected_s = self._num_objects(), self._clock()
@@ -47,7 +47,7 @@ class GarbageCollector:
         gc.set_threshold(*self._thresholds)
 
     def tick(self) -> None:
-        """Run a full collection if one is due and the moment is quiet, or none was quiet for long."""
+        """Run a full collection if one is due and the moment is quiet, or if no moment was quiet for MAX_WAIT_S."""
         if gc.get_count()[2] < DUE:
             return
         is_quiet = self._num_objects() - self._num_loaded <= MAX_OBJECTS

@@ -21,16 +21,16 @@ from .record import record_of
 from .tenants import priority_of, tenant_of
 
 ANY = "*"
-_ALWAYS = frozenset({"localhost", "host.docker.internal"})  # the latter: this machine, as its containers call it
-# The page asks for the key itself, and all that it shows; clients probe the others before they send one.
+_ALWAYS = frozenset({"localhost", "host.docker.internal"})  # the second is this machine's name in its containers
+# The page asks for the key itself and displays nothing without it. Clients probe the others before they send a key.
 OPEN_PATHS = frozenset({"/", "/health", "/api/hello"})
 METRICS_PATH = "/metrics"
 NO_KEY = "Send a valid API key: `Authorization: Bearer KEY` or `x-api-key: KEY`."
-MAX_CLIENTS = 10_000  # remembered; the longest silent is forgotten, and may send as one that is new
-LEAST_BYTES_PER_S = 1024  # of a body that takes longer than every body may
-BODIES = 4  # of the largest size, that requests under way may hold together
-SMALL_BYTES = 64 * 1024  # such a body always finds room
-BUSY_S = 5.0  # for a client whose body finds no room
+MAX_CLIENTS = 10_000  # the client that was silent longest is forgotten, and then treated like a new one
+LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
+BODIES = 4  # running requests may hold so many bodies of the largest size together
+SMALL_BYTES = 64 * 1024  # a body of this size is always accepted
+BUSY_S = 5.0  # `retry-after` if there is no room for a body
 _BUSY = (
     f"The bodies of running requests take {BODIES} times {setting('max_body')} together, which is the maximum. "
     "Try again when some of these requests have ended."
@@ -38,7 +38,10 @@ _BUSY = (
 
 
 class HostCheck:
-    """Answers 403 to requests for other names. An address, or no name at all, is nothing that a page could own."""
+    """Answers 403 to requests for other host names.
+
+    A web page may point its own name at this machine. Addresses and missing names are accepted: no page can own them.
+    """
 
     def __init__(self, app: ASGIApp, *, names: Iterable[str]) -> None:
         self._app = app
@@ -51,7 +54,7 @@ class HostCheck:
             return
         name = shown(wrong[0])
         message = (
-            f"This server does not go by the name `{name}`. If it should, start it with "
+            f"This server does not answer to the host name `{name}`. To allow it, start the server with "
             f"{setting('allowed_host')} {name}."
         )
         await http_error(scope["path"], 403, message)(scope, receive, send)
@@ -61,10 +64,10 @@ class HostCheck:
 
 
 def own_names() -> tuple[str, ...]:
-    """Those by which its network knows this machine."""
+    """The names of this machine in its network."""
     name = _bare(socket.gethostname())
     first = name.partition(".")[0]
-    return tuple(dict.fromkeys(each for each in (name, first, f"{first}.local") if first))
+    return tuple(dict.fromkeys((name, first, f"{first}.local"))) if first else ()
 
 
 def is_address(name: str) -> bool:
@@ -80,7 +83,7 @@ def _asked(scope: Scope) -> list[str]:
 
 
 def _bare(host: str) -> str:
-    """Without port, brackets and case."""
+    """The host without port and brackets, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -89,9 +92,9 @@ def _bare(host: str) -> str:
 
 
 class APIKeyAuth:
-    """Answers 401 to any request without a right key, but for the open paths. Says whose request a right one is.
+    """Answers 401 to requests without a valid API key, except on the open paths. Notes the tenant of valid keys.
 
-    With admin keys alone, requests without one are answered too: they manage nothing.
+    If all keys are admin keys, requests without a key are accepted too, but cannot manage the server.
     """
 
     def __init__(self, app: ASGIApp, *, api_keys: Iterable[APIKey], open_paths: Iterable[str] = ()) -> None:
@@ -119,7 +122,7 @@ class APIKeyAuth:
         await response(scope, receive, send)
 
     def _key_of(self, given: bytes) -> APIKey | None:
-        # All digests have one length and all are compared, each in constant time: timing tells nothing.
+        # All digests have the same length and all are compared in constant time, so timing reveals nothing.
         matches = [key for digest, key in self._keys if hmac.compare_digest(given, digest)]
         return matches[0] if matches else None
 
@@ -136,7 +139,10 @@ def _given_key(scope: Scope) -> bytes:
 
 
 class RateLimit:
-    """Answers 429 with `retry-after` to what comes too soon. Only POST requests are counted: they ask for work."""
+    """Answers 429 with `retry-after` if one client sends too many requests a minute.
+
+    A client is an API key, or an address if no key is needed. Only POST requests count, since they cause work.
+    """
 
     def __init__(self, app: ASGIApp, *, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
@@ -159,7 +165,7 @@ class RateLimit:
         await respond(envelope_of(scope["path"]).error(error))(scope, receive, send)
 
     def _take(self, client: str) -> float:
-        """Seconds to wait; 0 where the request may come in."""
+        """The seconds that this client must wait; 0 if the request is accepted."""
         now = self._clock()
         left, at_s = self._left.pop(client, (float(self._per_minute), now))
         left = min(float(self._per_minute), left + (now - at_s) * self._per_minute / 60)
@@ -171,10 +177,13 @@ class RateLimit:
 
 
 class BodyLimit:
-    """Trusts the declared length to refuse early, and counts what really comes."""
+    """Refuses bodies that are too long, too slow, or too many before they fill the memory.
+
+    The declared length is trusted only to refuse early; bytes are counted as they arrive.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_s: float = 30.0) -> None:
-        """`body_s`: time for a body to come; that time starts again after each `LEAST_BYTES_PER_S * body_s` bytes."""
+        """`body_s`: seconds for a body to arrive; they start again after every `LEAST_BYTES_PER_S * body_s` bytes."""
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._body_s = body_s
@@ -197,7 +206,7 @@ class BodyLimit:
 
 
 class _Held:
-    """What the bodies of all running requests hold, by tenant: a body stays with its request."""
+    """Bytes of the bodies of all running requests, by tenant. A body is kept until its request ends."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -208,7 +217,7 @@ class _Held:
         self._priorities[tenant] = priority
 
     def take(self, tenant: str, num_bytes: int) -> bool:
-        """Whether there was room for that, or the tenant holds no more than its share."""
+        """Count the bytes. Returns whether there was room for them, or the tenant has no more than its share."""
         has_room_left = has_room(self._num_bytes, tenant, num_bytes, self._max_bytes, self._priorities)
         self._num_bytes[tenant] += num_bytes
         return has_room_left
@@ -220,7 +229,7 @@ class _Held:
 
 
 class _Body:
-    """One body on its way in."""
+    """One body while it arrives."""
 
     def __init__(self, receive: Receive, max_bytes: int, patience_s: float, held: _Held, tenant: str) -> None:
         self._receive = receive
@@ -230,19 +239,19 @@ class _Body:
         self._tenant = tenant
         self._deadline_s: float | None = None
         self._num_recent = 0  # bytes since the deadline was set
-        self._is_whole = False
+        self._is_complete = False
         self.num_bytes = 0
 
     async def receive(self) -> Message:
-        """Raises HTTPException where it is too long or too slow, or there is no room for it."""
-        if self._is_whole:
-            return await self._receive()  # waits for the client to go, for as long as it stays
+        """Receive a message. Raises HTTPException if the body is too long or too slow, or there is no room for it."""
+        if self._is_complete:
+            return await self._receive()  # returns when the client disconnects
         message = await self._in_time()
         num_new = len(message.get("body", b""))
         self.num_bytes += num_new
         self._num_recent += num_new
         has_room = self._held.take(self._tenant, num_new)
-        self._is_whole = not message.get("more_body", False)
+        self._is_complete = not message.get("more_body", False)
         if self.num_bytes > self._max_bytes:
             raise HTTPException(413, _too_long(self._max_bytes))
         if not has_room and self.num_bytes > SMALL_BYTES:

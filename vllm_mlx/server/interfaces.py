@@ -1,4 +1,4 @@
-"""What the server asks of an engine. `engine.EngineClient` is one."""
+"""The interface of an engine that the server needs. `engine.client.EngineClient` implements it."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
@@ -26,7 +26,7 @@ class Generation(Protocol):
 
     @property
     def prompt_change(self) -> PromptChange | None:
-        """What kept the prompt from going on from the last one of its conversation, where that is known."""
+        """Why the prompt does not continue the previous one of its conversation, if that is known."""
         ...
 
     async def __aenter__(self) -> object: ...
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     @property
     def is_dead(self) -> bool:
-        """For good: the process has to be started anew."""
+        """Whether the engine has ended for good: the process must be restarted."""
         ...
 
     def error(self) -> str | None: ...
@@ -58,24 +58,24 @@ class Engine(Protocol):
     async def submit(self, request: Request) -> Generation:
         """Raises RequestError before anything is generated, EngineDead if nothing can be.
 
-        The caller enters the generation at once: one that nobody leaves is never ended. Cancelling ends the request.
+        The caller must enter the generation at once, because leaving it is what ends it. Cancelling ends the request.
         """
         ...
 
     async def count_tokens(self, request: Request) -> int:
-        """Tokens of the prompt that `submit` would run, though it may be too long to run. Raises RequestError."""
+        """Count the tokens of the prompt that `submit` would run, even if it is too long. Raises RequestError."""
         ...
 
     async def status(self) -> EngineStatus:
-        """How things stand. Raises EngineDead."""
+        """The present state and figures. Raises EngineDead."""
         ...
 
     async def metrics(self) -> Iterable[Metric]:
-        """The same, as Prometheus reads it. Raises EngineDead."""
+        """The figures as Prometheus metrics. Raises EngineDead."""
         ...
 
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
-        """End a request that `status` lists, with Cancelled. False if there is none of this id and these salts."""
+        """End a running request with Cancelled. False if none has this id and a salt that starts with `salts`."""
         ...
 
     async def cache_entries(self) -> Sequence[Entry]:
@@ -83,9 +83,9 @@ class Engine(Protocol):
         ...
 
     async def clear_cache(self, *, salts: str = "") -> int:
-        """Forget cached state of salts that begin so; returns the bytes freed. Raises EngineDead."""
+        """Forget cached state of salts that start with `salts`. Returns the bytes freed. Raises EngineDead."""
         ...
 
     async def shutdown(self, drain_s: float) -> None:
-        """Give what runs `drain_s` to finish, then end it; every generation gets its last event."""
+        """Let running requests finish for `drain_s` seconds, then end them. Every generation gets its last event."""
         ...

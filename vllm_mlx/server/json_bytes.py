@@ -150,7 +150,7 @@ def _is_within(num_lists: int, num_objects: int, num_quotes: int, num_commas: in
 
 
 def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
-    """For each piece: its brackets and commas outside of strings, and the number of quotes that delimit strings."""
+    """Yield for each piece its brackets and commas outside of strings, and the number of quotes around strings."""
     in_string = 0
     for piece in _pieces(text):
         marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)

@@ -1,4 +1,4 @@
-"""One log line for each request, at its end. Never a word of a prompt or a reply."""
+"""Writes one log line for each request, at its end, without any word of a prompt or a reply."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
 
 
 class RequestLog:
-    """Outermost middleware: gives the request its id, writes its line, and fences off our own bugs."""
+    """The outermost middleware: gives the request its id, writes its log line, and contains faults of the server."""
 
     def __init__(self, app: ASGIApp, *, recent: Recent) -> None:
         self._app = app
@@ -37,14 +37,16 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 record.status = record.status or message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = headers["request-id"] = record.request_id  # each vendor's clients have theirs
+                headers["x-request-id"] = headers["request-id"] = (
+                    record.request_id
+                )  # OpenAI's and Anthropic's clients read different names
             await send(message)
 
         try:
             if _has_failed(record, await error_of(self._app(scope, receive, send_start))) and not record.status:
                 await internal_error(record.path, record.request_id)(scope, receive, send_start)
         except asyncio.CancelledError:
-            # Only the end of the server cancels a request, and its task ends here: passing it on is a stack trace.
+            # Only the end of the server cancels a request. Its task ends here, without a stack trace in the log.
             record.error_code = "server_stopped"
         finally:
             record.key_name = scope["state"].get("key_name")
@@ -53,7 +55,7 @@ class RequestLog:
                 requests_logger.info("%s", record.line(time.monotonic()))
 
     def _note(self, record: RequestRecord, tenant: str) -> None:
-        """For who watches: replies, and what failed unless its client went away or never meant us."""
+        """Keep replies and errors for the status, except if the client left or asked for a path that is not ours."""
         if record.finish_reasons:
             self._recent.add_reply(record.last_reply(), tenant=tenant)
         failed = record.error_code is not None or record.status >= 400
@@ -82,6 +84,6 @@ def _has_failed(record: RequestRecord, error: Exception | None) -> bool:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, if it is fit for a log line."""
+    """The client's own id if it is fit for a log line, otherwise a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request: for its log line, the status, and the header with its cache receipt."""
+"""Facts about one HTTP request, for its log line, the status, and the header with its cache receipt."""
 
 import logging
 import re
@@ -31,8 +31,8 @@ requests_logger = logging.getLogger("vllm_mlx.requests")
 RECEIPT_HEADER = "x-cache-receipt"
 PROGRESS_EVERY_S = 5.0
 QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
-MAX_FIELD = 200  # characters of one field of a line; paths and models' names are the client's
-WATCHED_PATHS = frozenset(  # so are these, by who watches
+MAX_FIELD = 200  # characters of one field of a log line: clients choose paths and names of models
+WATCHED_PATHS = frozenset(  # polled by monitors and the status page
     {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
 )
 
@@ -40,26 +40,26 @@ _FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
 
 
 class Receipts:
-    """One for each prompt: that of the choice which computed most of it, as the usage block counts."""
+    """The cache receipts of one request. Each prompt has that of the choice that computed most, as usage counts."""
 
     def __init__(self, *, num_prompts: int = 1, choices_per_prompt: int = 1) -> None:
         self._num_prompts = num_prompts
         self._choices_per_prompt = choices_per_prompt
-        self._heard_of: set[int] = set()
+        self._seen_prompts: set[int] = set()
         self._by_prompt: dict[int, CacheReceipt] = {}
 
     def take(self, index: int, event: GenerationEvent) -> bool:
-        """An event of the choice `index`. Returns whether every prompt has been heard of: started, or failed."""
+        """Take an event of the choice `index`. Returns whether every prompt has started or failed."""
         prompt = index // self._choices_per_prompt
-        self._heard_of.add(prompt)
+        self._seen_prompts.add(prompt)
         if isinstance(event, Started) and event.receipt is not None:
             known = self._by_prompt.setdefault(prompt, event.receipt)
             if event.receipt.cached_tokens < known.cached_tokens:
                 self._by_prompt[prompt] = event.receipt
-        return len(self._heard_of) == self._num_prompts
+        return len(self._seen_prompts) == self._num_prompts
 
     def total(self) -> CacheReceipt | None:
-        """None until every prompt has one. Several are texts to complete, of which nothing is expected."""
+        """The receipt of the request; None until every prompt has one. Several prompts have no expected tokens."""
         receipts = list(self._by_prompt.values())
         if len(receipts) < self._num_prompts:
             return None
@@ -85,7 +85,7 @@ class Receipts:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one HTTP request so far. Times are in seconds of the monotonic clock."""
+    """Facts about one HTTP request so far. Times are seconds of the monotonic clock."""
 
     request_id: str
     method: str
@@ -98,7 +98,7 @@ class RequestRecord:
     error_code: str | None = None
     error_message: str | None = None
     first_output_s: float | None = None
-    progress_told_s: float | None = None
+    progress_logged_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     prompt_change: PromptChange | None = None
@@ -137,7 +137,7 @@ class RequestRecord:
         if self.first_output_s is None and isinstance(event, _FIRST_OUTPUT):
             self.first_output_s = time.monotonic()
         if isinstance(event, PromptProgress):
-            self._tell(event)
+            self._log_progress(event)
         if isinstance(event, Finished):
             assert self._tally is not None, "events come after begin_reply"
             self._tally.add(index, event.usage)
@@ -164,12 +164,12 @@ class RequestRecord:
             "why": None if self.receipt is None else self.receipt.why,
         }
 
-    def _tell(self, event: PromptProgress) -> None:
-        """How far a long prompt is, every few seconds."""
+    def _log_progress(self, event: PromptProgress) -> None:
+        """Log the progress of a long prompt, every few seconds."""
         now = time.monotonic()
-        if now - (self.progress_told_s or self.started_s) < PROGRESS_EVERY_S:
+        if now - (self.progress_logged_s or self.started_s) < PROGRESS_EVERY_S:
             return
-        self.progress_told_s = now
+        self.progress_logged_s = now
         share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
         requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
 
@@ -187,7 +187,7 @@ class RequestRecord:
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
             "expected_tokens": (self.receipt and self.receipt.expected_tokens) or None,
             "altered": self.prompt_change,
-            "not_cached": self._why_else(),
+            "not_cached": self._other_shortfall(),
             "completion_tokens": None if usage is None else usage.completion_tokens,
             "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
             "ttft_s": None if self.first_output_s is None else round(self.first_output_s - self.started_s, 4),
@@ -199,20 +199,20 @@ class RequestRecord:
         }
         return " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value is not None)
 
-    def _why_else(self) -> str | None:
-        """Why less was cached than expected, beside what `altered` says."""
+    def _other_shortfall(self) -> str | None:
+        """Why less was cached than expected, if `altered` does not say it."""
         if self.receipt is None or self.receipt.shortfall is Shortfall.ALTERED:
             return None
         return self.receipt.why
 
     def _prompt_tokens_per_s(self, usage: Usage | None) -> float | None:
-        """Of the tokens that were not cached, waiting included."""
+        """The speed of computing tokens that were not cached, including the time in the queue."""
         if usage is None or self.first_output_s is None:
             return None
         return round((usage.prompt_tokens - usage.cached_tokens) / max(self.first_output_s - self.started_s, 1e-6), 1)
 
     def _tokens_per_s(self, usage: Usage | None, ended_s: float) -> float | None:
-        """Of the tokens after the first, so that waiting and prefill do not count."""
+        """The speed of the tokens after the first, so that waiting and prefill do not count."""
         if usage is None or self.first_output_s is None or usage.completion_tokens < 2:
             return None
         return round((usage.completion_tokens - 1) / max(ended_s - self.first_output_s, 1e-6), 1)

@@ -1,6 +1,6 @@
-"""The part that all generating routes share: submit, note in the record, answer streamed or complete.
+"""The part that all generating routes share: submit requests, note them in the record, reply streamed or complete.
 
-A submission is entered where its response is made, so that every generation has an owner that ends it.
+A submission is entered where its response is written, so that every generation has an owner that ends it.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from .bodies import beside_loop
 from .interfaces import Engine, Generation
 from .record import record_of
 from .streaming import EventStream, fold_reply
-from .tenants import kept_apart
+from .tenants import with_tenant
 
-MAX_BUFFERED_EVENTS = 64  # a client that reads slowly must hold up the readers, so that the engine joins deltas
+MAX_BUFFERED_EVENTS = 64  # a slow client must block the readers, so that the engine joins deltas
 Documented = dict[int | str, dict[str, Any]]
 Submission = AbstractAsyncContextManager[Generation]
 
@@ -34,7 +34,7 @@ Submission = AbstractAsyncContextManager[Generation]
 async def submit(
     engine: Engine, requests: Sequence[Request], http: HTTPRequest, *, reply_id: str, model: str
 ) -> AsyncIterator[Generation]:
-    """Run the requests inside the block; on leaving it, abort those that still run.
+    """Run the requests inside the block; on leaving it, abort the ones that are still running.
 
     Raises RequestError before any part of the response is sent.
     """
@@ -53,9 +53,9 @@ async def submit(
 
 
 async def admitted(request: Request, http: HTTPRequest) -> Request:
-    """The request as the engine gets it. Raises InvalidParameter for one beyond the server's limits."""
+    """The request with its tenant and arrival time. Raises InvalidParameter if it exceeds the server's limits."""
     await beside_loop(http, partial(http.app.state.limits.check, request))
-    return kept_apart(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
+    return with_tenant(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
 
 
 def streamed(
@@ -81,7 +81,7 @@ def documented(reply: type[Reply], error: type[Reply], events: str) -> Documente
 
 
 async def submit_all(engine: Engine, requests: Sequence[Request]) -> Generation:
-    """Raises what `submit` raises for any of them; none of the others is left running then."""
+    """Submit all requests as one generation. If one raises, the others are ended."""
     if len(requests) == 1:
         return await engine.submit(requests[0])
     async with AsyncExitStack() as stack:
@@ -95,7 +95,10 @@ async def submit_all(engine: Engine, requests: Sequence[Request]) -> Generation:
 
 
 class PromptBatch:
-    """Choices are numbered prompt by prompt. Events come as they come, in order within a choice."""
+    """The generations of a request with several prompts, as one.
+
+    Choices are numbered prompt by prompt. Events are in order within a choice.
+    """
 
     def __init__(self, generations: Sequence[Generation], choices_per_prompt: int, stack: AsyncExitStack) -> None:
         self._generations = generations
@@ -110,7 +113,7 @@ class PromptBatch:
 
     @property
     def prompt_change(self) -> PromptChange | None:
-        """Texts to complete belong to no conversation."""
+        """None: texts to complete belong to no conversation."""
         return None
 
     async def __aenter__(self) -> "PromptBatch":

@@ -1,4 +1,4 @@
-"""Responses that outlive their request: stored for later turns, or made in the background."""
+"""Responses that outlive their HTTP request: stored for later turns, or made in the background."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,15 +17,17 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 class ResponseStore:
+    """Responses in memory for the requests that continue them: bounded, the longest unused are evicted first."""
+
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest use first
-        self._items: dict[str, Mapping[str, Any]] = {}  # of replies, by their id
+        self._items: dict[str, Mapping[str, Any]] = {}  # items of replies, by id
         self._num_bytes = 0
 
     def put(self, response: StoredResponse) -> None:
-        """Takes the place of an earlier state of the same response."""
+        """Store a response in place of its earlier state, and evict others if there is no room."""
         self.remove(response.response_id)
         self._responses[response.response_id] = response
         self._items.update((item["id"], item) for item in response.output)
@@ -49,20 +51,20 @@ class ResponseStore:
         return self._items.get(item_id)
 
     def conversation(self, response_id: str) -> Sequence[Mapping[str, Any]] | None:
-        """Everything said up to the end of this response, or None where a part of it is no longer held."""
+        """All items up to the end of this response, or None if a part of them is no longer stored."""
         chain = self._chain(response_id)
         if chain is None:
             return None
         return [item for response in chain for item in (*response.input, *response.output)]
 
     def input_of(self, response_id: str) -> Sequence[Mapping[str, Any]]:
-        """What this response answered: its own input, after as much of what came before as is still held."""
+        """The input of this response, after the earlier conversation if that is still stored."""
         response = self._responses[response_id]
         earlier = self.conversation(response.previous_id) if response.previous_id else None
         return [*(earlier or ()), *response.input]
 
     def _chain(self, response_id: str) -> list[StoredResponse] | None:
-        """From the first response to this one; all of them count as used."""
+        """The responses from the first to this one, all of which now count as used; None if one is missing."""
         chain: list[StoredResponse] = []
         current: str | None = response_id
         while current is not None:
@@ -78,7 +80,7 @@ class ResponseStore:
 
 
 class TenantStores:
-    """A store for each holder of a key, or one for all where no key is asked for. They share the room evenly."""
+    """One store per tenant, or one for all if no API key is needed. They divide the limits evenly."""
 
     def __init__(self, num_keys: int) -> None:
         self._share = max(1, num_keys)
@@ -93,7 +95,7 @@ class TenantStores:
 
 
 class BackgroundReplies:
-    """Each submission is entered and left by a task of its own, which owns its generation."""
+    """Replies that are generated in the background. Each has its own task, which owns its generation."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -142,7 +144,7 @@ class BackgroundReplies:
             raise
 
     async def cancel(self, reply_id: str) -> bool:
-        """Whether it was still being made. It is not any more when this returns."""
+        """Cancel the reply and wait for its end. Returns whether it was still being made."""
         task = self._tasks.pop(reply_id, None)
         if task is None:
             return False

@@ -1,4 +1,4 @@
-"""Serves an application on a socket until Ctrl-C, SIGTERM or SIGHUP. Knows nothing of what is served."""
+"""Serves an application on a socket until Ctrl-C, SIGTERM or SIGHUP. Knows no route."""
 
 import asyncio
 import errno
@@ -25,23 +25,23 @@ from .interfaces import Engine
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-KEEP_CONNECTION_S = 75  # agents pause between requests; a connection closed under a request is an error to them
-LAST_WORDS_S = 1  # for clients and supervisors to hear why, once the engine has died
-LAST_EVENTS_S = 5  # for streams to send their last event once the engine has stopped
+KEEP_CONNECTION_S = 75  # agents pause between requests, and a connection that closes during one is an error for them
+LAST_ERRORS_S = 1  # clients and supervisors can read why the engine died during this time
+LAST_EVENTS_S = 5  # streams can send their last event during this time, once the engine has stopped
 # A thread that computes lets others run after this time: the event loop may wait so long after each call into the
 # system. Half of it costs a small model a tenth of its speed.
 SWITCH_S = 0.002
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that a port in use shows before a model is loaded. Port 0 takes a free one.
+    """Open a listening socket, so that a port in use is reported before a model is loaded. Port 0 means any free port.
 
     Raises ConfigError.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # "localhost" is two addresses; clients that know one know this one.
-        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        # "localhost" has two addresses; all clients know the IPv4 address.
+        family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(_why_not(error, host, port)) from error
@@ -74,11 +74,10 @@ def run(
     started: Callable[[], None] | None = None,
     connections: ConnectionLimits | None = None,
 ) -> None:
-    """Returns after Ctrl-C, SIGTERM or SIGHUP: running replies have had `drain_s` to finish. A second Ctrl-C or SIGTERM
-    ends them at once.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` seconds to finish.
 
-    `started` is called when the first request can come. Raises EngineDead where the engine ended by itself: the process
-    is of no use any more, and whatever supervises it can start another.
+    A second Ctrl-C or SIGTERM ends them at once. `started` is called when requests are accepted. Raises EngineDead if
+    the engine ended by itself: the process cannot serve any more, and its supervisor can start another.
     """
     allow_open_files()
     sys.setswitchinterval(SWITCH_S)
@@ -92,7 +91,7 @@ def run(
 
 
 class EngineServer(uvicorn.Server):
-    """Ends the engine's work before the connections: so every stream gets its last event, and nothing is cancelled."""
+    """A uvicorn server that ends the engine's work before the connections, so that every stream gets its last event."""
 
     def __init__(
         self,
@@ -126,18 +125,18 @@ class EngineServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal again in the end, and so end the process by it instead of with exit code 0."""
+        """Handle signals without uvicorn's re-raise at the end, which would replace exit code 0 by the signal."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        taken = [each for each in STOP_SIGNALS if not (each == signal.SIGHUP and has_nohup)]
-        before = {each: signal.signal(each, self.handle_exit) for each in taken}
+        handled = [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and has_nohup)]
+        before = {number: signal.signal(number, self.handle_exit) for number in handled}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopped_by is None:
@@ -147,15 +146,15 @@ class EngineServer(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn asks ten times a second whether to go on."""
+        """Decide whether to stop. uvicorn calls this ten times a second."""
         should_exit = await super().on_tick(counter)
         if self._tick is not None:
             self._tick()
         if self._engine.is_dead and self._died_s is None:
             self._died_s = time.monotonic()
         else:
-            self._engine.error()  # so that the watchdog speaks though nobody asks
-        return should_exit or (self._died_s is not None and time.monotonic() - self._died_s >= LAST_WORDS_S)
+            self._engine.error()  # lets the watchdog report even if nobody asks for the state
+        return should_exit or (self._died_s is not None and time.monotonic() - self._died_s >= LAST_ERRORS_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -172,5 +171,5 @@ class EngineServer(uvicorn.Server):
             drain.cancel()
             await asyncio.gather(drain, return_exceptions=True)
             await self._engine.shutdown(0)
-        self.force_exit = False  # the engine is done: what remains is the last event of each stream
+        self.force_exit = False  # the engine has ended: only the last event of each stream remains
         await super().shutdown(sockets)

@@ -1,7 +1,7 @@
 """Generations → HTTP responses, streamed or complete. A client that disconnects ends its generation."""
 
-# Why no library writes the events: sse-starlette patches uvicorn's signal handling when imported, pings on a clock
-# whether or not the stream is silent, and takes 8 µs an event; fastapi.sse takes 38. This takes 2.
+# Why no library writes the events: sse-starlette patches uvicorn's signal handling when imported, sends pings
+# even if the stream is not silent, and takes 8 µs an event; fastapi.sse takes 38. This takes 2.
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class EventStream(Response):
     """Server-sent events of one generation, which is submitted when the response is sent.
 
-    An error before the head of the response is raised, so that it is answered with its own status.
+    An error before the head of the response is raised, so that its own HTTP status is sent.
     """
 
     media_type = "text/event-stream"
@@ -189,7 +189,7 @@ class _EventWriter:
 async def fold_reply(
     submission: AbstractAsyncContextManager[Generation], fold: ReplyFold, record: RequestRecord, receive: Receive
 ) -> bytes:
-    """The body of the complete reply. Raises the error of the generation, and ClientGone."""
+    """Generate the complete reply and return its body. Raises the error of the generation, and ClientGone."""
 
     async def work() -> bytes:
         async with submission as generation:
@@ -215,7 +215,7 @@ def raise_if_failed(event: GenerationEvent) -> None:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], *beside: Coroutine[Any, Any, None]) -> T:
-    """The result of `work`. If the client disconnects first, `work` is cancelled and ClientGone raised.
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientGone.
 
     The coroutines of `beside` run as long as `work` does. On return none of the tasks is running.
     """
@@ -233,7 +233,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], *besid
         for helper in helpers:
             if helper.done():
                 helper.result()
-        raise AssertionError("what runs beside the work never returns")
+        raise AssertionError("the coroutines beside the work never return")
     finally:
         for running in everything:
             running.cancel()

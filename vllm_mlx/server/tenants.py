@@ -1,6 +1,6 @@
-"""Whose request this is. Holders of different keys share no cached state, so none can time another's prompts.
+"""The tenant of a request: the API key that owns it. Tenants share no cached state, so none can time another's prompts.
 
-Nor can one end, clear or read what is another's; an admin may end and clear it.
+A tenant cannot cancel, clear or read what another one owns; an administrator may cancel and clear it.
 """
 
 import ipaddress
@@ -19,29 +19,28 @@ _NOT_ADMIN = (
 
 
 def tenant_of(scope: Scope) -> str:
-    """The holder of the key that was sent; empty where no key is asked for."""
+    """The tenant of the API key that was sent; empty if no key is needed."""
     tenant: str = scope.get("state", {}).get("tenant", "")
     return tenant
 
 
 def priority_of(scope: Scope) -> int:
-    """The priority of the key that was sent."""
+    """The priority of the API key that was sent."""
     priority: int = scope.get("state", {}).get("priority", 1)
     return priority
 
 
 def is_admin(scope: Scope) -> bool:
-    """Whether the sender may see, cancel and clear what belongs to any client.
+    """Whether the sender may see, cancel and clear what any client owns.
 
-    Holders of an admin key may, and so may the holder of the only key. Where no key is asked for and there is no admin
-    key, clients on this machine may.
+    An admin key allows this, and so does the only key. If there are no keys, clients on this machine may do it.
     """
     by_key: bool | None = scope.get("state", {}).get("is_admin")
     return _comes_from_this_machine(scope) if by_key is None else by_key
 
 
 def managed_salts(scope: Scope) -> str:
-    """What the salts of all requests begin with that the sender may cancel or clear. Raises HTTPException."""
+    """The prefix of the salts of all requests that the sender may cancel or clear. Raises HTTPException."""
     if is_admin(scope):
         return ""
     tenant = tenant_of(scope)
@@ -50,7 +49,8 @@ def managed_salts(scope: Scope) -> str:
     return _salts_of(tenant)
 
 
-def kept_apart(request: Request, scope: Scope) -> Request:
+def with_tenant(request: Request, scope: Scope) -> Request:
+    """The request with its tenant and priority, and with a salt that no other tenant has."""
     tenant = tenant_of(scope)
     if not tenant:
         return request
@@ -63,7 +63,7 @@ def _salts_of(tenant: str) -> str:
 
 
 def _comes_from_this_machine(scope: Scope) -> bool:
-    """A Unix socket has no address."""
+    """Whether the client is on this machine. A client of a Unix socket has no address."""
     client = scope.get("client")
     if client is None:
         return True

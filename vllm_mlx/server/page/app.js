@@ -1,4 +1,4 @@
-// Follows the server's status and shows it. Chat and cache picture have files of their own.
+// Follows the server's status and displays it. The chat and the drawing of the cache have their own files.
 
 import { drawCache } from "./cache.js";
 import { startChat } from "./chat.js";
@@ -8,10 +8,10 @@ import { events, json } from "./server.js";
 
 const CACHE_EVERY_MS = 5000;
 const RETRY_MS = 2000;
-const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Room for one step"], ["media", "Encoded images"], ["pictures", "Pictures"], ["free", "Free"], ["lacking", "Not there after all"]];
+const MEMORY = [["weights", "Weights"], ["live", "Running replies"], ["cache", "Prefix cache"], ["transient", "Reserved for one step"], ["media", "Encoded images"], ["pictures", "Reserved for images"], ["free", "Free"], ["lacking", "Unavailable"]];
 
-const throughput = new Plot(byId("throughput"), ["replies", "prompts"], { unit: "tokens per second" });
-const latency = new Plot(byId("latency"), ["between tokens p50", "between tokens p99", "to first token p50"], { unit: "seconds", scale: decades, write: seconds });
+const throughput = new Plot(byId("throughput"), ["generation", "prefill"], { unit: "tokens per second" });
+const latency = new Plot(byId("latency"), ["between tokens, p50", "between tokens, p99", "to first token, p50"], { unit: "seconds", scale: decades, write: seconds });
 
 function show(status) {
   const { inter_token_s: gap, ttft_s: ttft, queue_s: queue } = status.latency;
@@ -33,7 +33,7 @@ function plot(time, { generation_tps: replies, prompt_tps: prompts }, ...waits) 
 
 async function showPast() {
   const { data } = await json("/v1/status/history");
-  for (const each of data) plot(each.time, each, each.inter_token_p50_s, each.inter_token_p99_s, each.ttft_p50_s);
+  for (const sample of data) plot(sample.time, sample, sample.inter_token_p50_s, sample.inter_token_p99_s, sample.ttft_p50_s);
 }
 
 function showHead({ model, architecture, build, model_facts: facts, uptime_s: uptime }) {
@@ -44,33 +44,34 @@ function showHead({ model, architecture, build, model_facts: facts, uptime_s: up
 
 function showTiles(status, gap, ttft, queue) {
   const tiles = [
-    ["Replies, tokens/s", status.generation_tps.toFixed(1)],
-    ["Prompts, tokens/s", status.prompt_tps.toFixed(0)],
+    ["Generation, tokens/s", status.generation_tps.toFixed(1)],
+    ["Prefill, tokens/s", status.prompt_tps.toFixed(0)],
     ["Running", count(status.num_running)],
     ["Waiting", count(status.num_waiting)],
-    ["Of prompts, cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens))],
-    ["Prompt tokens saved", count(status.total_cached_tokens)],
-    ["To first token, p50", seconds(ttft.p50)],
-    ["Between tokens, p50", seconds(gap.p50)],
-    ["Between tokens, p99", seconds(gap.p99)],
-    ["In the queue, p99", seconds(queue.p99)],
+    ["Prompt tokens cached", share(status.total_cached_tokens / Math.max(1, status.total_prompt_tokens))],
+    ["Cached prompt tokens", count(status.total_cached_tokens)],
+    ["Time to first token, p50", seconds(ttft.p50)],
+    ["Time between tokens, p50", seconds(gap.p50)],
+    ["Time between tokens, p99", seconds(gap.p99)],
+    ["Time in the queue, p99", seconds(queue.p99)],
     ["Stalls", count(status.stalls.total)],
-    ["Requests so far", count(status.total_requests_processed)],
+    ["Finished requests", count(status.total_requests_processed)],
   ];
   byId("tiles").replaceChildren(...tiles.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
-// Rows are kept, so that a button that has the focus keeps it.
+// Rows are kept, so that a focused button stays focused.
 const OTHERS = "other key";
 const rows = new Map();
 
 function showRequests(listed) {
-  const requests = listed.map((each, number) => ({ ...each, id: each.request_id ?? `${OTHERS} ${number + 1}` }));
-  const here = new Set(requests.map((each) => each.id));
+  const requests = listed.map((request, number) => ({ ...request, id: request.request_id ?? `${OTHERS} ${number + 1}` }));
+  const here = new Set(requests.map((request) => request.id));
   for (const [id, row] of rows) if (!here.has(id)) { row.remove(); rows.delete(id); }
-  for (const each of requests) {
-    if (!rows.has(each.id)) rows.set(each.id, byId("requests").appendChild(requestRow(each.id, each.request_id !== null)));
-    fillRow(rows.get(each.id), each);
+  for (const request of requests) {
+    const { id } = request;
+    if (!rows.has(id)) rows.set(id, byId("requests").appendChild(requestRow(id, request.request_id !== null)));
+    fillRow(rows.get(id), request);
   }
   byId("no-requests").hidden = requests.length > 0;
 }
@@ -83,13 +84,13 @@ function requestRow(id, isOwn) {
     cell("prompt"), cell("cached"), cell("reply"), cell("rate"), cell("elapsed"), element("td", {}, ...(isOwn ? [button] : [])));
 }
 
-function fillRow(row, each) {
+function fillRow(row, request) {
   const texts = {
-    phase: each.phase, prompt: count(each.prompt_tokens), cached: share(each.cached_tokens / each.prompt_tokens),
-    reply: `${count(each.completion_tokens)} of ${count(each.max_tokens)}`, rate: each.tokens_per_second.toFixed(1), elapsed: seconds(each.elapsed_s),
+    phase: request.phase, prompt: count(request.prompt_tokens), cached: share(request.cached_tokens / request.prompt_tokens),
+    reply: `${count(request.completion_tokens)} of ${count(request.max_tokens)}`, rate: request.tokens_per_second.toFixed(1), elapsed: seconds(request.elapsed_s),
   };
   for (const [name, text] of Object.entries(texts)) row.querySelector(`[data-name=${name}]`).textContent = text;
-  row.querySelector("progress").value = each.progress;
+  row.querySelector("progress").value = request.progress;
 }
 
 async function cancel(id, button) {
@@ -97,7 +98,7 @@ async function cancel(id, button) {
   try {
     await json(`/v1/requests/${encodeURIComponent(id)}/cancel`, { method: "POST" });
   } catch (error) {
-    tell(error.message, true);
+    report(error.message, true);
   }
 }
 
@@ -130,7 +131,7 @@ function showErrors(errors) {
   byId("no-errors").hidden = errors.length > 0;
 }
 
-function tell(text, isBad = false) {
+function report(text, isBad = false) {
   const place = byId("connection");
   if (place.textContent !== text) place.textContent = text;
   place.classList.toggle("bad", isBad);
@@ -143,11 +144,11 @@ async function follow() {
       for await (const { event, data } of events("/v1/status/stream")) {
         if (event === "error") throw new Error(JSON.parse(data).message);
         show(JSON.parse(data));
-        tell("Live");
+        report("Live");
       }
-      tell("The server ended the stream; trying again", true);
+      report("The server ended the stream; trying again", true);
     } catch (error) {
-      tell(error instanceof TypeError ? "The server does not answer; trying again" : error.message, true);
+      report(error instanceof TypeError ? "The server does not answer; trying again" : error.message, true);
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }
@@ -158,7 +159,7 @@ async function followCache() {
     try {
       if (document.visibilityState === "visible") drawCache(await json("/v1/cache"));
     } catch {
-      // The status stream says what is wrong.
+      // The status stream reports what is wrong.
     }
     await new Promise((done) => setTimeout(done, CACHE_EVERY_MS));
   }

@@ -1,4 +1,4 @@
-// The prefix cache as a picture: one line for each stored conversation, runs that several share drawn once across them.
+// Draws the prefix cache: one line per stored conversation; runs of tokens that several share span their lines.
 
 import { bytes, byId, count, element, seconds, svg } from "./dom.js";
 
@@ -12,9 +12,9 @@ export function drawCache({ data, cache }) {
   const paths = cache.entry_count === 1 ? "1 conversation" : `${count(cache.entry_count)} conversations`;
   byId("cache-summary").textContent = cache.enabled
     ? `${paths}, ${data.length === 1 ? "1 run" : `${count(data.length)} runs`} of tokens, ${bytes(cache.current_memory_mb * 1e6)} of ${bytes(cache.max_memory_mb * 1e6)}. ` +
-      "A line is a conversation; what several share spans their lines. Fresh is strong, old is pale; an orange edge is a copy of recurrent state."
+      "Each line is a conversation; a run that several share spans their lines. Recently used runs are darker; an orange edge marks a snapshot of recurrent state."
     : "The prefix cache is off.";
-  byId("cache").replaceChildren(...(data.length ? [picture([...nodes.values()], rows)] : []));
+  byId("cache").replaceChildren(...(data.length ? [drawing([...nodes.values()], rows)] : []));
   byId("cache-rows").replaceChildren(...data.slice(0, MAX_ROWS).map(tableRow));
 }
 
@@ -26,13 +26,13 @@ function place(node, row) {
   return node.end_row;
 }
 
-function picture(nodes, rows) {
+function drawing(nodes, rows) {
   const longest = Math.max(1, ...nodes.map((node) => node.end));
   const width = Math.max(MIN_WIDTH, byId("cache").clientWidth);  // so that text keeps its size
   const x = (tokens) => (tokens / longest) * width;
   const height = Math.min(rows, MAX_ROWS) * ROW;
-  const shown = nodes.filter((node) => node.row < MAX_ROWS);
-  const boxes = shown.flatMap((node) => {
+  const visible = nodes.filter((node) => node.row < MAX_ROWS);
+  const boxes = visible.flatMap((node) => {
     const strength = Math.max(0.25, 1 / (1 + node.age_s / 300));
     const box = { x: x(node.start), y: node.row * ROW, height: (node.end_row - node.row) * ROW - 1 };
     const rect = svg("rect", { ...box, width: Math.max(1, x(node.end) - x(node.start)), opacity: strength.toFixed(2) }, svg("title", {}, describe(node)));
@@ -41,7 +41,7 @@ function picture(nodes, rows) {
   });
   return svg("svg", {
     viewBox: `0 0 ${width} ${height + 16}`, role: "img",
-    "aria-label": `${rows} stored conversations, the longest of ${longest} tokens; the table below says the same`,
+    "aria-label": `${rows} stored conversations, the longest of ${longest} tokens; the table below has the same data`,
   }, ...boxes, svg("text", { x: 0, y: height + 13 }, "0"), svg("text", { x: width, y: height + 13, "text-anchor": "end" }, `${count(longest)} tokens`));
 }
 

@@ -1,10 +1,10 @@
-// A chat with the served model: streamed, with images and folded thoughts. Keeps the conversation in this page only.
+// A chat with the served model: streamed, with images and folded reasoning. Keeps the conversation in this page only.
 
 import { byId, count, element, share } from "./dom.js";
 import { events, json } from "./server.js";
 
 let conversation = [];
-let running = null; // AbortController of the reply under way
+let running = null; // AbortController of the running reply
 let model = null;
 
 export function startChat() {
@@ -89,8 +89,8 @@ function receipt(usage) {
 
 function addMessage(role, name, text, images) {
   const words = element("div", { class: "text" }, text);
-  const thoughts = element("div", { class: "text" });
-  const fold = element("details", { hidden: "" }, element("summary", {}, "Thoughts"), thoughts);
+  const reasoningText = element("div", { class: "text" });
+  const fold = element("details", { hidden: "" }, element("summary", {}, "Reasoning"), reasoningText);
   const article = element("article", { class: role }, element("h3", {}, name), fold, words, ...images.map(imageElement));
   const log = byId("messages");
   log.append(article);
@@ -99,7 +99,7 @@ function addMessage(role, name, text, images) {
   return {
     update(content, reasoning) {
       words.textContent = content;
-      thoughts.textContent = reasoning;
+      reasoningText.textContent = reasoning;
       fold.hidden = !reasoning;
       follow();
     },

@@ -1,4 +1,4 @@
-// Elements and numbers as text. All text goes in as text: nothing here parses markup.
+// Creates elements and formats numbers. All text is inserted as text: nothing here parses markup.
 
 export const byId = (id) => document.getElementById(id);
 

@@ -1,4 +1,4 @@
-// Lines over time, as plain SVG. Knows no status: series come with names and points.
+// Draws lines over time, as plain SVG. Knows no status: series have names and points.
 
 import { element, svg } from "./dom.js";
 
@@ -6,7 +6,7 @@ const MIN_WIDTH = 240, HEIGHT = 170, LEFT = 46, TOP = 8, BOTTOM = 20;
 const MAX_SPAN_S = 600, MIN_SPAN_S = 30;
 
 export class Plot {
-  // `scale`: linear or decades; `write` makes a text of a value.
+  // `scale`: linear or decades; `write` formats a value.
   constructor(target, names, { unit, scale = linear, write = short }) {
     this.target = target;
     this.unit = unit;
@@ -15,7 +15,7 @@ export class Plot {
     this.series = names.map((name) => ({ name, points: [] }));
   }
 
-  // One value for each name; null leaves a gap. What is not later than the last one is known already.
+  // Adds one value for each name; null leaves a gap. Values that are not later than the last are ignored.
   add(time, values) {
     if (time <= (this.series[0].points.at(-1)?.[0] ?? 0)) return;
     this.series.forEach((line, index) => {
@@ -38,12 +38,12 @@ export class Plot {
       svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, this.write(tick))));
     const lines = this.series.map((line, index) => svg("path", { class: `s${index}`, fill: "none", d: trace(line.points, x, y) }));
     const latest = this.series.map((line) => `${line.name} ${this.write(line.points.at(-1)?.[1] ?? null)}`);
-    const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `Last ${ago(span)}, ${this.unit}: ${latest.join(", ")}` },
+    const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `Last ${ago(span)}, ${this.unit}: ${latest.join(", ")}` },
       ...marks, ...lines,
       svg("text", { x: LEFT, y: HEIGHT - 4 }, `${ago(span)} ago`), svg("text", { x: width, y: HEIGHT - 4, "text-anchor": "end" }, "now"),
       ...(values.length ? [] : [svg("text", { class: "none", x: width / 2, y: HEIGHT / 2 }, "Nothing measured yet")]));
     const legend = element("ul", { class: "legend" }, ...latest.map((text, index) => element("li", {}, element("span", { class: `swatch s${index}` }), text)));
-    this.target.replaceChildren(picture, legend);
+    this.target.replaceChildren(chart, legend);
   }
 }
 

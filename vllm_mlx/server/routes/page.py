@@ -38,7 +38,7 @@ def page_files() -> Iterator[PageFile]:
 
 
 def page_paths() -> frozenset[str]:
-    """The paths that need no API key: the page asks for one and displays no data without it."""
+    """The paths that need no API key: the page itself asks for one and displays no data without it."""
     return frozenset(file.path for file in page_files())
 
 
