@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -131,10 +131,24 @@ def _add_cache(router: APIRouter, engine: Engine) -> None:
 
 
 def _cache_entry(entry: Entry) -> CacheEntry:
-    fields = asdict(entry)
-    fingerprint, salt = fields.pop("space")
-    age_s = round(max(0.0, time.monotonic() - entry.last_used), 1)
-    return {**fields, "age_s": age_s, "fingerprint": fingerprint, "salted": bool(salt)}  # type: ignore[typeddict-item]
+    fingerprint, salt = entry.space
+    return {
+        "node_id": entry.node_id,
+        "parent_id": entry.parent_id,
+        "start": entry.start,
+        "end": entry.end,
+        "segment_bytes": entry.segment_bytes,
+        "state_bytes": entry.state_bytes,
+        "window_start": entry.window_start,
+        "last_used": entry.last_used,
+        "hits": entry.hits,
+        "state_hits": entry.state_hits,
+        "num_children": entry.num_children,
+        "pins": entry.pins,
+        "age_s": round(max(0.0, time.monotonic() - entry.last_used), 1),
+        "fingerprint": fingerprint,
+        "salted": bool(salt),
+    }
 
 
 def _add_health(router: APIRouter, engine: Engine) -> None:
