@@ -51,7 +51,9 @@ def test_a_wrong_value_is_one_line_and_exit_code_1(arguments: list[str], line: s
 
 
 def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path) -> None:
-    assert refusal("serve", VLLM_MLX_PORT="70000").startswith("vllm-mlx: VLLM_MLX_PORT must be at most 65535, got '70000'.")
+    assert refusal("serve", VLLM_MLX_PORT="70000").startswith(
+        "vllm-mlx: VLLM_MLX_PORT must be at most 65535, got '70000'."
+    )
     file = tmp_path / "config.toml"
     file.write_text("prot = 1\n")
     line = f"vllm-mlx: Unknown setting `prot` in {file}. Did you mean `port`?"

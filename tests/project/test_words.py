@@ -39,7 +39,6 @@ NOT_CLEAN = {
     "runner",
     "running.md",
     "scheduler",
-    "server",
     "troubleshooting.md",
 }  # packages, `root` for the files above them, and pages
 NOT_WRAPPED = {
