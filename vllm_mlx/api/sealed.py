@@ -7,7 +7,7 @@ import zlib
 from ..core.errors import InvalidParameter
 
 _PREFIX = "vllm-mlx.1."
-MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # of one request: a small word must not unpack to all of the memory
+MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # limit of one request, because a short word could unpack to all of the memory
 MAX_RATIO = 16  # bytes for each that was sent; reasoning in words unpacks to three to ten
 FREE_BYTES = 1024 * 1024  # which reasoning that repeats itself may unpack to, however short its word
 
@@ -22,7 +22,7 @@ def may_hold_sealed(body: bytes) -> bool:
 
 
 class Unsealer:
-    """For one request."""
+    """Counts the unpacked bytes of one request."""
 
     def __init__(self) -> None:
         self._num_packed = 0

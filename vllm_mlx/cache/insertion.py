@@ -9,7 +9,7 @@ from .store import NodeStore
 
 
 class Insertion:
-    """Inserts one key's tokens, reusing those that are stored already, and records how to undo each change."""
+    """Inserts one key's tokens, reusing the tokens that are stored already, and records how to undo each change."""
 
     def __init__(self, store: NodeStore, *, space: Space, key: bytes, now: float):
         self._store = store

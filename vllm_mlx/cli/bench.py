@@ -22,7 +22,7 @@ from .terminal import console, milliseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one workload at one concurrency. None: nothing to take it from."""
+    """The figures of one workload at one concurrency. A figure without measurements is None."""
 
     workload: str
     concurrency: int
@@ -30,14 +30,14 @@ class Figures:
     failed: int
     first_error: str | None
     seconds: float  # from the first request to the last part of a reply
-    prompt_tokens: int  # of all requests; 0 where the server does not count
+    prompt_tokens: int  # prompt tokens of all requests; 0 if the server does not count them
     cached_tokens: int
     reply_tokens: int
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     itl_p50_s: float | None  # between two parts of a reply
     itl_p99_s: float | None
-    tokens_per_s: float  # of all replies together
+    tokens_per_s: float  # tokens per second of all replies together
 
     @property
     def cached_share(self) -> float | None:
@@ -126,17 +126,17 @@ def bench(
     asker = Asker(server=server, model=name, reply_tokens=reply_tokens)
     _warm_up(asker, words)
     rows = []
-    for each in chosen:
+    for workload in chosen:
         for step in steps:
-            print(f"{each}, {step} at once …", file=sys.stderr)
-            rows.append(_measure(asker, each, step, requests, sizes, words))
+            print(f"{workload}, {step} at once …", file=sys.stderr)
+            rows.append(_measure(asker, workload, step, requests, sizes, words))
     _show(server, name, rows, as_json=as_json, plot=plot)
     if failed := next((row.first_error for row in rows if row.first_error), None):
         raise CommandFailed(f"{sum(row.failed for row in rows)} requests failed, the first with: {failed}")
 
 
 def _measure(asker: Asker, workload: Workload, step: int, num_requests: int, sizes: Sizes, words: Words) -> Figures:
-    # As many conversations as are to be under way at once.
+    # There are as many conversations as requests run at once.
     num_requests = max(num_requests, step * (sizes.turns if workload == "turns" else 1))
     todo = conversations(workload, num_requests, sizes, words)
     if workload == "shared":  # its beginning is read once before, and that is not measured
@@ -154,7 +154,7 @@ def _warm_up(asker: Asker, words: Words) -> None:
 
 def _workloads(text: str) -> list[Workload]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    chosen = [each for each in _WORKLOADS if each in names]
+    chosen = [workload for workload in _WORKLOADS if workload in names]
     if not names or set(names) - set(chosen):
         raise WrongUsage(f"--workload {text}: choose from {', '.join(_WORKLOADS)}, separated by commas.")
     return chosen
@@ -197,7 +197,7 @@ def _table(rows: list[Figures]) -> Table:
             f"{row.requests}" + (f", {row.failed} failed" if row.failed else ""),
             f"{row.prompt_tokens // good:,}" if good and row.prompt_tokens else "–",
             "–" if row.cached_share is None else f"{row.cached_share:.0%}",
-            *("–" if each is None else milliseconds(each) for each in _times(row)),
+            *("–" if seconds is None else milliseconds(seconds) for seconds in _times(row)),
             f"{row.tokens_per_s:,.1f}",
         )
     return table

@@ -64,8 +64,8 @@ class Conversation:
         """The next question, and the images that were waiting for it."""
         content: str | list[dict[str, Any]] = text
         if self.images:
-            pictures = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-            content = [*pictures, {"type": "text", "text": text}]
+            image_parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+            content = [*image_parts, {"type": "text", "text": text}]
         self.turns.append({"role": "user", "content": content})
         self.images = []
 
@@ -132,7 +132,7 @@ class LinePrompt:
             return
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.touch(mode=0o600)  # for its owner's eyes, before anything is in it
+            self._file.touch(mode=0o600)  # only its owner may read it, from the start
             self._readline.set_history_length(_MAX_LINES)
             self._readline.write_history_file(self._file)
 
@@ -235,9 +235,9 @@ class ReplyPrinter:
         print(text if self.is_plain else printable(text), end="", flush=True)
 
     def _fold(self, reply: Reply, now: float) -> None:
-        thought_s = now - (reply.first_s or now)
+        reasoning_s = now - (reply.first_s or now)
         words = len(reply.reasoning.split())
-        self.console.print(f"▸ thought for {thought_s:.1f} s, {words} words (/thinking shows them)", style="dim")
+        self.console.print(f"▸ thought for {reasoning_s:.1f} s, {words} words (/thinking shows them)", style="dim")
 
 
 _HELP = """/image PATH   send a picture with the next question
@@ -308,7 +308,7 @@ class Talk:
         self._wishes = wishes
         self._conversation = conversation
         self._printer = printer
-        self._thought = ""  # the last one
+        self._reasoning = ""  # reasoning of the last reply
 
     def run(self, prompt: LinePrompt) -> None:
         """Until /quit or the end of input."""
@@ -346,7 +346,7 @@ class Talk:
         return is_whole
 
     def _close(self, reply: Reply, is_whole: bool) -> None:
-        self._thought = reply.reasoning
+        self._reasoning = reply.reasoning
         if reply.text or reply.reasoning:
             self._conversation.answer(reply.text, reply.reasoning)
         else:
@@ -376,7 +376,7 @@ class Talk:
             case "system":
                 self._conversation.system = rest or None
             case "thinking":
-                say(self._thought or "It thought nothing.", style="dim italic", markup=False)
+                say(self._reasoning or "It thought nothing.", style="dim italic", markup=False)
             case "clear":
                 self._conversation.clear()
             case "help":

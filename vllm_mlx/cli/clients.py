@@ -76,7 +76,7 @@ class Plan:
     def script(self, title: str) -> str:
         """Does in a shell what `launch` does."""
         lines = [f"# {one_line(comment)}" for comment in (title, self.warning) if comment]
-        for path, text in self.files.items():  # for their owner's eyes, as `write_own` makes them
+        for path, text in self.files.items():  # only their owner may read them, as with `write_own`
             lines += ["(", "umask 077", f"mkdir -p {shlex.quote(str(path.parent))}"]
             lines += [f"cat > {shlex.quote(str(path))} <<'END'", text.rstrip("\n"), "END", ")"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]

@@ -162,7 +162,7 @@ def _wired_setting() -> str:
 
 def check_downloads() -> Check:
     folder = cache_folder()
-    standing = next(each for each in (folder, *folder.parents) if each.exists())
+    standing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(standing).free
     text = f"{folder}, {readable(free)} free"
     if not _is_writable(folder if folder.exists() else standing):
@@ -253,7 +253,7 @@ def _compare(llm: "LLM", question: str) -> str | None:
     cold, warm = (
         llm.chat(messages, temperature=0, max_tokens=_REPLY_TOKENS, logprobs=True)[0].outputs[0] for _ in range(2)
     )
-    ids = [[each.token_id for each in reply.logprobs or ()] for reply in (cold, warm)]
+    ids = [[token.token_id for token in reply.logprobs or ()] for reply in (cold, warm)]
     if not ids[0] or ids[0] != ids[1] or cold.reasoning != warm.reasoning:
         return f"the reply to {question!r} is {warm.text!r} from the cache and {cold.text!r} without it"
     if warm.usage is None or not warm.usage.cached_tokens:

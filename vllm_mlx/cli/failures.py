@@ -9,7 +9,7 @@ class ExitCode(IntEnum):
     """What a command tells the shell or the supervisor that started it."""
 
     DONE = 0
-    FAILED = 1  # of `serve`: a setting, file or machine that cannot serve; a restart would fail again
+    FAILED = 1  # exit code of `serve`: a setting, file or machine that cannot serve; a restart would fail again
     USAGE = 2  # the command line is wrong
     RESTART = 75  # EX_TEMPFAIL of sysexits.h: `serve` broke down and can be started again
     INTERRUPTED = 130  # Ctrl-C, as shells count it

@@ -53,7 +53,7 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
 
 
 def read_keys(path: Path, flag: str) -> list[KeyLine]:
-    """Blank lines and those that begin with `#` are left out. Raises ConfigError."""
+    """Read a key file. Blank lines and lines that begin with `#` are left out. Raises ConfigError."""
     path = path.expanduser()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -144,7 +144,7 @@ _OURS = "# Written by vllm-mlx launch, which replaces it.\n"
 
 
 def write_own(path: Path, text: str) -> None:
-    """For its owner's eyes: it may hold a key. The whole file or nothing. Raises CommandFailed."""
+    """Write a file that only its owner may read, because it may hold a key, at once. Raises CommandFailed."""
     path = path.resolve()  # a link stays one
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -205,7 +205,7 @@ def _merge(held: Any, new: Any) -> Any:
     if isinstance(held, dict) and isinstance(new, dict):
         return held | {key: _merge(held.get(key), value) for key, value in new.items()}
     if isinstance(held, list) and isinstance(new, list):
-        return [*new, *(each for each in held if _identity(each) not in [_identity(other) for other in new])]
+        return [*new, *(entry for entry in held if _identity(entry) not in [_identity(other) for other in new])]
     return new
 
 

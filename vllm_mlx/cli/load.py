@@ -29,7 +29,7 @@ _WORDS = tuple(_TEXT.split())
 class Sizes:
     prompt_words: int
     reply_tokens: int
-    turns: int  # of one conversation of the workload `turns`
+    turns: int  # turns of one conversation of the workload `turns`
 
 
 class Words:
@@ -79,7 +79,7 @@ class Timed:
     """One reply. Moments are of `time.perf_counter`, `sent_s` before the connection is made."""
 
     sent_s: float
-    moments: list[float] = field(default_factory=list)  # of each part of text or reasoning
+    moments: list[float] = field(default_factory=list)  # the time of each part of text or reasoning
     usage: dict[str, Any] = field(default_factory=dict)
     text: str = ""
     reasoning: str = ""
@@ -87,7 +87,7 @@ class Timed:
 
     @property
     def num_tokens(self) -> int:
-        """As the server counts; without that, its parts."""
+        """Tokens as the server counts them; without that, the number of parts."""
         return int(self.usage.get("completion_tokens") or len(self.moments))
 
 

@@ -26,7 +26,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    share: float  # of the machine's memory, in (0, 1]
+    share: float  # share of the machine's memory, in (0, 1]
 
     def to_bytes(self, machine_bytes: int) -> int:
         return int(self.share * machine_bytes)

@@ -25,7 +25,7 @@ class Description:
     weights_bytes: int
     precision: str
     context: int | None  # tokens; None: it does not say
-    bytes_per_token: int  # of attention state, where every layer keeps it: an upper bound
+    bytes_per_token: int  # attention state if every layer keeps it: an upper bound
     reasoning: str | None
     tools: str | None
     has_template: bool
@@ -59,7 +59,7 @@ def _precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     quantization = config.get("quantization") or config.get("quantization_config") or {}
     if bits := quantization.get("bits"):
         return f"{bits} bits"
-    dtypes = [each.get(key) for each in (config, text) for key in ("dtype", "torch_dtype")]
+    dtypes = [source.get(key) for source in (config, text) for key in ("dtype", "torch_dtype")]
     return str(next((dtype for dtype in dtypes if dtype), "?"))
 
 
@@ -80,12 +80,12 @@ def _template(folder: Path) -> str | None:
         return file.read_text(encoding="utf-8", errors="replace")
     template = _json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((each.get("template") for each in template if each.get("name") == "default"), None)
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
 def _added_tokens(folder: Path) -> set[str]:
-    """Formats are told by tokens that were added; the whole vocabulary would take a second to read."""
+    """The added tokens, by which formats are recognised; the complete vocabulary would take a second to read."""
     added = _json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
     return {str(token.get("content")) for token in added.values() if isinstance(token, dict)}
 
@@ -175,7 +175,7 @@ def pull(
         str | None, typer.Option("--revision", metavar="TEXT", show_default=False, help="Branch, tag or commit.")
     ] = None,
 ) -> None:
-    """Fetch a checkpoint from Hugging Face. What is there already is not fetched again."""
+    """Fetch a checkpoint from Hugging Face. Files that are present are not fetched again."""
     from ..runner.download import download, is_hub_id
 
     if not is_hub_id(model):

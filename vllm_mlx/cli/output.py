@@ -35,7 +35,7 @@ class Output:
         self._notice = notice
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
-        self._num_bytes = 0  # of what waits, and of what is being written
+        self._num_bytes = 0  # size of the lines that wait or are being written
         self._num_dropped = 0
         self._writer: threading.Thread | None = None
 

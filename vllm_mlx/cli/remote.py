@@ -18,7 +18,7 @@ from .sse import events_of
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
-SILENCE_S = 300.0  # of a stream; the server speaks every ten seconds
+SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
 UrlOption = Annotated[
     str | None,
@@ -163,7 +163,7 @@ def is_loopback(url: str) -> bool:
 
 
 def error_message(body: Any) -> str | None:
-    """Of an error as any of the protocols writes it."""
+    """The message of an error, in the form of any of the protocols."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return str(error["message"])

@@ -1,6 +1,6 @@
 """Every setting of the server, once. A field is a flag, an environment variable, a TOML key and a line of the docs.
 
-Knows what each layer wants to be told, and none of the layers' insides.
+It knows the settings of every layer, and nothing else of the layers.
 """
 
 import dataclasses
@@ -168,7 +168,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting(Panel.SERVER, "info")
     """How much is logged. Prompts and replies never are."""
     max_queue: int = declared(EngineConfig, "max_queue", Panel.LIMITS)
-    """Sequences that may wait beyond those that run; more are told to try again later."""
+    """Sequences that may wait beyond those that run; more are refused with the time after which to try again."""
     max_queue_s: float | None = declared(EngineConfig, "max_queue_s", Panel.LIMITS)
     """Longest wait in line, in seconds. Default: as long as it takes."""
     max_request_s: float | None = declared(EngineConfig, "max_request_s", Panel.LIMITS)

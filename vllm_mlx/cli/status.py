@@ -115,7 +115,7 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _wait(name: str, quantiles: Mapping[str, Any]) -> str:
     seconds = [quantiles.get("p50"), quantiles.get("p99")]
-    return f"{name} " + " / ".join("–" if each is None else milliseconds(float(each)) for each in seconds)
+    return f"{name} " + " / ".join("–" if value is None else milliseconds(float(value)) for value in seconds)
 
 
 def _cache(cache: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
         num_bytes = int(memory.get(key) or 0)
         if not num_bytes:
             continue
-        # What is there shows, however small.
+        # Even the smallest part is visible.
         width = min(max(1, round(_BAR_WIDTH * num_bytes / total)), _BAR_WIDTH - filled)
         filled += width
         bar.append("█" * width, colour)

@@ -74,17 +74,17 @@ class MediaConfig(SettingsGroup):
 
     max_images: int = Field(default=100, ge=0)  # in one request
     max_videos: int = Field(default=4, ge=0)  # in one request
-    max_image_bytes: int = Field(default=20_000_000, gt=0)  # of one encoded file
-    max_video_bytes: int = Field(default=100_000_000, gt=0)  # of one encoded file
+    max_image_bytes: int = Field(default=20_000_000, gt=0)  # size of one encoded file
+    max_video_bytes: int = Field(default=100_000_000, gt=0)  # size of one encoded file
     max_image_pixels: int = Field(
         default=50_000_000, gt=0, le=MAX_IMAGE_PIXELS
-    )  # of one image, or of one frame of a video
+    )  # pixels of one image, or of one frame of a video
     max_video_pixels: int = Field(
         default=24 << 20, gt=0
-    )  # of all sampled frames of a video, which are scaled down to it
-    max_decode_s: float = Field(default=30.0, gt=0)  # for one video
-    max_request_pixels: int = 256_000_000  # of all images of one request, and of all images decoded at once
-    media_timeout_s: float = Field(default=10.0, gt=0)  # for all media that one request fetches
+    )  # pixels of all sampled frames of a video, which are scaled down to it
+    max_decode_s: float = Field(default=30.0, gt=0)  # seconds for one video
+    max_request_pixels: int = 256_000_000  # pixels of all images of one request, and of all images decoded at once
+    media_timeout_s: float = Field(default=10.0, gt=0)  # seconds for all media that one request fetches
     max_media_redirects: int = Field(default=3, ge=0)
     media_content_type: tuple[str, ...] = ("image/*", "video/*", "application/octet-stream", "binary/octet-stream")
     media_root: str | None = None  # folder whose files a request may name; None: no file
@@ -125,7 +125,9 @@ class EngineConfig(SettingsGroup):
     snapshot_every: int = Field(default=8192, ge=0)  # tokens between copies of state during a long prefill; 0: none
     cache_reasoning: CacheReasoning = "auto"  # reasoning kept: what the next turn contains, all, none
     enable_thinking: bool | None = None  # None: on
-    default_thinking_token_budget: int | None = Field(default=None, ge=0)  # for requests that set none; None: no limit
+    default_thinking_token_budget: int | None = Field(
+        default=None, ge=0
+    )  # default of requests that set none; None: no limit
     reasoning_config: ReasoningStrings | None = None  # None: the reasoning parser's tags
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
@@ -133,7 +135,7 @@ class EngineConfig(SettingsGroup):
     chat_template: str | None = None  # text of a template that replaces the checkpoint's
     trust_remote_code: bool = False
     text_only: bool = False  # load a vision checkpoint without its vision encoder
-    max_pixels: int = Field(default=4 << 20, gt=0)  # of one image; larger images are scaled down
+    max_pixels: int = Field(default=4 << 20, gt=0)  # pixels of one image; larger images are scaled down
     revision: str | None = None
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
     media: MediaConfig = Field(default_factory=MediaConfig)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 class Tag(Enum):
     """The tag that a reply's last token completed."""
 
-    START = auto()  # of reasoning
-    END = auto()  # of reasoning
+    START = auto()  # the tag that opens reasoning
+    END = auto()  # the tag that ends reasoning
     CALL = auto()  # opens a tool call, which also ends reasoning
 
 

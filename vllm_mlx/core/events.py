@@ -52,7 +52,7 @@ class PromptProgress:
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     text: str
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that this text was decoded from
+    logprobs: tuple[TokenLogprob, ...] = ()  # one entry per token that this text was decoded from
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from .request import Request
 class RequestLimits(SettingsGroup):
     max_messages: int = Field(default=10_000, gt=0)
     max_tools: int = Field(default=1024, gt=0)
-    max_schema_bytes: int = Field(default=256 * 1024, gt=0)  # of one JSON schema, written as JSON
+    max_schema_bytes: int = Field(default=256 * 1024, gt=0)  # size of one JSON schema, written as JSON
     max_choices: int = Field(default=1024, gt=0)  # replies to all prompts of one HTTP request together
 
     def check(self, request: Request) -> None:

@@ -75,7 +75,7 @@ class MemoryBudget:
 
     @property
     def media_bytes(self) -> int:
-        """What is set aside for pictures before the tower sees them."""
+        """Memory for images before the vision encoder has run."""
         return self.encoder_inputs_bytes + self.decoded_bytes + self.rendered_bytes
 
 

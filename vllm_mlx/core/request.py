@@ -14,7 +14,7 @@ MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
 MAX_INTEGER = 2**63 - 1
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1_000  # of one stop string
+MAX_STOP_CHARS = 1_000  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1_000
 MAX_LOGIT_BIAS = 300
 # The server sets these arguments of the chat template: a client that set them would change what other fields mean.
@@ -129,8 +129,8 @@ class Request:
     """One generation request. Exactly one of `messages` and `prompt` is set."""
 
     request_id: str
-    messages: tuple[Message, ...] | None = None  # of a chat
-    prompt: str | tuple[int, ...] | None = None  # of a text completion: text or token ids
+    messages: tuple[Message, ...] | None = None  # the messages of a chat
+    prompt: str | tuple[int, ...] | None = None  # the prompt of a text completion: text or token ids
     tools: tuple[ToolSpec, ...] = ()
     unlisted_tools: tuple[ToolSpec, ...] = ()  # callable, but not listed in the prompt
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
@@ -141,9 +141,9 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # none of RESERVED_TEMPLATE_KWARGS
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    echo: bool = False  # of a text completion: the reply begins with the prompt's text
+    echo: bool = False  # only in a text completion: the reply begins with the prompt's text
     cache_reasoning: CacheReasoning | None = None  # None: the engine's setting
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
-    priority: int = 1  # of that key
+    priority: int = 1  # the priority of that key
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission

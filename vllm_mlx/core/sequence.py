@@ -45,11 +45,11 @@ class MediaItem:
     From the first placeholder to the last; between those of a video may stand text that is its own.
     """
 
-    digest: bytes  # of the processed tensors, placeholders, layout and processor settings
+    digest: bytes  # a digest of encoder inputs, placeholders, layout and processor settings
     offset: int
     length: int
     inputs: Mapping[str, Any] | EncoderInputs  # what the vision encoder takes
-    layout: Layout | None = None  # for families that lay media out
+    layout: Layout | None = None  # set for families that place media in a grid
 
     @property
     def end(self) -> int:
@@ -115,7 +115,7 @@ class Sequence:
     constraint: Constraint | None = None
     cache_salt: str = ""
     tenant: str = ""  # the owner of the request; tenants take turns
-    priority: int = 1  # of the tenant: its shares are in proportion
+    priority: int = 1  # the priority of the tenant, to which its shares are in proportion
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -160,13 +160,13 @@ class Sequence:
         ]
 
     def media_key(self, item: MediaItem) -> tuple[str, bytes]:
-        """Of what the tower made of one of the prompt's images: not shared with requests of another salt."""
+        """The key of an image's features in their cache. Requests of different salts share none."""
         return self.cache_salt, item.digest
 
     def key(self) -> tuple[int, ...]:
         """Token ids, with every media placeholder replaced by an id made from the media's digest.
 
-        Such ids have 63 bits with the top one set, outside any vocabulary, so two pictures of one size never share a
+        Such ids have 63 bits with the top one set, outside any vocabulary, so two images of one size never share a
         key, and neither cache nor scheduler knows of images.
         """
         ids = [*self.prompt.token_ids, *self.output_token_ids]

@@ -29,7 +29,7 @@ class Capture:
     start: int
     end: int
     row_length: int  # number of tokens whose state the row holds
-    key: bytes  # of the first `end` tokens, as the prefix cache packs them
+    key: bytes  # the first `end` tokens, as the prefix cache packs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PrefillChunk:
 class StepPlan:
     """The work of one step, done in this order: captures of leaving rows, releases, restores, decode, prefill.
 
-    `decode` holds the groups of rows that decode together, `resting` those that keep their state and skip this step.
+    `decode` holds the groups of rows that decode together, `resting` the groups that skip this step.
     The runner drops decoding rows that no group names.
     """
 
@@ -130,6 +130,6 @@ class SequenceUpdate:
     def joined(cls, updates: "Updates[SequenceUpdate]") -> "SequenceUpdate":
         """Join several updates of one sequence, at least one, into one."""
         *_, last = updates
-        errors = [each.error for each in updates if each.error is not None]
-        tokens = tuple(token for each in updates for token in each.tokens)
+        errors = [update.error for update in updates if update.error is not None]
+        tokens = tuple(token for update in updates for token in update.tokens)
         return replace(last, tokens=tokens, error=errors[-1] if errors else None)

@@ -13,7 +13,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The first that fails ends the others, and is what is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
         return [task.result() for task in tasks]
     except ExceptionGroup as failed:
         first = failed.exceptions[0]

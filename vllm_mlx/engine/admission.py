@@ -14,8 +14,8 @@ from .generation import Generation
 from .monitoring.counters import ReplyStats
 
 _LEAST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # bounds of the time after which a refused client may retry
-_REFUSALS_PER_S = 20  # of one tenant; others are delayed, because clients that retry at once cost time
-_QUICK_REFUSALS = 10  # of one tenant that are never delayed
+_REFUSALS_PER_S = 20  # per tenant; others are delayed, because clients that retry at once cost time
+_QUICK_REFUSALS = 10  # per tenant, never delayed
 _LONGEST_HOLD_S = 30.0
 
 

@@ -90,7 +90,7 @@ class Reply:
 
 
 class Generation:
-    """All replies to one request. Leaving the `async with` block aborts those that still run."""
+    """All replies to one request. Leaving the `async with` block aborts the ones that still run."""
 
     def __init__(
         self,

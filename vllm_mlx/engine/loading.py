@@ -1,4 +1,4 @@
-"""What an engine is made of: a measured model, sizes that fit this machine, scheduler and cache. Knows no step."""
+"""Builds the parts of an engine: a measured model, sizes that fit this machine, scheduler and cache. Knows no step."""
 
 import logging
 import time
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
-_PICTURES_SHARE = 64  # of all memory, for tensors of pictures shown lately, and for their pixels
-_MAX_PICTURES_BYTES = 512 << 20
-_KNOWN_SHARE = 256  # of all memory, for what pictures of late stand for: a full-HD one takes some 70 kB
-_MAX_KNOWN_BYTES = 64 << 20
+_IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
+_MAX_IMAGES_BYTES = 512 << 20
+_RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
+_MAX_RENDERED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +152,10 @@ def _memory(config: EngineConfig, measured: MeasuredModel) -> MemoryBudget:
     return MemoryBudget(
         total_bytes=total,
         weights_bytes=weights_bytes(measured.model.module),
-        transient_bytes=max(chunk_bytes, 0 if images is None else images.tower_bytes),
-        encoder_inputs_bytes=0 if images is None else min(_MAX_PICTURES_BYTES, total // _PICTURES_SHARE),
-        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _PICTURES_SHARE),
-        rendered_bytes=0 if images is None else min(_MAX_KNOWN_BYTES, total // _KNOWN_SHARE),
+        transient_bytes=max(chunk_bytes, 0 if images is None else images.encoder_bytes),
+        encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, total // _IMAGES_SHARE),
+        decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _IMAGES_SHARE),
+        rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, total // _RENDERED_SHARE),
     )
 
 

@@ -57,7 +57,7 @@ class Monitor:
     async def status(self, replies: Callable[[], Iterable[ReplyStats]], num_refused: int) -> EngineStatus:
         """Describe the present moment, without waiting for a long step. Raises EngineDead.
 
-        `replies` returns those that wait or run; `num_refused` counts requests that were refused by the queue.
+        `replies` returns the ones that wait or run; `num_refused` counts requests that were refused by the queue.
         """
         moment = await self._moment()
         return engine_status(moment, replies(), num_refused)

@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_THREADS = 8
-TENANT_THREADS = 2  # of one tenant, of which one takes long prompts: short ones do not wait behind those
+TENANT_THREADS = 2  # per tenant; one of them takes long prompts, so that short ones do not wait
 MAX_LONG = 2  # long prompts of all tenants at once, since tokenising takes some hundred bytes for each character
 HANG_SLACK_S = 10.0  # a single call into a library may outlast the deadline by so much
 _WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
-_RETRY_S = 5.0  # for a client that finds the pool shut down
+_RETRY_S = 5.0  # time after which a client may retry if the pool is shut down
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ class _Job:
 
 
 class PromptPool:
-    """Any thread may call it. Work of one tenant starts in order of arrival, long prompts apart from short ones.
+    """Any thread may call it. Work of one tenant starts in order of arrival; long prompts do not delay short ones.
 
     Tenants take turns. Each has threads of its own as long as there are any left, so that nobody waits behind
     another's prompts. A thread that hangs is replaced.

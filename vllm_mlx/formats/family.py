@@ -12,7 +12,7 @@ class Place(Enum):
 
     ANYWHERE = auto()
     OUTSIDE_REASONING = auto()
-    AT_START = auto()  # of the content; it starts again behind reasoning and behind a call
+    AT_START = auto()  # where the content starts, also after reasoning and after a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class ToolFormat:
     """How tool calls are read."""
 
     openings: tuple[Opening, ...]
-    closes: tuple[str, ...] = ()  # of a call or of a section of calls; dropped behind a call
+    closes: tuple[str, ...] = ()  # tags that close a call or a section of calls; dropped after a call
     drops: tuple[str, ...] = ()  # end a message and are no text
     inner_tags: tuple[str, ...] = ()  # occur inside bodies
-    id_length: int | None = None  # of call ids, if the family's template prescribes one
+    id_length: int | None = None  # length of call ids, if the family's template prescribes one
     reasoning: ReasoningFormat | None = None  # reads the headers of messages if no reasoning format was chosen
     is_fallback: bool = False  # finds calls of many families, to declared tools only
 

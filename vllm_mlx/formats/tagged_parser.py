@@ -42,7 +42,7 @@ class TaggedParser:
         reasoning: ReasoningFormat | None,
         tools: tuple[ToolFormat, ...],
         *,
-        schemas: Schemas | None = None,  # of the declared tools; None: calls to any tool are calls
+        schemas: Schemas | None = None,  # schemas of the declared tools; None: calls to any tool are calls
         token_markers: frozenset[str] | None = None,  # None: unknown, until one arrives as a special piece
         starts_in_reasoning: bool = False,
         call_ids: Callable[[], str] = new_call_id,

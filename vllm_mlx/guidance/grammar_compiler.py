@@ -18,14 +18,14 @@ _LIMIT_S = 10  # seconds to compile one grammar
 _MAX_COMPILING = 2  # grammars at once: as many as threads that prepare prompts
 _MAX_MESSAGE = 400
 _MAX_ROW_ITEMS = 2000  # 450 optional properties need 1,800
-_MAX_STEP_ITEMS = 20_000  # for one mask; an ambiguous grammar reaches this limit when a mask takes a tenth of a second
+_MAX_STEP_ITEMS = 20_000  # per mask; an ambiguous grammar reaches it when a mask takes a tenth of a second
 _EXCERPT = re.compile(r"\d+ \||\^+$")
 MAX_OPTIONAL = 4000  # optional pieces of one regular expression; their memory and time grow with the square of it
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/((?:\\.|[^/\\\n])+)/')  # group 1: a regular expression
 _OPTIONAL = re.compile(r"[*?]|\{0?,")
 MAX_GRAMMARS = 128
-MAX_CHARS = 4 << 20  # of all grammar texts; a compiled grammar takes about twelve bytes for each character
-STACK_BYTES = 512 << 20  # of address space; memory is used on demand: 140 MB for 35,000 rules that refer to each other
+MAX_CHARS = 4 << 20  # characters of all grammar texts; a compiled grammar takes about twelve bytes for each character
+STACK_BYTES = 512 << 20  # address space; memory is used on demand: 140 MB for 35,000 rules that refer to each other
 T = TypeVar("T")
 
 

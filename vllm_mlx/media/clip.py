@@ -17,9 +17,9 @@ class Clip:
     """Two clips with the same digest have the same frames. Safe to share between threads: pixels are read-only."""
 
     pixels: np.ndarray  # (frames, height, width, 3), uint8, RGB
-    times: tuple[float, ...]  # of each frame, in seconds, ascending
+    times: tuple[float, ...]  # the time of each frame in seconds, ascending
     fps: float  # frames per second of video
-    digest: bytes  # of pixels and times
+    digest: bytes  # a digest of pixels and times
 
     @classmethod
     def of(cls, pixels: np.ndarray, times: Sequence[float], fps: float) -> "Clip":

@@ -47,7 +47,7 @@ class Recalled:
 class Wanted:
     """One source of a request, which is read and decoded once however many parts show it."""
 
-    number: int  # of the first part, counted from 1; images and videos are counted separately
+    number: int  # number of the first part, counted from 1; images and videos are counted separately
     parts: tuple[MediaPart, ...]  # they differ in the size at which they show an image
     recall: Recall = recall_nothing
 

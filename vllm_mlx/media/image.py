@@ -22,7 +22,7 @@ class DecodedImage:
     """Two images with the same digest have the same pixels. Safe to share between threads: pixels are read-only."""
 
     pixels: np.ndarray  # (height, width, 3), uint8, RGB
-    digest: bytes  # of size and pixels
+    digest: bytes  # a digest of size and pixels
 
     @classmethod
     def of(cls, pixels: np.ndarray) -> "DecodedImage":

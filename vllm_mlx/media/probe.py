@@ -31,7 +31,7 @@ class VisionProbe:
     images: Trial  # two images
     video: Trial | None  # one video in several pieces; None if the model takes no videos
     sizes: tuple[PromptInputs, PromptInputs]  # a small image alone, and a larger one alone
-    max_image_tokens: int  # of one image
+    max_image_tokens: int  # tokens of one image
 
 
 def image_trial(text: str, processor: ModelProcessor, images: ImageRenderer) -> Trial:

@@ -12,16 +12,16 @@ from ..core.sequence import EncoderInputs, Layout, MediaItem, PromptInputs
 
 Arrays = Mapping[str, np.ndarray]  # encoder inputs of one item, by name
 _DIGEST_BYTES = 16
-_OBJECT_BYTES = 1000  # of one object of rendered media and of each of its items, beside texts and arrays
+_OBJECT_BYTES = 1000  # size of one object of rendered media and of each of its items, beside texts and arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedMedia:
     text: str  # replaces the marker in a rendered conversation
-    num_lead_chars: int  # of the text, before the placeholders
+    num_lead_chars: int  # characters of the text before the placeholders
     token_ids: tuple[int, ...]  # from the first placeholder to the last
     items: tuple[MediaItem, ...]  # offsets are from the first placeholder
-    digest: bytes  # of everything that the model reads
+    digest: bytes  # a digest of everything that the model reads
 
     @classmethod
     def of(

@@ -124,13 +124,13 @@ class VideoRenderer:
 
     @property
     def even_fps(self) -> float:
-        """The rate at which successive places in time are one position apart."""
+        """The rate at which successive places in time differ by one position."""
         return float(self._vision.get("tokens_per_second", 1)) * self._frames_per_place
 
     def run(self, text: str, clip: Clip, *, keep_all: bool = False) -> tuple[list[int], dict[str, np.ndarray]]:
         """Run the processor on a text with the clip's marker. Returns what it returns, and raises one of `REFUSALS`."""
         media: dict[str, Any] = {"videos": [self._fit(clip)]}
-        if self._processor.takes("video_metadata"):  # as if it had one frame a second
+        if self._processor.takes("video_metadata"):  # given as one frame per second
             media["video_metadata"] = [{"frames_indices": list(clip.times), "fps": 1.0}]
         return self._processor.run(text, keep_all=keep_all, **media)
 
@@ -153,7 +153,7 @@ class VideoRenderer:
         grid = (t, h // merge, w // merge)
         patches = inputs["pixel_values_videos"].reshape(t, h * w, -1)
         group = max(1, min(self._max_pixels, piece_pixels) // (h * w * int(self._vision["patch_size"]) ** 2))
-        places = np.array(spots).reshape(t, -1)  # of the placeholders; a row holds those of two frames
+        places = np.array(spots).reshape(t, -1)  # positions of the placeholders; a row holds those of two frames
         items = []
         for first, layout in zip(range(0, t, group), self._layouts(grid, places, group, clip), strict=True):
             rows = places[first : first + group]

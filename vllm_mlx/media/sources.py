@@ -14,11 +14,13 @@ _LABEL_CHARS = 80
 _MAX_PATH_CHARS = (
     16_384  # in the path of a file, escaped or not: file systems take less, and every part costs a look-up
 )
-_PIECE_CHARS = 1 << 20  # of base64; a multiple of four
+_PIECE_CHARS = 1 << 20  # characters of base64; a multiple of four
 _SPACE = b"\t\n\f\r "
 # Characters of base64 and white space as URLs escape them.
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%20": "", "%09": "", "%0A": "", "%0D": ""}
-_MAX_ESCAPED_CHARS = 1 << 20  # of data that is not base64: decoding takes 150 bytes of memory for every byte of it
+_MAX_ESCAPED_CHARS = (
+    1 << 20
+)  # characters of data that is not base64: decoding takes 150 bytes of memory for every byte of it
 
 
 @dataclass(frozen=True, slots=True)

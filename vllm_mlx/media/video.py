@@ -1,4 +1,4 @@
-"""A video file, or image files that are its frames → the frames that a model is shown. Ignores sound and subtitles.
+"""A video file, or image files that are its frames → the frames that a model sees. Ignores sound and subtitles.
 
 FFmpeg is told which format to read and never guesses: some formats that it can guess are lists of other files to open.
 """
@@ -27,7 +27,7 @@ _STILL = (b"avif", b"heic", b"heix", b"mif1")
 # Every further decoder is more code that strangers' files reach. FFmpeg's names of codecs, then of decoders.
 _CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mjpeg", "prores", "gif"})
 _DECODERS = "h264,hevc,av1,libdav1d,vp8,vp9,mpeg4,mjpeg,prores,gif"
-_THREADS = 2  # for one decoder: the model needs the other cores
+_THREADS = 2  # threads of one decoder: the model needs the other cores
 _MAX_FRAMES = 1_000_000  # in a file, counted before any is decoded
 
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
-_MIDDLE_PIXELS = 512 * 512  # of the larger image with which the vision encoder is measured
+_MIDDLE_PIXELS = 512 * 512  # pixels of the larger image with which the vision encoder is measured
 
 Remake = Callable[[MediaInputs], None]  # starts to make encoder inputs again, on another thread
 

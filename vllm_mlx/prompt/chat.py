@@ -28,7 +28,7 @@ class ChatPrompt:
 
     request: Request  # in its messages, remembered replies have replaced what the client sent for them
     key: bytes  # identifies the messages in the reply memory
-    text: str  # as the template rendered it
+    text: str  # the text that the template rendered
     inputs: PromptInputs
     known_prefix: KnownPrefix | None = None  # the ids that come from an earlier prompt and its reply
     boundaries: tuple[Boundary, ...] = ()  # snapshot points and starts of images, ascending

@@ -145,7 +145,7 @@ def result_message(call: ToolCallPart, text: str) -> Message:
 def volatile_places(request: Request, text: str) -> list[int]:
     """Offsets in the rendered `text`, ascending, before folders and dates: sessions of one agent share what is before.
 
-    Only messages before the first reply count, and at most `MAX_PLACES` places that are `MIN_GAP` characters apart.
+    Only messages before the first reply count, and at most `MAX_PLACES` places with `MIN_GAP` characters between them.
     """
     places: list[int] = []
     for before, found in _volatile_texts(request):

@@ -45,7 +45,7 @@ class RememberedReply:
     """A reply and the prompt that it answered. The prompt's ids are the first `base_tokens` of `base`, then `tail`."""
 
     key: bytes  # identifies the messages before the reply
-    text_length: int  # of the rendered prompt, in characters
+    text_length: int  # length of the rendered prompt, in characters
     text_digest: bytes
     base: "RememberedReply | None" = None  # an earlier reply of the conversation
     base_chars: int = 0  # characters of this prompt that the ids from `base` stand for

@@ -39,16 +39,16 @@ def calibrate(model: Model) -> Calibration:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCost:
     feature_bytes_per_token: int
-    tower_bytes: int  # activations at their peak, for the largest image
+    encoder_bytes: int  # activations at their peak, for the largest image
 
 
 def calibrate_images(model: MultimodalModel, sizes: tuple[PromptInputs, PromptInputs], max_tokens: int) -> ImageCost:
-    """Runs of the tower on a small and a larger image; from there on, its activations are taken to grow by tokens."""
+    """Run the vision encoder on a small and a larger image, and extrapolate its activations by tokens from there."""
     (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
     per_token = max(0.0, (high.peak_bytes - low.peak_bytes) / (large - small)) if large > small else 0.0
     return ImageCost(
         feature_bytes_per_token=-(-low.feature_bytes // small),
-        tower_bytes=int(max(low.peak_bytes, high.peak_bytes) + per_token * max(0, max_tokens - large)),
+        encoder_bytes=int(max(low.peak_bytes, high.peak_bytes) + per_token * max(0, max_tokens - large)),
     )
 
 

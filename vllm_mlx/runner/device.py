@@ -11,7 +11,7 @@ from ..core.machine import physical_memory
 from ..core.memory import NO_OVERRUN, Overrun
 
 _SHARE_OF_RAM = 0.7  # if the device recommends nothing
-_SHARE_OF_RECOMMENDED = 0.9  # of Metal's recommended working set
+_SHARE_OF_RECOMMENDED = 0.9  # share of Metal's recommended working set
 _LIMIT_OF_RAM = 0.85
 _LIMIT_OF_RECOMMENDED = 0.95  # beyond 1.0, macOS pages, and may end the process or crash
 _CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse

@@ -18,8 +18,8 @@ from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays
 logger = logging.getLogger(__name__)
 
 # Cosines, since half precision rounds at every layer and differently for every shape; what is wrong is near 0.
-_SAME_TOKEN = 0.9  # of one token's features
-_SAME_LOGITS = 0.9  # of one token's: of all in one chunk, and in several
+_SAME_TOKEN = 0.9  # cosine of one token's features
+_SAME_LOGITS = 0.9  # cosine of one token's logits, computed in one chunk and in several
 # Shown to be right token by token, so that what half precision does to a probe of noise says nothing against them.
 _SHOWN = frozenset({
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
@@ -106,7 +106,7 @@ def _is_close(ours: Any, theirs: Any) -> bool:
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of the vectors along the last axis; 1 for two that are nothing."""
+    """Cosines of the vectors along the last axis; 1 if both vectors are zero."""
     dots, lengths = (a * b).sum(-1), np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosines: np.ndarray = np.where(lengths > 0, dots / np.maximum(lengths, 1e-12), np.linalg.norm(a - b, axis=-1) == 0)
     return cosines

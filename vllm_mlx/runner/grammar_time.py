@@ -10,7 +10,7 @@ Clock = Callable[[], float]
 thread_time: Clock = time.thread_time  # processor time of the thread, so that a busy machine counts against nobody
 
 TOKEN_S = 0.005  # per token; a large schema over a large vocabulary takes 0.0001 s on average
-START_S = 0.05  # for the first masks of a reply
+START_S = 0.05  # allowance for the first masks of a reply
 GRACE_S = 1.0  # beyond that, for all replies of one tenant together
 REFILL = 0.02  # share of the passing time by which a tenant's grace is refilled
 

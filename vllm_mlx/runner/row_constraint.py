@@ -22,7 +22,7 @@ class _Phase(Enum):
     OPENING = auto()  # the grammar's first tokens, or the opening tag of reasoning
     REASONING = auto()
     CLOSING = auto()  # the budget is spent: the end is written for the model
-    LAYOUT = auto()  # as BOUND, but for a line break behind the reasoning
+    LAYOUT = auto()  # like BOUND, except that a line break may follow the reasoning
     BOUND = auto()
     FREE = auto()
 
@@ -44,7 +44,7 @@ class RowConstraint:
         )
         self._num_reasoning = 0
         self._forced: deque[int] = deque()
-        self._tail: deque[int] = deque(maxlen=_TAIL)  # of the reasoning
+        self._tail: deque[int] = deque(maxlen=_TAIL)  # the last tokens of the reasoning
         self._has_ended = False
         self._phase = _Phase.FREE
         self._begin()

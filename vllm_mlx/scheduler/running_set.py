@@ -13,7 +13,7 @@ class Pending:
     """Decisions that the next plan hands to the runner, and news that no client has heard yet."""
 
     release: list[int] = field(default_factory=list)  # seq_ids whose state is dropped
-    captures: list[Capture] = field(default_factory=list)  # of rows that leave
+    captures: list[Capture] = field(default_factory=list)  # captures of rows that leave
     restores: list[Restore] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # admitted for the first time, not reported yet
     ended: list[Sequence] | None = None  # ended in the update that is being computed; None: between updates

@@ -52,7 +52,7 @@ class Scheduler:
         self._groups = DecodeGroups(can_batch=can_batch)
         self._now = 0.0
         self.num_preemptions = 0
-        self.num_restarts = 0  # of rows, after faults that another row may have caused
+        self.num_restarts = 0  # restarts of rows after faults that another row may have caused
 
     @property
     def awaits_inputs(self) -> bool:

@@ -15,7 +15,7 @@ from ..core.sequence import Sequence
 from ..core.step import StepOutput
 
 _RECENT_S = 60.0  # a tenant that was here within this time may come again at any moment
-_LEAST_PREFILL_SHARE = 0.25  # of a stall: shorter chunks would cost too much
+_LEAST_PREFILL_SHARE = 0.25  # share of a stall; shorter chunks would cost too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Turns:
         self._priorities: dict[str, int] = {}  # by tenant
         self._served: dict[str, float] = {}  # seconds of engine time over priority, by which tenants are compared
         self._all_s = 0.0  # engine time of all tenants
-        self._marks: dict[str, _Mark] = {}  # of the tenants that wait for a first token
+        self._marks: dict[str, _Mark] = {}  # by tenant that waits for a first token
         self._start_s: dict[str, float] = {}  # engine time that a tenant's last first token took beside others
         self._seen_s: dict[str, float] = {}  # when a tenant was here last, by the scheduler's clock
 
@@ -113,7 +113,7 @@ class Turns:
         return total * (now.own_s - since.own_s) <= now.all_s - since.all_s
 
     def next(self, waiting: Iterable[Sequence], rows: Iterable[Sequence], but: Collection[int]) -> Sequence | None:
-        """The sequence to admit before the others; `but`: ids of those that wait for something else."""
+        """The sequence to admit before the others; `but`: ids of the ones that wait for something else."""
         ready = (seq for seq in waiting if seq.seq_id not in but)
         if not self.are_taken:
             return next(ready, None)

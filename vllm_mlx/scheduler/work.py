@@ -27,7 +27,7 @@ def plan_work(
 ) -> Work:
     """The groups of other tenants rest while favoured rows come nearer to their first token.
 
-    Counts the tokens that the other groups compute. `plan_prefill` takes the groups that decode and those that rest.
+    Counts the tokens that the other groups compute. `plan_prefill` takes the decoding and the resting groups.
     """
     resting = tuple(group for group in groups if favoured and _must_rest(group, favoured))
     decode = tuple(group for group in groups if group not in resting)

@@ -53,7 +53,7 @@ class DecodedMessage:
 def decode_messages_request(
     body: MessagesBody, *, reply_id: str, model: str, messages_thinking: ThinkingPolicy = "asked"
 ) -> DecodedMessage:
-    """`messages_thinking` says which requests get thinking blocks: those that ask for them, or all."""
+    """`messages_thinking` says which requests get thinking blocks: the ones that ask for them, or all."""
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)

@@ -167,7 +167,7 @@ class Completion(Reply):
 
 
 class ModelCard(Reply):
-    """A model with the fields that OpenAI's clients read, and those that Anthropic's clients read."""
+    """A model with the fields that OpenAI's clients read, and the ones that Anthropic's clients read."""
 
     id: str
     object: Literal["model"]

@@ -1,4 +1,4 @@
-"""Fields, items and values that are ignored, and those that are refused.
+"""Fields, items and values that are ignored, and the ones that are refused.
 
 A field in neither table is refused as unknown; so is an item of unknown type.
 """

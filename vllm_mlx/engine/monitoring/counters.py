@@ -161,7 +161,7 @@ class Totals:
         self.cached_tokens = 0
         self.computed_tokens = 0  # prompt tokens that were computed
         self.completion_tokens = 0
-        self.prompt_rate = TokenRate(started_s)  # of computed prompt tokens
+        self.prompt_rate = TokenRate(started_s)  # computed prompt tokens
         self.completion_rate = TokenRate(started_s)
         self.stalls = Stalls(threshold_s=stall_threshold_s)
         self.ttft = Latency(Histogram(TTFT_S))

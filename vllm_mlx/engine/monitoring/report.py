@@ -32,9 +32,9 @@ class EngineReport:
     num_running: int
     num_waiting: int
     num_preemptions: int
-    pool_bytes: int  # for rows and caches: lowered from the plan if the device has less memory
+    pool_bytes: int  # memory for rows and caches: lowered from the plan if the device has less memory
     num_shortened: int  # times that memory pressure made prefill chunks shorter
-    num_restarts: int  # of rows that lost their state to a fault that another row may have caused
+    num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
     live_bytes: int  # state of all rows, including padding
     device: DeviceUsage
     cache: TreeStats | None  # None: the prefix cache is off

@@ -53,7 +53,7 @@ class LiteralScanner:
         self.done = False
         self.failed = False
         self._dialect = dialect
-        self._closers = [closer]  # of the open lists and objects
+        self._closers = [closer]  # closing characters of the open lists and objects
         self._state = _State.KEY
         self._is_after_assign = False
         self._held = ""  # a separator and a key, which are emitted together with their value

@@ -41,7 +41,7 @@ class XmlBody(Body):
         self._first_chars = re.compile("[" + re.escape("".join({tag[0] for tag in ends if tag})) + "]")
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
-        self._head = Head("")  # of the argument being read
+        self._head = Head("")  # the head of the argument that is being read
         self._is_waiting = False  # more text is needed to decide what this text is
         self._is_fresh = False  # no character of the value was read
         self._is_empty = False  # no character of the value was emitted

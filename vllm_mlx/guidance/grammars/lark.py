@@ -10,7 +10,7 @@ from .json_schema import with_options
 from .schema_costs import pay_for_alternatives
 
 TEXT = r"/(?s:.+)/"
-_CHARS_PER_VISIT = 64  # of grammar text
+_CHARS_PER_VISIT = 64  # characters of grammar text
 _SLASH_OR_DIGIT = re.compile(r"\\d|\\.|/|\n", re.DOTALL)
 _REGEX_SPECIALS = re.compile(r"([.^$*+?()\[\]{}|\\/~&#\-])")
 
