@@ -60,7 +60,7 @@ def test_a_request_may_ask_for_another_policy(processor_with) -> None:
 
 
 def test_an_unknown_policy_is_refused(processor_with) -> None:
-    with pytest.raises(ConfigError, match="--cache-reasoning"):
+    with pytest.raises(ConfigError, match="cache_reasoning"):
         processor_with("keeps reasoning", cache_reasoning="some")
 
 
