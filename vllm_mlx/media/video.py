@@ -1,6 +1,6 @@
 """A video file, or image files that are its frames → the frames that a model sees. Ignores sound and subtitles.
 
-FFmpeg is told which format to read and never guesses: some formats that it can guess are lists of other files to open.
+FFmpeg gets the format to read and never guesses it: some formats that it can guess are lists of other files to open.
 """
 
 import io
