@@ -179,11 +179,8 @@ def train_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(folder: Path, architecture: str) -> int:
-    """Writes tokenizer and chat template; returns the id that ends a turn."""
-    is_gemma = architecture.startswith("gemma")
-    template = "gemma" if is_gemma else "qwen3_5" if architecture == "qwen3_5" else "qwen3"
-    config = {
+def tokenizer_config(*, is_gemma: bool) -> dict[str, Any]:
+    return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<bos>" if is_gemma else None,
         "eos_token": "<eos>" if is_gemma else "<|im_end|>",
@@ -191,6 +188,13 @@ def write_tokenizer(folder: Path, architecture: str) -> int:
         "clean_up_tokenization_spaces": False,
         "model_max_length": MAX_POSITIONS,
     }
+
+
+def write_tokenizer(folder: Path, architecture: str) -> int:
+    """Writes tokenizer and chat template; returns the id that ends a turn."""
+    is_gemma = architecture.startswith("gemma")
+    template = "gemma" if is_gemma else "qwen3_5" if architecture == "qwen3_5" else "qwen3"
+    config = tokenizer_config(is_gemma=is_gemma)
     tokenizer = train_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer
 
-from .checkpoints import MAX_POSITIONS, VOCAB_SIZE, randomise, train_tokenizer
+from .checkpoints import VOCAB_SIZE, randomise, tokenizer_config, train_tokenizer
 from .tokenizers import TEMPLATES
 from .vision_families import FAMILIES
 
@@ -122,14 +122,7 @@ def _token_ids(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, family: str) -> None:
     is_gemma = family.startswith("gemma")
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<bos>" if is_gemma else None,
-        "eos_token": "<eos>" if is_gemma else "<|im_end|>",
-        "pad_token": "<pad>" if is_gemma else "<|endoftext|>",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": MAX_POSITIONS,
-    }
+    config = tokenizer_config(is_gemma=is_gemma)
     if is_gemma:
         image = IMAGE_TOKENS[family]
         config |= {"image_token": image, "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}

@@ -1,12 +1,23 @@
-"""Several things at once, all of which are needed."""
+"""Work whose result somebody waits for: several tasks at once, and work on another thread."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from .tracebacks import clear_locals
 
 T = TypeVar("T")
+
+
+def settle(result: "Future[T]", work: Callable[[], T]) -> None:
+    """Do the work and put its result or its error into the future, like an executor. Do nothing if it was cancelled."""
+    if not result.set_running_or_notify_cancel():
+        return
+    try:
+        result.set_result(work())
+    except BaseException as error:  # the error belongs to the thread that waits
+        result.set_exception(error)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -1,13 +1,13 @@
 """Prepares requests that hold images or videos, and makes their encoder inputs again when the engine needs them."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
 
 from ..core.deadline import Deadline
 from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
+from ..core.fence import Fence
 from ..core.messages import MediaPart
 from ..core.request import Request
 from ..core.tracebacks import clear_locals
@@ -20,8 +20,6 @@ from ..media.vision import VisionProcessor
 from ..media.workers import Workers
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .prompt_pool import PromptPool
-
-logger = logging.getLogger(__name__)
 
 
 class MediaRequests:
@@ -102,15 +100,15 @@ class MediaRequests:
         task.add_done_callback(self._tasks.discard)
 
     async def _remake(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
-        try:
-            async with self._loader.load([part], salt=salt) as loaded:
-                decoded = loaded[part]
-                assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
-                render = partial(self._vision.render_again, part, decoded, inputs)
-                await self._renderer.run(Deadline(math.inf, ""), render)
-        except VLLMMLXError as error:
-            inputs.fail(error)
-        except Exception as error:  # a fence: the row that waits has to learn of any failure
-            logger.exception("Encoder inputs could not be made again")
-            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {error}"))
+        with Fence("all rows but the one that waits for these encoder inputs") as fence:
+            try:
+                async with self._loader.load([part], salt=salt) as loaded:
+                    decoded = loaded[part]
+                    assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
+                    render = partial(self._vision.render_again, part, decoded, inputs)
+                    await self._renderer.run(Deadline(math.inf, ""), render)
+            except VLLMMLXError as error:
+                inputs.fail(error)
+        if (failure := fence.error) is not None:
+            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {failure}"))
         self._wake()

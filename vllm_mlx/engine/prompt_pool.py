@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ..core.deadline import Deadline
 from ..core.errors import Overloaded
+from ..core.tasks import settle
 from .monitoring.watchdog import place_in, stack_of
 
 logger = logging.getLogger(__name__)
@@ -48,15 +49,13 @@ class _Job:
         self.hangs_at_s = time.monotonic() + limit_s + HANG_SLACK_S
 
     def run(self) -> None:
-        if not self.result.set_running_or_notify_cancel():
-            return
         self.thread_id = threading.get_ident()
-        try:
-            if self.deadline is not None:
-                self.deadline.check()
-            self.result.set_result(self.work())
-        except BaseException as error:  # the caller's, as in any executor
-            self.result.set_exception(error)
+        settle(self.result, self._work_in_time)
+
+    def _work_in_time(self) -> Any:
+        if self.deadline is not None:
+            self.deadline.check()
+        return self.work()
 
 
 class PromptPool:

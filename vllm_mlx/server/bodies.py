@@ -19,6 +19,7 @@ from starlette.responses import Response
 from ..api.sealed import may_hold_sealed
 from ..core.errors import RequestError
 from ..core.limits import RequestLimits
+from ..core.tasks import settle
 from .json_bytes import LARGE_BYTES, read_json
 
 T = TypeVar("T")
@@ -36,27 +37,18 @@ class _Worker:
     """
 
     def __init__(self) -> None:
-        self._jobs: PriorityQueue[tuple[bool, int, Callable[[], Any], Future[Any]]] = PriorityQueue()
+        self._jobs: PriorityQueue[tuple[bool, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
         self._numbers = itertools.count()
         threading.Thread(target=self._run, name="bodies", daemon=True).start()
 
     async def run(self, work: Callable[[], T], *, is_reading: bool) -> T:
         result: Future[T] = Future()
-        self._jobs.put((is_reading, next(self._numbers), work, result))
+        self._jobs.put((is_reading, next(self._numbers), result, work))
         return await asyncio.wrap_future(result)
 
     def _run(self) -> None:
         while True:
-            _run_one(*self._jobs.get()[2:])
-
-
-def _run_one(work: Callable[[], Any], result: "Future[Any]") -> None:
-    if not result.set_running_or_notify_cancel():
-        return
-    try:
-        result.set_result(work())
-    except BaseException as error:  # the caller gets it, as in any executor
-        result.set_exception(error)
+            settle(*self._jobs.get()[2:])
 
 
 _WORKER = _Worker()
