@@ -58,7 +58,7 @@ def test_the_view_is_printed_once(demo_url: str, arguments: list[str]) -> None:
     result = run("status", *arguments, "--url", f"{demo_url}/v1")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("demo  idle  http://127.0.0.1:")
-    assert "No request is under way." in result.stdout
+    assert "No request is running." in result.stdout
 
 
 def test_no_server_is_one_sentence_that_says_how_to_start_one() -> None:
@@ -104,4 +104,4 @@ def test_trouble_is_said_above_the_old_figures() -> None:
 
 
 def test_a_server_that_says_little_is_shown_too() -> None:
-    assert "No request is under way." in drawn({})
+    assert "No request is running." in drawn({})

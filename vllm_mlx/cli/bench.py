@@ -91,7 +91,7 @@ def bench(
         str, typer.Option("--workload", metavar="LIST", help="`new` prompts, a `shared` beginning, growing `turns`.")
     ] = ",".join(_WORKLOADS),
     concurrency: Annotated[
-        str, typer.Option("--concurrency", metavar="LIST", help="Requests under way at once.")
+        str, typer.Option("--concurrency", metavar="LIST", help="Numbers of requests that run at once.")
     ] = "1,4",
     requests: Annotated[
         int, typer.Option("--requests", metavar="INTEGER", min=1, help="Requests of each measurement, at least.")

@@ -13,7 +13,7 @@ _MAX_LINES = 200
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all cached state. Replies under way go on.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all cached state. Running replies go on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
     url: UrlOption = None,
     api_key: KeyOption = None,

@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     metrics_open: bool = declared(ServerConfig, "metrics_open", Panel.SERVER)
     """Let `/metrics` be read without a key."""
     insecure: bool = setting(Panel.SERVER, False)
-    """Listen beyond this machine without a key: whoever reaches the port may use the server."""
+    """Listen beyond this machine without a key: anyone who reaches the port may use the server."""
     allowed_host: Several = setting(Panel.SERVER, ())
     """Name under which clients may address the server, beside its addresses, localhost and this machine's own; `*` for
     any. Other names are refused, since a web page could point its own here."""

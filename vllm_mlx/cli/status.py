@@ -150,7 +150,7 @@ def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
 
 def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
     if not requests:
-        return Text("No request is under way.", "dim")
+        return Text("No request is running.", "dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), expand=False)
     table.add_column("Request", overflow="ellipsis", no_wrap=True, max_width=24)
     for name in ("Phase", "Progress"):
