@@ -9,8 +9,7 @@ from tests.cache.fakes import FakeSegment, FakeState, Ids, Ledger
 from tests.cache.oracle import FlatCache, Found
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
-from vllm_mlx.cache.match import Match
-from vllm_mlx.cache.node import ResumeRule, Space
+from vllm_mlx.cache.node import Match, ResumeRule, Space
 from vllm_mlx.cache.tree import PrefixTree
 
 RULES = {

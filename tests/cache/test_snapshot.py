@@ -7,8 +7,7 @@ from mlx_lm.utils import load_model
 
 from tests.support.rows import row
 from vllm_mlx.cache import layers, snapshot
-from vllm_mlx.cache.match import Piece
-from vllm_mlx.cache.node import ResumeRule
+from vllm_mlx.cache.node import Piece, ResumeRule
 
 TOKENS = [(7 * i) % 500 for i in range(90)]
 

@@ -12,7 +12,7 @@ from vllm_mlx.cli.cache import cache_tree
 from vllm_mlx.cli.models import describe
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.demo import demo_path
-from vllm_mlx.runner.loader import find_checkpoint
+from vllm_mlx.runner.checkpoint import find_checkpoint
 
 
 @pytest.fixture

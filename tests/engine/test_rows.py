@@ -13,7 +13,7 @@ from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.runner.loader import find_checkpoint
+from vllm_mlx.runner.checkpoint import find_checkpoint
 
 _random = random.Random(2)
 

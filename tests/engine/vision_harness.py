@@ -20,7 +20,8 @@ from vllm_mlx.media.image import DecodedImage
 from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.runner.loader import find_checkpoint, load_model
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.model import load_model
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 

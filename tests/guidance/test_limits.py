@@ -12,8 +12,8 @@ from vllm_mlx.core.guide import Choice, Guide, JsonSchema
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.guidance.grammars import guide_grammar
-from vllm_mlx.runner.grammar_time import GRACE_S, REFILL, START_S, TOKEN_S, Grace
 from vllm_mlx.runner.masks import Masks
+from vllm_mlx.runner.row_constraint import GRACE_S, REFILL, START_S, TOKEN_S, Grace
 
 from .random_sampler import sampler
 

@@ -7,7 +7,6 @@ from tests.project.sources import PACKAGE, ROOT, imported_modules
 
 MIN_LINES = 60  # of a file that one module alone imports and no test is named after
 SMALL = {
-    "cache/integrity.py",
     "cli/per_prompt.py",
     "media/layouts.py",
 }

@@ -24,8 +24,7 @@ import mlx.core as mx
 
 from tests.support.running import eventually, serving
 from vllm_mlx.api.openai.schema import ChatCompletionBody
-from vllm_mlx.cache.match import Match, Piece
-from vllm_mlx.cache.node import Node
+from vllm_mlx.cache.node import Match, Node, Piece
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart

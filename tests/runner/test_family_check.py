@@ -7,8 +7,8 @@ from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.media.probe import VisionProbe
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.runner import family_check
-from vllm_mlx.runner.loader import find_checkpoint, load_model
-from vllm_mlx.runner.multimodal import MultimodalModel
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.model import MultimodalModel, load_model
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 

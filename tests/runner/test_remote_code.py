@@ -13,7 +13,8 @@ from transformers.models.auto import tokenization_auto
 from vllm_mlx import LLM, SamplingParams
 from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.media.hf_processor import load_library_processor
-from vllm_mlx.runner.loader import find_checkpoint, load_model
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.model import load_model
 from vllm_mlx.tokens.remote_code import RemoteCodeRefused, remote_code
 from vllm_mlx.tokens.tokenizer import Tokenizer
 

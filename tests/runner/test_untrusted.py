@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.runner.loader import find_checkpoint
+from vllm_mlx.runner.checkpoint import find_checkpoint
 
 
 @pytest.mark.parametrize("name", ["qwen3", "vision:qwen3_5"])

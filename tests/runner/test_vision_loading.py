@@ -11,9 +11,8 @@ import pytest
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError, Unsupported
 from vllm_mlx.llm import LLM
-from vllm_mlx.runner.loader import find_checkpoint, load_model
-from vllm_mlx.runner.model import TextModel
-from vllm_mlx.runner.multimodal import MultimodalModel
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.model import MultimodalModel, TextModel, load_model
 
 PICTURE = "data:image/png;base64," + (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="

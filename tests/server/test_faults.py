@@ -20,7 +20,7 @@ from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.runner import multimodal
+from vllm_mlx.runner import model as runner_model
 from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.row_constraint import RowConstraint
 from vllm_mlx.runner.runner import Runner
@@ -59,7 +59,7 @@ SEAMS = {
     "snapshot": Seam(snapshot, "capture", harmless=True),
     "insert": Seam(PrefixTree, "insert", harmless=True),
     "restore": Seam(snapshot, "restore", harmless=True),
-    "vision tower": Seam(multimodal, "encode", shows=True),
+    "vision tower": Seam(runner_model, "encode", shows=True),
     "image processor": Seam(VisionProcessor, "render_again", shows=True),
     "rendered media": Seam(VisionProcessor, "recall", shows=True),
     "template": Seam(Tokenizer, "apply_chat_template"),

@@ -21,8 +21,8 @@ from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import MeasuredModel, load_measured, make_scheduler
 from vllm_mlx.media.probe import VisionProbe
-from vllm_mlx.runner.loader import Checkpoint, find_checkpoint, load_model
-from vllm_mlx.runner.model import Model
+from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
+from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner

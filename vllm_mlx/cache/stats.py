@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .match import HitKind
-from .node import NODE_BYTES, Node, Space
+from .node import NODE_BYTES, HitKind, Node, Space
 from .store import NodeStore
 
 

@@ -1,8 +1,13 @@
-"""The nodes of a prefix tree, their index and their byte count. It knows how nodes change, but not when or why."""
+"""The nodes of a prefix tree, their index and their byte count: every change of them, and a check of their invariants.
 
-from collections.abc import Iterator
+It evicts nothing, and does not know when or why nodes change.
+"""
 
-from .index import WORD_BYTES, SortedPaths, num_tokens
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from .index import WORD_BYTES, SortedPaths, common_tokens, num_tokens
 from .node import Node, ResumeRule, Segment, Space, State
 
 
@@ -142,3 +147,142 @@ class NodeStore:
             segment_bytes=segment.nbytes,
             window_start=window_start,
         )
+
+
+class Insertion:
+    """Inserts one key's tokens, reusing the tokens that are stored already, and records how to undo each change.
+
+    It is undone when there is no room. It evicts nothing itself.
+    """
+
+    def __init__(self, store: NodeStore, *, space: Space, key: bytes, now: float):
+        self._store = store
+        self._space = space
+        self._key = key
+        self._now = now
+        self._undo_steps: list[Callable[[], object]] = []
+
+    @property
+    def has_changed(self) -> bool:
+        return bool(self._undo_steps)
+
+    def undo(self) -> None:
+        while self._undo_steps:
+            self._undo_steps.pop()()
+
+    def put(
+        self, node: Node | None, common: int, start: int, segment: Segment, window_start: int, state: State | None
+    ) -> Node | None:
+        """Put in the tokens `[start, len(key))`. The first `common` tokens of the key are stored and end in `node`.
+
+        Returns the node in which the key now ends.
+        """
+        end = num_tokens(self._key)
+        first, rest = _halves(segment, common - start, end - start)
+        brings_state = state is not None and node is not None and (common < node.end or node.state is None)
+        if node is not None and common < node.end:
+            ends_here = rest is not None or brings_state or _lacks_window(node, start, common, window_start)
+            node = self._split(node, common) if ends_here else node
+        if node is not None and first is not None:
+            self._fill_windows(node, start, common, first, window_start)
+        if rest is not None:
+            node = self._store.add_leaf(
+                self._space,
+                self._key,
+                parent=node,
+                segment=rest,
+                window_start=max(common, window_start),
+                state=state,
+                now=self._now,
+            )
+            self._undo_steps.append(partial(self._store.remove_leaf, node))
+        elif node is not None and brings_state:
+            self._store.set_state(node, state, now=self._now)
+            self._undo_steps.append(partial(self._store.set_state, node, None, now=self._now))
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        unsplit = node.segment
+        upper = self._store.split(node, at)
+        self._undo_steps.append(partial(self._store.rejoin, upper, node, unsplit))
+        return upper
+
+    def _fill_windows(self, node: Node, start: int, end: int, segment: Segment, window_start: int) -> None:
+        """Replace stored KV of `[start, end)` that lacks its window layers by the recomputed KV, which has them.
+
+        A run in which `start` lies is left alone: the row was resumed from its window.
+        """
+        runs = [run for run in node.path() if run.end <= end and _lacks_window(run, start, run.end, window_start)]
+        for run in reversed(runs):
+            segment = _halves(segment, run.end - start, end - start)[0] or segment
+            before, part = _halves(segment, run.start - start, run.end - start)
+            assert part is not None
+            self._undo_steps.append(partial(self._store.set_segment, run, run.segment, run.window_start))
+            self._store.set_segment(run, part, max(run.start, window_start))
+            if before is None:
+                return
+            segment, end = before, run.start
+
+
+def _halves(segment: Segment, at: int, length: int) -> tuple[Segment | None, Segment | None]:
+    if at == 0:
+        return None, segment if length else None
+    return (segment, None) if at == length else segment.split(at)
+
+
+def _lacks_window(node: Node, start: int, end: int, window_start: int) -> bool:
+    """Whether KV from `start` on, with windows from `window_start` on, has windows that `[node.start, end)` lacks."""
+    if node.rule.window is None or node.start < start:
+        return False
+    return min(node.window_start, end) > max(node.start, window_start)
+
+
+def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
+    """Raises AssertionError that names the broken invariant. `pinned` lists the node of each pin."""
+    nodes = list(store.nodes())
+    for space, paths in store.spaces.items():
+        _check_paths(space, paths)
+    children = Counter(node.parent.node_id for node in nodes if node.parent is not None)
+    pins = Counter(node.node_id for node in pinned)
+    for node in nodes:
+        _check_node(node)
+        assert node.num_children == children[node.node_id], f"{_name(node)}: wrong number of children"
+        assert node.pins == pins[node.node_id], f"{_name(node)}: pins and matches differ"
+    assert pins.keys() <= {node.node_id for node in nodes}, "a pin on a node that is gone"
+    assert store.used_bytes == sum(node.size_bytes for node in nodes), "the count of bytes is wrong"
+
+
+def _check_paths(space: Space, paths: SortedPaths[Node]) -> None:
+    assert len(paths), f"{space}: an empty list is kept"
+    before: tuple[bytes, Node] | None = None
+    for key, leaf in paths:
+        assert leaf.key is key and leaf.num_children == 0, f"{_name(leaf)}: listed and not a leaf"
+        assert leaf.space == space, f"{_name(leaf)}: listed in {space}"
+        assert len(key) == leaf.end * WORD_BYTES, f"{_name(leaf)}: key and end differ"
+        if before is not None:
+            assert before[0] < key, f"{_name(leaf)}: keys out of order"
+            common = common_tokens(before[0], key)
+            assert common == _shared_end(before[1], leaf), f"{_name(leaf)}: shared tokens held twice, or not shared"
+        before = key, leaf
+
+
+def _shared_end(a: Node, b: Node) -> int:
+    """The end of the last node that two paths have in common."""
+    ids = {node.node_id for node in a.path()}
+    return max((node.end for node in b.path() if node.node_id in ids), default=0)
+
+
+def _check_node(node: Node) -> None:
+    parent = node.parent
+    assert node.start == (parent.end if parent is not None else 0), f"{_name(node)}: does not follow its parent"
+    assert node.start < node.end, f"{_name(node)}: holds no token"
+    assert (node.key is None) == (node.num_children > 0), f"{_name(node)}: leaves have keys, others none"
+    assert node.start <= node.window_start <= node.end, f"{_name(node)}: window outside its run"
+    assert node.segment_bytes == node.segment.nbytes, f"{_name(node)}: wrong size of segment"
+    assert node.state_bytes == (node.state.nbytes if node.state is not None else 0), f"{_name(node)}: wrong size"
+    assert node.state is None or node.rule.needs_state, f"{_name(node)}: a state nobody needs"
+    assert parent is None or parent.space == node.space, f"{_name(node)}: parent in another space"
+
+
+def _name(node: Node) -> str:
+    return f"node {node.node_id} [{node.start}, {node.end})"

@@ -7,12 +7,9 @@ from collections.abc import Container, Iterator
 from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
-from .insertion import Insertion
-from .integrity import check_integrity
-from .match import Match, hit_kind, pieces_up_to
-from .node import Node, ResumeRule, Segment, Space, State
+from .node import Match, Node, ResumeRule, Segment, Space, State, hit_kind, pieces_up_to
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
-from .store import NodeStore
+from .store import Insertion, NodeStore, check_integrity
 from .victims import VictimQueue, unevictable_bytes
 
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork

@@ -205,7 +205,7 @@ def check_model(settings: Settings) -> Check:
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
-        from ..runner.download import is_hub_id
+        from ..runner.checkpoint import is_hub_id
 
         if not is_hub_id(settings.model):
             return Check(name, "bad", "no folder of that name is here, and a name on Hugging Face is ORG/NAME")

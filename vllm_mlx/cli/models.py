@@ -176,7 +176,7 @@ def pull(
     ] = None,
 ) -> None:
     """Fetch a checkpoint from Hugging Face. Files that are present are not fetched again."""
-    from ..runner.download import download, is_hub_id
+    from ..runner.checkpoint import download, is_hub_id
 
     if not is_hub_id(model):
         raise WrongUsage(f"{model} is no name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")

@@ -15,7 +15,7 @@ class Restore:
     """Start a sequence from cached state."""
 
     seq: Sequence
-    match: Any  # a cache.match.Match, opaque here because core knows no cache; its pin holds until the next update
+    match: Any  # a cache.node.Match, opaque here because core knows no cache; its pin holds until the next update
 
 
 @dataclass(frozen=True, slots=True)

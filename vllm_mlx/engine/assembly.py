@@ -7,7 +7,7 @@ from ..media.loader import MediaLoader
 from ..media.local import MediaRoot
 from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
-from ..runner.loader import Checkpoint, find_checkpoint
+from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
 from .engine import Engine

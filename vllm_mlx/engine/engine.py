@@ -11,8 +11,8 @@ from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
 from ..media.probe import VisionProbe
+from ..runner.checkpoint import Checkpoint
 from ..runner.device import DeviceWatch, device_memory
-from ..runner.loader import Checkpoint
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
 from .loading import (

@@ -11,11 +11,10 @@ from ..core.errors import ConfigError, setting
 from ..core.memory import MemoryBudget, RowFootprint
 from ..media.probe import VisionProbe
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
+from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory
 from ..runner.family_check import check_family, media_fault
-from ..runner.loader import Checkpoint, load_model, weights_bytes
-from ..runner.model import Model
-from ..runner.multimodal import MultimodalModel
+from ..runner.model import Model, MultimodalModel, load_model, weights_bytes
 from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner

@@ -8,8 +8,7 @@ import mlx.core as mx
 from ..cache import layers
 from ..core.sequence import PromptInputs
 from .device import peak_of
-from .model import Model
-from .multimodal import MultimodalModel
+from .model import Model, MultimodalModel
 from .vision_inputs import encode
 
 _PROBE_TOKENS = 256

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import ModelLoadError, Unsupported, first_line, setting
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
-from .multimodal import MultimodalModel
+from .model import MultimodalModel
 from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from ..core.errors import GenerationError
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
-from .grammar_time import Clock, Grace, thread_time
-from .row_constraint import RowConstraint
+from .row_constraint import Clock, Grace, RowConstraint, thread_time
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,30 @@
-"""The model as the runner uses it: tokens and caches in, logits out."""
+"""Loads a model, and runs it: tokens and caches in, logits out. mlx-lm runs texts, mlx-vlm also images."""
 
+import logging
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model as load_text_model
 
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
-from ..core.sequence import Sequence
-from .vision_inputs import Features
+from ..core.errors import ModelLoadError, first_line
+from ..core.sequence import MediaItem, Sequence
+from ..tokens.remote_code import remote_code
+from .checkpoint import Checkpoint
+from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
+
+logger = logging.getLogger(__name__)
 
 
 class Model(ABC):
@@ -74,3 +87,154 @@ class TextModel(Model):
 
     def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
         return self.forward(tokens[:, None], caches)[:, -1]
+
+
+class MultimodalModel(Model):
+    """An mlx-vlm checkpoint, whose language model is given every row's positions and features.
+
+    Text alone and text with images take the same path.
+
+    Without positions, mlx-vlm reuses those of the last call, kept on the language model. So for a family that places
+    images in a grid every call passes positions, and none are kept.
+    """
+
+    def __init__(self, module: Any):
+        self._language = module.language_model
+        self.has_grid = hasattr(self._language, "get_rope_index")
+        self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
+        super().__init__(module)
+
+    @property
+    def media(self) -> MediaCache[Features]:
+        return self._cache
+
+    @property
+    def bidirectional_images(self) -> bool:
+        """Whether the tokens of an image attend to each other, so that no chunk may end inside an image."""
+        return getattr(self.module.config.text_config, "use_bidirectional_attention", None) == "vision"
+
+    def forget_images(self) -> None:
+        """Drop all features, and reset the counts."""
+        self._cache = MediaCache(0)
+
+    def new_caches(self) -> LayerCaches:
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        return list(make_prompt_cache(self._language))
+
+    def forward(self, tokens: mx.array, caches: LayerCaches) -> mx.array:
+        rows, num_tokens = tokens.shape
+        return self._run(tokens, caches, np.tile(np.arange(num_tokens), (3, rows, 1)))
+
+    def encode(self, seq: Sequence, start: int, end: int) -> None:
+        for item in _between(seq, start, end):
+            self._features(seq, item)
+
+    def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
+        tokens = mx.array([seq.tokens(start, end)])
+        positions = chunk_positions(self.items_in_grid(seq), start, end)[:, None]
+        items = _between(seq, start, end)
+        if not items:
+            return self._run(tokens, caches, positions)
+        if self.bidirectional_images:
+            spans = [(item.offset, item.end) for item in items]
+            caches = [ImageMask(cache, spans, start) for cache in caches]
+        return self._run(tokens, caches, positions, **self.chunk_inputs(seq, items, tokens, start))
+
+    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        at = [seq.num_computed_tokens - 1 + text_delta(self.items_in_grid(seq)) for seq in seqs]
+        positions = np.tile(np.array(at, dtype=np.int32)[:, None], (3, 1, 1))
+        return self._run(tokens[:, None], caches, positions)[:, -1]
+
+    def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
+        """What the language model takes beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""
+        merged = self.module.get_input_embeddings(tokens).to_dict()
+        embeddings, position, cuts = merged["inputs_embeds"][0], 0, []
+        parts = []
+        seen = np.zeros(tokens.shape, dtype=bool)
+        for item in items:
+            low, high = max(item.offset - start, 0), min(item.end - start, tokens.shape[1])
+            cut = self._features(seq, item).cut(low + start - item.offset, high + start - item.offset)
+            parts += [embeddings[position:low], cut.embeddings.astype(embeddings.dtype)]
+            cuts.append(cut)
+            seen[0, low:high] = True
+            position = high
+        inputs: dict[str, Any] = {"inputs_embeds": mx.concatenate([*parts, embeddings[position:]])[None]}
+        if merged["per_layer_inputs"] is not None:
+            inputs["per_layer_inputs"] = merged["per_layer_inputs"]
+        if cuts[0].deepstack:
+            depths = range(len(cuts[0].deepstack))
+            inputs["deepstack_visual_embeds"] = [mx.concatenate([cut.deepstack[d] for cut in cuts]) for d in depths]
+            inputs["visual_pos_masks"] = mx.array(seen)
+        return inputs
+
+    def _features(self, seq: Sequence, item: MediaItem) -> Features:
+        key = seq.media_key(item)
+        features = self._cache.get(key)
+        if features is None:
+            start = time.perf_counter()
+            features = encode(self.module, seq.tokens(item.offset, item.end), item)
+            self._cache.put(key, features, seconds=time.perf_counter() - start)
+            if not isinstance(item.inputs, Mapping):
+                item.inputs.drop()
+        return features
+
+    def items_in_grid(self, seq: Sequence) -> list[MediaItem]:
+        """The row's media that form grids; none for a family without grids."""
+        return [item for item in seq.prompt.media if item.layout is not None] if self.has_grid else []
+
+    def _run(self, tokens: mx.array, caches: LayerCaches, positions: np.ndarray, **inputs: Any) -> mx.array:
+        """`positions: (3, rows, n)`; families without grids compute their own."""
+        if self.has_grid:
+            inputs["position_ids"] = mx.array(positions.astype(np.int32))
+        logits: mx.array = self._language(tokens, cache=caches, **inputs).logits
+        return logits
+
+
+def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:
+    return [item for item in seq.prompt.media if item.offset < end and item.end > start]
+
+
+def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False) -> Model:
+    """Load the weights. A checkpoint with a vision encoder that mlx-vlm knows is run by mlx-vlm, text included.
+
+    `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
+    """
+    if text_only or not checkpoint.has_vision_encoder:
+        if text_only and checkpoint.has_vision_encoder:
+            logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
+        return TextModel(_load(checkpoint, "mlx-lm", partial(_load_text, checkpoint.path, trust_remote_code)))
+    logger.info("A vision checkpoint: mlx-vlm runs text and images")
+    return MultimodalModel(_load(checkpoint, "mlx-vlm", partial(_load_vision, checkpoint.path, trust_remote_code)))
+
+
+def _load(checkpoint: Checkpoint, library: str, load: Callable[[], Any]) -> Any:
+    try:
+        model = load()
+        mx.eval(model.parameters())
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
+        raise ModelLoadError(
+            f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): {_one_line(error)}. "
+            f"Is this architecture supported by the installed {library}, and are all files complete?"
+        ) from error
+    return model
+
+
+def _load_text(path: Path, trust_remote_code: bool) -> Any:
+    with remote_code(path, "model", trusted=trust_remote_code):
+        return load_text_model(path, trust_remote_code=trust_remote_code)[0]
+
+
+def _load_vision(path: Path, trust_remote_code: bool) -> Any:
+    from mlx_vlm.utils import load_model as load_vision_model
+
+    with remote_code(path, "model", trusted=trust_remote_code):
+        return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
+
+
+def weights_bytes(model: Any) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def _one_line(error: Exception) -> str:
+    return first_line(error, 300).rstrip(".")

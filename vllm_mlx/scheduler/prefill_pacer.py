@@ -1,8 +1,11 @@
 """Decides how many prompt tokens one step may prefill. It learns from measured chunks and reads no clock itself."""
 
 import math
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
 
-from ..core.step import ChunkTiming
+from ..core.sequence import Sequence, SequenceStatus
+from ..core.step import ChunkTiming, PrefillChunk
 
 MIN_CHUNK = 16  # tokens; so that a slow machine makes progress too
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
@@ -109,3 +112,37 @@ class PrefillPacer:
 def _pairs(num_tokens: int, start: int) -> float:
     """Number of pairs of a token and a token that it attends to."""
     return num_tokens * (start + num_tokens / 2)
+
+
+def plan_prefill(
+    queue: Rows[Sequence],
+    pacer: PrefillPacer,
+    chunk: Callable[[Sequence, int], PrefillChunk],
+    budget_s: float,
+) -> tuple[PrefillChunk, ...]:
+    """The first prompt gets at least half of `budget_s`; prompts that fit in what is left ride along whole.
+
+    `chunk`: plans at most so many tokens of a row, which may be none.
+    """
+    if not queue:
+        return ()
+    riders, spent_s = [], 0.0
+    for seq in queue[1:]:
+        start = seq.num_computed_tokens
+        num_left = seq.prefill_end - start
+        cost_s = pacer.chunk_s(num_left, start)
+        if num_left <= pacer.chunk_tokens(budget_s, start) and spent_s + cost_s <= budget_s / 2:
+            riders.append((seq, num_left))
+            spent_s += cost_s
+    head = chunk(queue[0], pacer.chunk_tokens(budget_s - spent_s, queue[0].num_computed_tokens))
+    chunks = [head, *(chunk(seq, num_tokens) for seq, num_tokens in riders)]
+    spent_s += pacer.chunk_s(head.end - head.start, head.start)
+    rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
+    for seq in rest:  # the head took less than its share
+        start = seq.num_computed_tokens
+        if spent_s + pacer.chunk_s(MIN_CHUNK, start) > budget_s:
+            break
+        planned = chunk(seq, pacer.chunk_tokens(budget_s - spent_s, start))
+        spent_s += pacer.chunk_s(planned.end - planned.start, planned.start)
+        chunks.append(planned)
+    return tuple(planned for planned in chunks if planned.end > planned.start)

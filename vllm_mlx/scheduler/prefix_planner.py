@@ -8,8 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
-from ..cache.match import Match
-from ..cache.node import NODE_BYTES, ResumeRule, Space
+from ..cache.node import NODE_BYTES, Match, ResumeRule, Space
 from ..cache.tree import NEAR_FORK, PrefixTree
 from ..core.fence import Fence
 from ..core.memory import RowFootprint

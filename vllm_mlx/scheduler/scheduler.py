@@ -19,11 +19,10 @@ from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .decode_groups import DecodeGroups
 from .memory_pool import MemoryPool
-from .prefill_pacer import PrefillPacer
+from .prefill_pacer import PrefillPacer, plan_prefill
 from .prefix_planner import PrefixPlanner
 from .running_set import Pending, RunningSet
-from .turns import Turns
-from .work import Groups, plan_prefill, plan_work
+from .turns import Groups, Turns, plan_work
 
 RESERVED_OUTPUT = 2048  # tokens of the reply that admission reserves memory for; longer replies may be preempted
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from ..core.sequence import Sequence
-from ..core.step import StepOutput
+from ..core.step import PrefillChunk, StepOutput
 
 _RECENT_S = 60.0  # a tenant that was here within this time may come again at any moment
 _LEAST_PREFILL_SHARE = 0.25  # share of a stall; shorter chunks would cost too much
@@ -189,3 +189,52 @@ class Turns:
 
 def _youngest(rows: Rows[Sequence], tenant: str) -> Sequence:
     return next(row for row in reversed(rows) if row.tenant == tenant)
+
+
+Groups = tuple[tuple[Sequence, ...], ...]  # rows that step together
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step computes, and the groups that skip it."""
+
+    decode: Groups
+    resting: Groups
+    prefill: tuple[PrefillChunk, ...]
+
+
+def plan_work(
+    groups: Groups,
+    favoured: Rows[Sequence],
+    plan_prefill: Callable[[Groups, Groups], tuple[PrefillChunk, ...]],
+) -> Work:
+    """The groups of other tenants rest while favoured rows come nearer to their first token.
+
+    Counts the tokens that the other groups compute. `plan_prefill` takes the decoding and the resting groups.
+    """
+    resting = tuple(group for group in groups if favoured and _must_rest(group, favoured))
+    decode = tuple(group for group in groups if group not in resting)
+    _feed(decode)
+    prefill = plan_prefill(decode, resting)
+    if not resting or _serves(favoured, prefill):
+        return Work(decode, resting, prefill)
+    _feed(resting)
+    return Work(groups, (), prefill)
+
+
+def _must_rest(group: Rows[Sequence], favoured: Rows[Sequence]) -> bool:
+    """A group yields if it has rows of tenants without a favoured row, and no favoured row itself."""
+    tenants = {row.tenant for row in favoured}
+    return any(row.tenant not in tenants for row in group) and not any(row in favoured for row in group)
+
+
+def _feed(groups: Groups) -> None:
+    for group in groups:
+        for row in group:
+            row.num_computed_tokens += 1
+
+
+def _serves(favoured: Rows[Sequence], prefill: Rows[PrefillChunk]) -> bool:
+    """Whether a favoured row comes nearer to its first token: by a chunk, or because the token is in flight."""
+    prefilling = {chunk.seq.seq_id for chunk in prefill}
+    return any(row.num_in_flight or row.seq_id in prefilling for row in favoured)

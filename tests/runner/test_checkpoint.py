@@ -8,7 +8,7 @@ import pytest
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError
 from vllm_mlx.engine.assembly import start_engine
-from vllm_mlx.runner.loader import find_checkpoint
+from vllm_mlx.runner.checkpoint import find_checkpoint
 
 
 @pytest.fixture

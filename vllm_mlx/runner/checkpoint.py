@@ -1,24 +1,26 @@
-"""Finds and loads a checkpoint. Every failure becomes a one-line error."""
+"""Finds a checkpoint, and downloads it if it is missing. Every failure becomes a one-line error. It knows no mlx."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model as load_text_model
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
-from ..core.errors import ModelLoadError, first_line, setting
+from ..core.errors import ModelLoadError, setting
 from ..demo import demo_path
-from ..tokens.remote_code import remote_code
-from .download import download
-from .model import Model, TextModel
-from .multimodal import MultimodalModel
 
 logger = logging.getLogger(__name__)
 
@@ -115,19 +117,6 @@ def _no_weights(path: Path) -> str:
     return f"{path} holds no model*.safetensors. Download the weights, or convert them to safetensors."
 
 
-def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bool = False) -> Model:
-    """Load the weights. A checkpoint with a vision encoder that mlx-vlm knows is run by mlx-vlm, text included.
-
-    `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
-    """
-    if text_only or not checkpoint.has_vision_encoder:
-        if text_only and checkpoint.has_vision_encoder:
-            logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
-        return TextModel(_load(checkpoint, "mlx-lm", partial(_load_text, checkpoint.path, trust_remote_code)))
-    logger.info("A vision checkpoint: mlx-vlm runs text and images")
-    return MultimodalModel(_load(checkpoint, "mlx-vlm", partial(_load_vision, checkpoint.path, trust_remote_code)))
-
-
 def _knows(config: dict[str, Any]) -> bool:
     """Whether mlx-vlm knows the family."""
     from mlx_vlm.utils import get_model_and_args  # here, because a text model does not need it
@@ -140,33 +129,35 @@ def _knows(config: dict[str, Any]) -> bool:
     return hasattr(family, "VisionModel")
 
 
-def _load(checkpoint: Checkpoint, library: str, load: Callable[[], Any]) -> Any:
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether the name has the form org/name."""
+    return not model.startswith((".", "/", "~")) and model.count("/") == 1
+
+
+def download(model: str, revision: str | None = None) -> Path:
+    """Download the files that are missing and return the folder. Progress goes to stderr. Raises ModelLoadError."""
+    if not is_hub_id(model):
+        raise ModelLoadError(f"No folder {model}. Give a folder that exists, or a Hugging Face id such as org/name.")
     try:
-        model = load()
-        mx.eval(model.parameters())
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
+    except GatedRepoError as error:
         raise ModelLoadError(
-            f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): {_one_line(error)}. "
-            f"Is this architecture supported by the installed {library}, and are all files complete?"
+            f"{model} is gated: accept its licence on its Hugging Face page, then run `hf auth login`."
         ) from error
-    return model
-
-
-def _load_text(path: Path, trust_remote_code: bool) -> Any:
-    with remote_code(path, "model", trusted=trust_remote_code):
-        return load_text_model(path, trust_remote_code=trust_remote_code)[0]
-
-
-def _load_vision(path: Path, trust_remote_code: bool) -> Any:
-    from mlx_vlm.utils import load_model as load_vision_model
-
-    with remote_code(path, "model", trusted=trust_remote_code):
-        return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
-
-
-def weights_bytes(model: Any) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-
-
-def _one_line(error: Exception) -> str:
-    return first_line(error, 300).rstrip(".")
+    except RevisionNotFoundError as error:
+        raise ModelLoadError(f"{model} has no revision {revision}.") from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"No folder {model} here and no such model on Hugging Face. Check the spelling; "
+            "private ones need `hf auth login`."
+        ) from error
+    except HFValidationError as error:
+        raise ModelLoadError(f"{model} is neither a folder nor a valid Hugging Face id.") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        raise ModelLoadError(
+            f"{model} is not on this machine and could not be downloaded. Check the connection "
+            "(and that HF_HUB_OFFLINE is not set), or give a local folder."
+        ) from error
