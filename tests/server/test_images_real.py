@@ -16,7 +16,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.engine.assembly import start_engine
 
-from ..media.hosts import HERE, Host, host, image
+from ..media.hosts import HERE, Host, host, image, reply
 from ..media.samples import encode
 from .documents import documented_reply
 from .test_images import BAD_DATA, JSON, chat, data_url, refused
@@ -125,12 +125,37 @@ def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Hos
             assert http.delete("/v1/cache").status_code == 200
         assert said(running, conversation(url, first)) == later
         assert (pictures.paths(), encoded(running)) == (["/red.png"] * 2, 2)
-        pictures.routes["/red.png"] = image(encode(draw_shape("blue", "star", 112)))
+
+
+def error_of(answer: httpx.Response, *, stream: bool) -> dict[str, Any]:
+    """The error of a reply, or the one that ends a stream: its status was sent before the row began."""
+    if not stream:
+        assert answer.status_code == 400, answer.text
+        return dict(answer.json()["error"])
+    [error] = [line[6:] for line in answer.text.splitlines() if line.startswith('data: {"error"')]
+    return dict(json.loads(error)["error"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
+def test_an_image_that_changes_at_its_address_while_its_row_waits_is_the_clients_error(
+    pictures: Host, stream: bool, gone: bool
+) -> None:
+    """Its row waits for encoder inputs, which are made again from the file at the address."""
+    url = pictures.url("/red.png", HERE)
+    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
+        first = said(running, conversation(url))
+        changed = reply(b"", status="404 Not Found") if gone else image(encode(draw_shape("blue", "star", 112)))
+        pictures.routes["/red.png"] = changed
         with running.http() as http:
-            http.delete("/v1/cache")
-            body = {"messages": conversation(url)}
-            reply = http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
-        assert reply.status_code >= 400 and "has changed since" in reply.json()["error"]["message"]
+            assert http.delete("/v1/cache").status_code == 200
+        answer = post(running, "/v1/chat/completions", {"messages": conversation(url), "stream": stream})
+        error = error_of(answer, stream=stream)
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_image")
+        assert error["param"] == "messages[0].content[1].image_url"
+        assert ("status 404" if gone else "has changed since") in error["message"]
+        pictures.routes["/red.png"] = image(encode(draw_shape("red", "circle", 112)))
+        assert said(running, conversation(url)) == first, "the next request is served"
 
 
 def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures: Host) -> None:

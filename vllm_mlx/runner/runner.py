@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
-from ..core.errors import GenerationError
+from ..core.errors import GenerationError, RequestError, VLLMMLXError
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
@@ -283,12 +283,16 @@ class _RowFences:
     """Fences the device work of rows. A failure ends the row if there is one, or makes all of several rows suspects."""
 
     def __init__(self) -> None:
-        self.failed: list[tuple[int, GenerationError]] = []
+        self.failed: list[tuple[int, VLLMMLXError]] = []
         self.suspects: dict[int, None] = {}  # an ordered set of seq_ids
 
     def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
         with Fence("rows outside the batch whose device work failed") as fence:
-            return work()
+            try:
+                return work()
+            except RequestError as error:  # no failure of the server: an image that changed at its address
+                self.failed += [(seq.seq_id, error) for seq in seqs]
+                return None
         if len(seqs) == 1:
             cause = f"{type(fence.error).__name__}: {fence.error}"
             self.failed.append((seqs[0].seq_id, GenerationError(f"The model could not run this request: {cause}")))
