@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from vllm_mlx.cli.sse import event_of
+from vllm_mlx.cli.remote import event_of
 
 Messages = list[dict[str, Any]]
 Prompt = str | Messages  # a question, or a whole conversation

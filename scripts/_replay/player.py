@@ -9,7 +9,7 @@ from itertools import groupby
 
 import httpx
 
-from vllm_mlx.cli.sse import event_of
+from vllm_mlx.cli.remote import event_of
 
 from .conversation import Bodies, Conversations
 from .trace import Recorded, ReplayError

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from vllm_mlx.cli.sse import events_of
+from vllm_mlx.cli.remote import events_of
 
 from .questions import CHAT, QUESTIONS, TOOLS, greedy, oracles, said, shown, user
 

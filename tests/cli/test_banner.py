@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from vllm_mlx.cli.banner import Banner, is_local, layers, local_url
+from vllm_mlx.cli.serve import Banner, layers
+from vllm_mlx.cli.settings import is_local, local_url
 from vllm_mlx.core.config import ModelInfo
 
 LOADED = {

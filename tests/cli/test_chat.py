@@ -14,8 +14,8 @@ from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finishe
 from tests.support.commands import refusal, run
 from tests.support.running import eventually, serving
 from vllm_mlx.cli.chat import Conversation, LinePrompt, Reply, ReplyPrinter, Talk, Wishes, image_url
-from vllm_mlx.cli.failures import WrongUsage
 from vllm_mlx.cli.remote import Remote
+from vllm_mlx.cli.terminal import WrongUsage
 from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta
 from vllm_mlx.core.request import Request
 

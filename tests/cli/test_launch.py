@@ -18,8 +18,8 @@ from tests.server.fakes import FakeEngine
 from tests.support.commands import refusal, run
 from tests.support.running import serving
 from vllm_mlx.cli.clients import CLIENTS, NO_KEY, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines
-from vllm_mlx.cli.failures import CommandFailed
 from vllm_mlx.cli.launch import is_public, steps, write_lasting
+from vllm_mlx.cli.terminal import CommandFailed
 
 GOLDEN = Path(__file__).parent / "launch_golden"
 TARGET = Target(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import COMMAND, served
-from vllm_mlx.cli.failures import ExitCode
+from vllm_mlx.cli.terminal import ExitCode
 
 
 def refusal(*arguments: str) -> str:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.running import serving
 from tests.support.shapes import draw_shape
-from vllm_mlx.cli.sse import events_of
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.assembly import start_engine
 

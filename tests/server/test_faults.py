@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from tests.support.running import Running, serving
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
-from vllm_mlx.cli.sse import events_of
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.media.vision import VisionProcessor

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.support.running import Running, eventually
-from vllm_mlx.cli.sse import events_of
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
 from vllm_mlx.core.receipt import CacheReceipt, Expectation, Shortfall
 from vllm_mlx.demo import demo_path

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.running import eventually, serving, start_python
-from vllm_mlx.cli.failures import ExitCode
+from vllm_mlx.cli.terminal import ExitCode
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.runner.runner import Runner

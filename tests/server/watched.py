@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.running import Running, serving
-from vllm_mlx.cli.sse import events_of
+from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.assembly import start_engine
 

@@ -14,10 +14,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from .failures import CommandFailed, WrongUsage
 from .load import Asker, Sizes, Timed, Words, Workload, conversations, run_load
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import console, milliseconds
+from .terminal import CommandFailed, WrongUsage, console, milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

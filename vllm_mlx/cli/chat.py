@@ -15,9 +15,8 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from .failures import CommandFailed, ExitCode, WrongUsage
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import console, milliseconds, printable
+from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
-from .banner import local_url
-from .failures import ExitCode
 from .models import cache_folder, describe, local_folder
 from .remote import Remote
-from .settings import Settings
+from .settings import Settings, local_url
 from .sources import load_settings
-from .terminal import console, readable
+from .terminal import ExitCode, console, readable
 
 if TYPE_CHECKING:
     from ..llm import LLM

@@ -1,4 +1,4 @@
-"""Files of keys, and the rule that an open door needs one. Knows no route.
+"""Files of API keys.
 
 A line is `NAME:KEY`, or `KEY` alone, which gets a name. A priority may follow the key, as in `NAME:KEY 3`.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..core.api_key import APIKey, unnamed_keys
 from ..core.errors import ConfigError
-from .banner import is_local
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -93,12 +92,3 @@ def _key(line: str, number: int, before: list[KeyLine], path: Path, flag: str) -
 
 def _bad(flag: str, path: Path | None, number: int, why: str) -> ConfigError:
     return ConfigError(f"{flag}: line {number} of {path}: {why}")
-
-
-def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
-    """Raises ConfigError where the network could use the server and nothing is asked of it."""
-    if not (is_local(host) or has_keys or insecure):
-        raise ConfigError(
-            f"--host {host} opens the server beyond this machine: ask for a key with --api-key or --api-key-file, "
-            "or say --insecure to let anybody in."
-        )

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import typer
 
 from .clients import CLIENTS, NO_KEY, Client, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines, pretty
-from .failures import CommandFailed, WrongUsage
 from .remote import KeyOption, Remote, UrlOption, find_server
+from .terminal import CommandFailed, WrongUsage
 
 _CURSOR = "cursor"
 

@@ -8,17 +8,15 @@ import typer
 from .. import __version__
 from ..core.errors import VLLMMLXError
 from .bench import bench
-from .cache import cache
 from .chat import chat
 from .doctor import doctor
-from .failures import ExitCode, exit_code_of
 from .launch import launch
 from .models import models_app
 from .options import takes_settings
 from .output import descriptor_of, write_last
 from .settings import Settings
-from .status import status
-from .terminal import printable
+from .status import cache, status
+from .terminal import ExitCode, exit_code_of, printable
 
 app = typer.Typer(
     name="vllm-mlx",

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from ..core.errors import ConfigError
 from ..formats.detect import detect_formats
-from .failures import WrongUsage
-from .terminal import console, readable
+from .terminal import WrongUsage, console, readable
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
 

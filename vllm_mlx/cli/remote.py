@@ -2,7 +2,7 @@
 
 import ipaddress
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 
-from .banner import local_url
-from .failures import CommandFailed, WrongUsage
+from .settings import local_url
 from .sources import load_settings
-from .sse import events_of
+from .terminal import CommandFailed, WrongUsage
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -186,3 +185,25 @@ def _checked(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield event
     except ValueError as error:
         raise CommandFailed("The server sent an event that is no JSON object.") from error
+
+
+_DATA = "data:"
+
+
+def event_of(line: str) -> dict[str, Any] | None:
+    """The object on one line of a stream; None for a blank line, a comment, an event's name and the final `[DONE]`.
+
+    Raises ValueError for data that is no JSON object.
+    """
+    data = line.removeprefix(_DATA).strip()
+    if not line.startswith(_DATA) or data == "[DONE]":
+        return None
+    event = json.loads(data)
+    if not isinstance(event, dict):
+        raise ValueError(f"an event is no JSON object: {data[:80]}")
+    return event
+
+
+def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The objects on the lines of a stream, as they arrive. Raises ValueError for data that is no JSON object."""
+    return (event for line in lines if (event := event_of(line)) is not None)

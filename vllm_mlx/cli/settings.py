@@ -4,6 +4,7 @@ It knows the settings of every layer, and nothing else of the layers.
 """
 
 import dataclasses
+import ipaddress
 import json
 from collections.abc import Iterator
 from enum import StrEnum
@@ -30,7 +31,6 @@ from ..core.limits import RequestLimits
 from ..core.machine import physical_memory
 from ..core.request import SamplingParams
 from ..server.config import ConnectionLimits, ServerConfig
-from .banner import is_local
 from .keys import all_keys
 from .memory import MemoryAmount, parse_bytes, parse_memory
 from .per_prompt import DEFAULT, max_per_prompt, parse_limit
@@ -337,3 +337,25 @@ def help_text(field: FieldInfo) -> str:
 
 def env_name(name: str) -> str:
     return ENV_PREFIX + name.upper()
+
+
+def local_url(host: str, port: int) -> str:
+    """An address that a client on this machine can use."""
+    address = _address(host)
+    if address is None:
+        return f"http://{host}:{port}"
+    if address.is_unspecified:
+        return f"http://127.0.0.1:{port}" if address.version == 4 else f"http://[::1]:{port}"
+    return f"http://{address}:{port}" if address.version == 4 else f"http://[{address}]:{port}"
+
+
+def is_local(host: str) -> bool:
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
-from .failures import CommandFailed
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import console, duration, milliseconds, readable
+from .terminal import CommandFailed, console, duration, milliseconds, readable
 
 
 def status(
@@ -175,3 +175,50 @@ def _row(request: Mapping[str, Any]) -> list[RenderableType]:
         "" if ttft_s is None else milliseconds(float(ttft_s)),
         duration(float(request.get("elapsed_s") or 0)),
     ]
+
+
+_MAX_ENTRIES = 200
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all cached state. Running replies go on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Show what the server's prefix cache holds, or clear it."""
+    server = find_server(url, api_key, as_admin=True)
+    held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
+    if as_json:
+        print(json.dumps(held, indent=2))
+    elif clear:
+        print(f"The cache is empty: {readable(int(held['freed_bytes']))} were freed.")
+    else:
+        console().print(cache_tree(held["data"], held["cache"]))
+
+
+def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
+    """Runs of tokens below the run that they continue: what conversations share stands once."""
+    if not counts.get("enabled"):
+        return Tree("The prefix cache is off.")
+    root = Tree(
+        f"{counts.get('entry_count', 0)} conversations, {counts.get('current_memory_mb', 0):,.1f} of "
+        f"{counts.get('max_memory_mb', 0):,.1f} MB; {counts.get('hits', 0)} hits, {counts.get('misses', 0)} misses, "
+        f"{counts.get('tokens_saved', 0):,} tokens not computed again"
+    )
+    branches: dict[Any, Tree] = {None: root}
+    known = {entry["node_id"] for entry in entries}
+    # A parent begins before its children do.
+    for entry in sorted(entries, key=lambda each: (each["start"], each["node_id"]))[:_MAX_ENTRIES]:
+        parent = entry["parent_id"] if entry["parent_id"] in known else None
+        branches[entry["node_id"]] = branches.get(parent, root).add(_entry(entry))
+    if len(entries) > _MAX_ENTRIES:
+        root.add(f"and {len(entries) - _MAX_ENTRIES} more: see --json")
+    return root
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    num_bytes = entry["segment_bytes"] + entry["state_bytes"]
+    state = ", a state copy" if entry["state_bytes"] else ""
+    salted = ", salted" if entry.get("salted") else ""
+    return f"tokens {entry['start']:,}–{entry['end']:,}  {readable(num_bytes)}{state}, {entry['hits']} hits{salted}"

@@ -1,9 +1,12 @@
-"""What models, servers and files say, made safe for a terminal: their text may hold control sequences."""
+"""What all commands share: a console that is safe for untrusted text, readable figures, and how a command ends."""
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+from ..core.errors import VLLMMLXError
 
 # C0, DEL and C1 begin every sequence that moves the cursor, sets the clipboard or renames the window.
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
@@ -47,3 +50,35 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class ExitCode(IntEnum):
+    """What a command tells the shell or the supervisor that started it."""
+
+    DONE = 0
+    FAILED = 1  # exit code of `serve`: a setting, file or machine that cannot serve; a restart would fail again
+    USAGE = 2  # the command line is wrong
+    RESTART = 75  # EX_TEMPFAIL of sysexits.h: `serve` broke down and can be started again
+    INTERRUPTED = 130  # Ctrl-C, as shells count it
+
+
+class CommandFailed(VLLMMLXError):
+    """It was asked for well, and did not work."""
+
+    exit_code = ExitCode.FAILED
+
+
+class WrongUsage(CommandFailed):
+    """What was asked for makes no sense."""
+
+    exit_code = ExitCode.USAGE
+
+
+class BrokeDown(CommandFailed):
+    """A server that worked, or could have, ended by an error of its own."""
+
+    exit_code = ExitCode.RESTART
+
+
+def exit_code_of(error: VLLMMLXError) -> ExitCode:
+    return error.exit_code if isinstance(error, CommandFailed) else ExitCode.FAILED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_mlx.cli.sse import event_of, events_of
+from vllm_mlx.cli.remote import event_of, events_of
 
 
 @pytest.mark.parametrize("line", ["", ": keep-alive", "event: message_stop", "data: [DONE]", "data:[DONE]", "retry: 5"])
