@@ -95,7 +95,7 @@ def test_commands_in_code_exist_and_have_their_flags(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_clients_are_told_there_what_launch_tells_them(name: str) -> None:
+def test_the_pages_hold_what_launch_configures(name: str) -> None:
     client = CLIENTS[name]
     target = Target(
         url="http://127.0.0.1:8000",
@@ -106,7 +106,7 @@ def test_clients_are_told_there_what_launch_tells_them(name: str) -> None:
     )
     script = client.plan(target, Path("/home/me")).script(client.title)
     page = read(ROOT / "docs" / "clients" / f"{name}.md")
-    section = page.partition("\n## What it is told\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## What `launch` configures\n")[2].partition("\n## ")[0]
     example = re.findall(r"```(?:bash|toml)\n(.*?)```", section, re.DOTALL)
     assert page.startswith(f"# {client.title}\n") and f"\n{client.install}\nvllm-mlx launch {name}\n" in page
     assigned = {word.partition("=")[0] for code in example for word in re.findall(r"\b[A-Z_]{6,}=\S+", code)}
