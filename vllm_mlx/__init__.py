@@ -19,15 +19,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .core.config import MediaConfig
-    from .core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralTag
-    from .core.request import SamplingParams
+    from .core.request import Choice, Grammar, Guide, JsonSchema, Regex, SamplingParams, StructuralTag
     from .llm import LLM
 
 _HOMES = {
     "LLM": ".llm",
     "MediaConfig": ".core.config",
     "SamplingParams": ".core.request",
-    **dict.fromkeys(("Choice", "Grammar", "Guide", "JsonSchema", "Regex", "StructuralTag"), ".core.guide"),
+    **dict.fromkeys(("Choice", "Grammar", "Guide", "JsonSchema", "Regex", "StructuralTag"), ".core.request"),
 }
 
 

@@ -19,9 +19,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tests.support.checkpoints import MARKER_TOKENS, SPECIAL_TOKENS, write_checkpoint
 from tests.support.engine_driver import Driver
 from tests.support.guiding import PERSON, Guiding
-from vllm_mlx.core.constraint import Constraint
-from vllm_mlx.core.guide import JsonSchema
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import JsonSchema
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .figures import OURS, Aim, Figure

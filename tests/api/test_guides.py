@@ -13,9 +13,18 @@ from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.decode import decode_response
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
 from vllm_mlx.core.messages import ToolChoice
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.request import (
+    Choice,
+    Grammar,
+    Guide,
+    JsonSchema,
+    Regex,
+    Request,
+    StructuralFormat,
+    StructuralTag,
+    TagStructure,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 USER = [{"role": "user", "content": "hi"}]

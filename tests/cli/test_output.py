@@ -19,7 +19,7 @@ import logging, sys
 from rich.console import Console
 from tests.server.fakes import FakeEngine
 from vllm_mlx.cli.output import write_last
-from vllm_mlx.core.api_key import unnamed_keys
+from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.cli.serve import configure_logging
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig

@@ -16,7 +16,7 @@ from vllm_mlx.cli.settings import Settings, flag_name
 from vllm_mlx.cli.sources import load_settings, unknown_variables
 from vllm_mlx.core.config import EngineConfig, MediaConfig, ReasoningStrings
 from vllm_mlx.core.errors import ConfigError, setting
-from vllm_mlx.core.limits import RequestLimits
+from vllm_mlx.core.request import RequestLimits
 from vllm_mlx.server.config import ConnectionLimits, ServerConfig
 
 

@@ -12,7 +12,7 @@ from tests.support.guiding import Guiding, is_person
 from tests.support.rows import row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.guide import Choice, Regex
+from vllm_mlx.core.request import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
 
 HOT = TokenSampling(temperature=1.2, seed=11)

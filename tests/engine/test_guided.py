@@ -10,7 +10,7 @@ from tests.support.engine_driver import GREEDY, Driver, plain_loop
 from tests.support.guiding import Guiding, is_person
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
-from vllm_mlx.core.guide import Choice, Regex
+from vllm_mlx.core.request import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.runner.row_constraint import RowConstraint
 

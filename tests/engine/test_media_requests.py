@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine import preparing
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, TimeLimit
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.support.running import eventually
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, Overloaded, TimeLimit
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine import prompt_pool
 from vllm_mlx.engine.prompt_pool import MAX_THREADS, TENANT_THREADS, PromptPool
 

@@ -23,7 +23,7 @@ from vllm_mlx.core.errors import (
     TooManyRequests,
     VLLMMLXError,
 )
-from vllm_mlx.core.limits import RequestLimits
+from vllm_mlx.core.request import RequestLimits
 
 from ..server.fakes import FakeEngine
 from .normal import normalised

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.guide import Guide, JsonSchema
+from vllm_mlx.core.request import Guide, JsonSchema
 from vllm_mlx.guidance.grammars import guide_grammar
 
 from .random_sampler import RandomSampler, sampler

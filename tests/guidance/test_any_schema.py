@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.support.drawing import examples
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import RequestError
-from vllm_mlx.core.guide import Guide, JsonSchema
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
-from vllm_mlx.core.request import Request, SamplingParams
+from vllm_mlx.core.request import Guide, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder

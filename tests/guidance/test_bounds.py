@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.guide import Grammar, Guide, StructuralFormat
 from vllm_mlx.core.messages import ToolSpec
+from vllm_mlx.core.request import Grammar, Guide, StructuralFormat
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, guide_grammar, required_calls
 from vllm_mlx.guidance.grammars.json_schema import checked_schema

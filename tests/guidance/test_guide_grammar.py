@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
-from vllm_mlx.core.guide import Choice, Grammar, Guide, Regex, StructuralFormat, StructuralTag, TagStructure
+from vllm_mlx.core.request import Choice, Grammar, Guide, Regex, StructuralFormat, StructuralTag, TagStructure
 from vllm_mlx.guidance.grammars import Header, guide_grammar
 
 from .random_sampler import sampler

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.rows import row
-from vllm_mlx.core.constraint import Constraint, Tag, TagWatch
-from vllm_mlx.core.guide import Choice, Guide
-from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.request import Choice, Guide
+from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch, TokenSampling
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.guidance.tag_watch import TextWatch

@@ -9,8 +9,8 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
-from vllm_mlx.core.guide import Choice, Guide, JsonSchema
 from vllm_mlx.core.messages import ToolChoice, ToolSpec
+from vllm_mlx.core.request import Choice, Guide, JsonSchema
 from vllm_mlx.formats import reasoning_tags
 
 from ..formats.support import REASONING_FORMATS

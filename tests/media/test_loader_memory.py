@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from vllm_mlx.core.config import MediaConfig
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, InvalidImage, InvalidVideo, TimeLimit
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.cache import DecodedCache
 from vllm_mlx.media.image import DecodedImage
 from vllm_mlx.media.loader import LoadedMedia, MediaLoader

@@ -5,8 +5,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, InvalidImage
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.clip import Clip
 from vllm_mlx.media.video import FrameSampling, VideoFile, VideoLimits
 

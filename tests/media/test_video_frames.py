@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, InvalidImage
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.decode import ImageFile
 from vllm_mlx.media.video import FrameFiles
 

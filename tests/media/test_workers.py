@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled
+from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.workers import Workers
 
 

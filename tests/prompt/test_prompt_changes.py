@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.messages import Message, TextPart, ToolResultPart
-from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
+from vllm_mlx.core.receipt import ChangeCause, PromptChange
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt import prompt_changes
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor

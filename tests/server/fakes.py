@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from vllm_mlx.core.config import ModelInfo
 from vllm_mlx.core.errors import EngineDead, GenerationError, Overloaded, VLLMMLXError
 from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
-from vllm_mlx.core.prompt_change import PromptChange
+from vllm_mlx.core.receipt import PromptChange
 from vllm_mlx.core.request import Request
 
 from ..api.fakes import FakeTokens

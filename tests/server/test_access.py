@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.support.running import Running, serving
-from vllm_mlx.core.api_key import unnamed_keys
 from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server import run
 from vllm_mlx.server.config import ServerConfig
 

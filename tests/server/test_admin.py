@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.running import Running, eventually, serving
-from vllm_mlx.core.api_key import APIKey
+from vllm_mlx.core.tenants import APIKey
 from vllm_mlx.server.tenants import is_admin
 
 from .fakes import FakeEngine

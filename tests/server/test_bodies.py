@@ -26,8 +26,8 @@ from vllm_mlx.api.validation import describe
 from vllm_mlx.api.wire import Items
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
-from vllm_mlx.core.limits import RequestLimits
 from vllm_mlx.core.messages import TextPart
+from vllm_mlx.core.request import RequestLimits
 from vllm_mlx.server import json_bytes
 from vllm_mlx.server.bodies import _read, _Worker
 from vllm_mlx.server.json_bytes import LARGE_BYTES, MAX_PARTS, MAX_TEXT_BYTES, MAX_VALUES, read_json

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.running import Running, serving
-from vllm_mlx.core.api_key import unnamed_keys
+from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.guards import own_names
 

@@ -15,9 +15,8 @@ from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.api.text import MAX_DEPTH, is_deeper
 from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
-from vllm_mlx.core.limits import RequestLimits
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.core.request import Request
+from vllm_mlx.core.request import Request, RequestLimits
 from vllm_mlx.server.config import ConnectionLimits, ServerConfig
 from vllm_mlx.server.guards import BODIES, RateLimit
 
@@ -68,7 +67,7 @@ def test_more_than_a_request_may_hold(server: Running, path: str, body: Any, par
 
 
 def test_a_schema_far_beyond_its_limit_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_mlx.core.limits.json.dumps", None)
+    monkeypatch.setattr("vllm_mlx.core.request.json.dumps", None)
     for schema in ({"description": "x" * 500}, {"enum": [1] * 500}, {"properties": {str(n): {} for n in range(99)}}):
         tool = ToolSpec("f", None, schema, param="tools")
         with pytest.raises(InvalidParameter, match="--max-schema-bytes"):

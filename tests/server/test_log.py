@@ -11,7 +11,7 @@ from tests.support.rows import row
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
-from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
+from vllm_mlx.core.receipt import ChangeCause, PromptChange
 from vllm_mlx.server import record
 
 from .fakes import FakeEngine, Pause, finished

@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.running import Running, eventually
 from vllm_mlx.cli.remote import events_of
-from vllm_mlx.core.prompt_change import ChangeCause, PromptChange
-from vllm_mlx.core.receipt import CacheReceipt, Expectation, Shortfall
+from vllm_mlx.core.receipt import CacheReceipt, ChangeCause, Expectation, PromptChange, Shortfall
 from vllm_mlx.demo import demo_path
 
 from .watched import engine_served

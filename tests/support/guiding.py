@@ -7,10 +7,8 @@ from typing import Any
 import jsonschema
 
 from vllm_mlx.core.config import EngineConfig, ReasoningStrings
-from vllm_mlx.core.constraint import Constraint
-from vllm_mlx.core.guide import Guide, GuideForm, JsonSchema
-from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.core.sequence import PromptInputs
+from vllm_mlx.core.request import Guide, GuideForm, JsonSchema, Request, SamplingParams
+from vllm_mlx.core.sequence import Constraint, PromptInputs
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.tokens.tokenizer import Tokenizer
 

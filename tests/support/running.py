@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from vllm_mlx.core.api_key import unnamed_keys
+from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import EngineServer, listen

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ..core.errors import InvalidParameter, Unsupported, shown
-from ..core.guide import (
+from ..core.request import (
     Choice,
     Grammar,
     Guide,

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..core.api_key import APIKey, unnamed_keys
 from ..core.errors import ConfigError
+from ..core.tenants import APIKey, unnamed_keys
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")

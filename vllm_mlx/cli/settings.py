@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..core import errors
-from ..core.api_key import APIKey
 from ..core.config import (
     CacheReasoning,
     EngineConfig,
@@ -27,9 +26,9 @@ from ..core.config import (
     ToolGrammar,
 )
 from ..core.errors import ConfigError, InvalidParameter
-from ..core.limits import RequestLimits
-from ..core.machine import physical_memory
-from ..core.request import SamplingParams
+from ..core.memory import physical_memory
+from ..core.request import RequestLimits, SamplingParams
+from ..core.tenants import APIKey
 from ..server.config import ConnectionLimits, ServerConfig
 from .keys import all_keys
 from .memory import MemoryAmount, parse_bytes, parse_memory

@@ -1,6 +1,10 @@
-"""The one place that catches every error: a fence keeps a failure away from the work around it."""
+"""The one place that catches every error: a fence keeps a failure away from the work around it.
+
+It also frees what an error keeps alive.
+"""
 
 import logging
+import traceback
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +27,7 @@ class Fence:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if not isinstance(error, Exception):
             return False
@@ -31,3 +35,22 @@ class Fence:
         if self._is_logged:
             logger.error("An error was contained. Unharmed: %s", self._protects, exc_info=error)
         return True
+
+
+def clear_locals(error: BaseException) -> None:
+    """Free the locals of all finished frames of an exception, its causes and its group. Line numbers stay for the log.
+
+    An exception is often part of a reference cycle (frame, future, exception) that only a full garbage collection
+    frees. Until then it would keep everything that its frames refer to.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions

@@ -1,5 +1,6 @@
-"""The bytes that a row's state takes at a given length, and the bytes available. Pure arithmetic: asks no device."""
+"""The bytes that a row's state takes at a given length, and the bytes available. It asks no device."""
 
+import os
 from dataclasses import dataclass
 
 from .errors import ConfigError, setting
@@ -92,3 +93,8 @@ NO_OVERRUN = Overrun()
 
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
+
+
+def physical_memory() -> int:
+    """The machine's memory, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

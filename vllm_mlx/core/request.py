@@ -1,14 +1,115 @@
-"""A client's request, the same for every protocol."""
+"""A client's request, the same for every protocol: the form that it demands of its reply, and limits on its size.
 
+It knows no wire format, no grammar library and no tokenizer.
+"""
+
+import json
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .config import CacheReasoning
-from .errors import InvalidParameter, shown
-from .guide import Guide
+import pydantic.dataclasses
+from pydantic import Field
+
+from .config import CacheReasoning, SettingsGroup
+from .errors import InvalidParameter, setting, shown
 from .messages import Message, ToolChoice, ToolSpec
+
+MAX_GUIDE_CHARS = 256 * 1024
+MAX_CHOICES = 4096
+MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """One JSON text that is valid under the schema."""
+
+    schema: Mapping[str, Any] | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that the pattern matches from its first to its last character."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of these texts."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A text that the grammar derives; `text` is the grammar in Lark's notation or in GBNF."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TagStructure:
+    """The text `begin`, content that is valid under the schema, and the text `end`."""
+
+    begin: str
+    schema: Mapping[str, Any] | bool
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """Free text in which a trigger always begins one of the structures."""
+
+    structures: tuple[TagStructure, ...]
+    triggers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralFormat:
+    """The newer form of a structural tag: a tree of `{"type": …}` that describes the complete reply."""
+
+    format: Mapping[str, Any]
+
+
+GuideForm = JsonSchema | Regex | Choice | Grammar | StructuralTag | StructuralFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """A demanded form and its request field, `param`. Raises InvalidParameter, which names that field."""
+
+    form: GuideForm
+    param: str = "structured_outputs"
+    in_reasoning: bool = False  # True: it also binds the reasoning before the answer
+
+    def __post_init__(self) -> None:
+        match self.form:
+            case Choice(options):
+                self._check(bool(options), "needs at least one option")
+                self._check(len(options) <= MAX_CHOICES, f"takes at most {MAX_CHOICES} options")
+                self._check(all(options), "takes no empty option")
+                self._check_size(sum(map(len, options)))
+            case Regex(text) | Grammar(text):
+                self._check(bool(text), "must not be empty")
+                self._check_size(len(text))
+            case StructuralTag(structures, triggers):
+                self._check(bool(structures), "needs at least one structure")
+                self._check(bool(triggers) and all(triggers), "needs at least one trigger, none of them empty")
+                self._check(len(structures) <= MAX_STRUCTURES, f"takes at most {MAX_STRUCTURES} structures")
+                self._check(len(triggers) <= MAX_STRUCTURES, f"takes at most {MAX_STRUCTURES} triggers")
+                for structure in structures:
+                    is_triggered = structure.begin.startswith(triggers)
+                    self._check(is_triggered, f"has no trigger that begins the structure '{shown(structure.begin)}'")
+
+    def _check_size(self, num_chars: int) -> None:
+        self._check(num_chars <= MAX_GUIDE_CHARS, f"takes at most {MAX_GUIDE_CHARS} characters")
+
+    def _check(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise InvalidParameter(f"`{self.param}` {rule}.", param=self.param)
+
 
 MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
@@ -147,3 +248,68 @@ class Request:
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
     priority: int = 1  # the priority of that key
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits(SettingsGroup):
+    """Limits on the size of one request, the same for every protocol."""
+
+    max_messages: int = Field(default=10_000, gt=0)
+    max_tools: int = Field(default=1024, gt=0)
+    max_schema_bytes: int = Field(default=256 * 1024, gt=0)  # size of one JSON schema, written as JSON
+    max_choices: int = Field(default=1024, gt=0)  # replies to all prompts of one HTTP request together
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidParameter, naming the limit."""
+        self.check_messages(len(request.messages or ()))
+        _at_most(
+            len(request.tools) + len(request.unlisted_tools), self.max_tools, "tools", "tools", setting("max_tools")
+        )
+        for param, schema in _schemas(request):
+            if schema and _is_longer(schema, self.max_schema_bytes):
+                raise InvalidParameter(
+                    f"A JSON schema in `{param}` is longer than {self.max_schema_bytes} bytes "
+                    f"({setting('max_schema_bytes')}).",
+                    param=param,
+                )
+
+    def check_messages(self, num_messages: int) -> None:
+        """Raises InvalidParameter, naming the limit."""
+        _at_most(num_messages, self.max_messages, "messages", "messages", setting("max_messages"))
+
+    def check_choices(self, num_choices: int) -> None:
+        """Raises InvalidParameter, naming the limit."""
+        _at_most(num_choices, self.max_choices, "n", "choices", setting("max_choices"))
+
+
+def _at_most(number: int, limit: int, param: str, noun: str, limit_name: str) -> None:
+    if number > limit:
+        message = f"This request has {number} {noun}; the server takes at most {limit} ({limit_name})."
+        raise InvalidParameter(message, param=param)
+
+
+def _is_longer(schema: Any, max_bytes: int) -> bool:
+    """Whether the schema has more than `max_bytes` as JSON. It is only written if the lengths of its texts fit."""
+    num_bytes, left = 0, [schema]
+    while left and num_bytes <= max_bytes:
+        value = left.pop()
+        num_bytes += len(value) + 2 if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+    return num_bytes > max_bytes or len(json.dumps(schema)) > max_bytes
+
+
+def _schemas(request: Request) -> Iterator[tuple[str, Any]]:
+    for tool in (*request.tools, *request.unlisted_tools):
+        yield "tools", tool.parameters
+    guide = request.sampling.guide
+    match None if guide is None else guide.form:
+        case JsonSchema(schema):
+            yield guide.param if guide else "", schema
+        case StructuralFormat(tree):
+            yield guide.param if guide else "", tree
+        case StructuralTag(structures):
+            for structure in structures:
+                yield guide.param if guide else "", structure.schema

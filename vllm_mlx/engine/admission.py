@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from ..core.config import EngineConfig
 from ..core.errors import TimeLimit, TooManyRequests, setting
 from ..core.request import Request
-from ..core.shares import has_room
+from ..core.tenants import has_room
 from .generation import Generation
 from .monitoring.counters import ReplyStats
 

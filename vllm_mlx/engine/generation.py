@@ -9,7 +9,7 @@ from types import TracebackType
 
 from ..core.errors import Cancelled, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
-from ..core.prompt_change import PromptChange
+from ..core.receipt import PromptChange
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..output.pipeline import OutputPipeline

@@ -5,12 +5,11 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from ..core.deadline import Deadline
 from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
-from ..core.fence import Fence
+from ..core.fence import Fence, clear_locals
 from ..core.messages import MediaPart
 from ..core.request import Request
-from ..core.tracebacks import clear_locals
+from ..core.tasks import Deadline
 from ..media.clip import Decoded
 from ..media.encoder_inputs import MediaInputs
 from ..media.loader import MediaLoader

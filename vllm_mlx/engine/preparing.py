@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
-from ..core.deadline import Deadline
 from ..core.errors import Cancelled, setting
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
+from ..core.tasks import Deadline
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .media_requests import MediaRequests
 from .monitoring.counters import ReplyStats

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..core.deadline import Deadline
 from ..core.errors import Overloaded
-from ..core.tasks import settle
+from ..core.tasks import Deadline, settle
 from .monitoring.watchdog import place_in, stack_of
 
 logger = logging.getLogger(__name__)

@@ -9,11 +9,9 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
-from ..core.constraint import Constraint, ReasoningRule
 from ..core.errors import InvalidParameter, Unsupported, setting
-from ..core.guide import Grammar
-from ..core.request import Request
-from ..core.sequence import PromptInputs
+from ..core.request import Grammar, Request
+from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import SchemaBudget, call_tags
 from ..tokens.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.config import ReasoningStrings
-from ..core.constraint import ReasoningRule, Tag, TagWatch
+from ..core.sequence import ReasoningRule, Tag, TagWatch
 from ..formats import ReasoningTags, call_tags, reasoning_tags
 from ..tokens.tokenizer import Tokenizer
 from .grammars import NO_HEADER, Header

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..core.constraint import Tag
+from ..core.sequence import Tag
 
 Marker = tuple[int, ...]
 _SUFFIX = 32  # tokens that are decoded to find a tag in plain text

@@ -4,8 +4,8 @@ import asyncio
 import threading
 from collections import deque
 
-from ..core.deadline import Deadline
 from ..core.errors import InvalidImage, Overloaded
+from ..core.tasks import Deadline
 from .sources import megabytes
 
 _SMALL_SHARE = 8  # a request with at most an eighth of all pixels is small

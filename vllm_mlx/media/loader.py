@@ -11,11 +11,10 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from ..core.config import MediaConfig
-from ..core.deadline import Deadline
 from ..core.errors import InvalidImage, InvalidVideo, Overloaded, setting
+from ..core.fence import clear_locals
 from ..core.messages import ImagePart, MediaPart, VideoPart
-from ..core.tasks import together
-from ..core.tracebacks import clear_locals
+from ..core.tasks import Deadline, together
 from .cache import DecodedCache
 from .clip import Decoded
 from .decode import ImageFile

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..core.config import MediaConfig
-from ..core.deadline import Deadline
 from ..core.errors import InvalidImage, setting
+from ..core.tasks import Deadline
 from .clip import Clip, FrameStack
 from .decode import ImageFile, what_else
 from .image import fitting, scaled

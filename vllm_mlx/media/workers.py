@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from ..core.deadline import Deadline
+from ..core.tasks import Deadline
 
 T = TypeVar("T")
 

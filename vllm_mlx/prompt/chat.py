@@ -5,11 +5,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..core.deadline import Deadline
 from ..core.errors import InvalidParameter, TemplateError
 from ..core.messages import Message
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
+from ..core.tasks import Deadline
 from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ..core.deadline import Deadline
 from ..core.errors import TemplateError
 from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ..core.request import Request
+from ..core.tasks import Deadline
 from .encoded import EncodedText
 from .reply_memory import Boundary
 from .template import ChatTemplate

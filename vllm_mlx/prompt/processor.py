@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.config import CacheReasoning, EngineConfig
-from ..core.constraint import Constraint
-from ..core.deadline import Deadline
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request
-from ..core.sequence import PromptInputs
+from ..core.sequence import Constraint, PromptInputs
+from ..core.tasks import Deadline
 from ..formats import SchemaBudget, Schemas, resolve_formats
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..media.parts import media_parts, replace_media

@@ -10,8 +10,7 @@ from hashlib import blake2b
 from sys import getsizeof
 
 from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
-from ..core.prompt_change import ChangeCause, PromptChange
-from ..core.receipt import Expectation
+from ..core.receipt import ChangeCause, Expectation, PromptChange
 from ..core.request import Request
 from ..output.reply import FinishedReply
 from .chat import ChatPrompt

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from ..core.machine import physical_memory
-from ..core.memory import NO_OVERRUN, Overrun
+from ..core.memory import NO_OVERRUN, Overrun, physical_memory
 
 _SHARE_OF_RAM = 0.7  # if the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # share of Metal's recommended working set

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.constraint import Constraint, ReasoningRule, Tag, TagWatch
 from ..core.errors import GenerationError, GrammarLimit
-from ..core.sequence import Sequence
+from ..core.sequence import Constraint, ReasoningRule, Sequence, Tag, TagWatch
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,); bit i of word w stands for token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)

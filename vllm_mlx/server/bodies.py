@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ..api.sealed import may_hold_sealed
 from ..core.errors import RequestError
-from ..core.limits import RequestLimits
+from ..core.request import RequestLimits
 from ..core.tasks import settle
 from .json_bytes import LARGE_BYTES, read_json
 

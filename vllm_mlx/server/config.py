@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from ..core.api_key import APIKey
 from ..core.config import SettingsGroup
 from ..core.errors import ConfigError, setting
-from ..core.limits import RequestLimits
+from ..core.request import RequestLimits
+from ..core.tenants import APIKey
 
 MAX_BODY_BYTES = 256 * 1024 * 1024  # images come inside the body
 

@@ -13,9 +13,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.api_key import APIKey
 from ..core.errors import TooManyRequests, setting, shown
-from ..core.shares import has_room
+from ..core.tenants import APIKey, has_room
 from .error_handlers import envelope_of, http_error, respond
 from .record import record_of
 from .tenants import priority_of, tenant_of

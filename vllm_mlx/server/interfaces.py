@@ -10,7 +10,7 @@ from ..api.encoder import TokenNames
 from ..cache.stats import Entry
 from ..core.config import ModelInfo
 from ..core.events import GenerationEvent
-from ..core.prompt_change import PromptChange
+from ..core.receipt import PromptChange
 from ..core.request import Request
 from ..engine.monitoring.schema import EngineStatus
 

@@ -21,8 +21,7 @@ from ..core.events import (
     Usage,
 )
 from ..core.fence import Fence
-from ..core.prompt_change import PromptChange
-from ..core.receipt import CacheReceipt, Shortfall
+from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from .error_handlers import CLIENT_GONE
 from .status import LastReply
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from ..api.encoder import ReplyFold, StreamEncoder
 from ..api.reply import Reply
 from ..core.events import GenerationEvent
-from ..core.prompt_change import PromptChange
+from ..core.receipt import PromptChange
 from ..core.request import Request
 from .bodies import beside_loop
 from .interfaces import Engine, Generation

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...core.errors import InvalidParameter, Unsupported, shown
-from ...core.guide import Guide
 from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
-from ...core.request import Request, SamplingParams, check_stop
+from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..guides import decode_format, one_guide
 from ..parameters import decode_sampling
 from ..quirks import without_client_marks

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
-from ...core.guide import Guide
 from ...core.messages import ToolChoice, ToolSpec
-from ...core.request import Request, SamplingParams
+from ...core.request import Guide, Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import decode_sampling, decode_thinking, named_choice

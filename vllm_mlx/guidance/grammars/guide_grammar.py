@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.guide import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
+from ...core.request import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
 from .json_schema import checked_schema
 from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, optional
 from .schema_costs import check_grammar

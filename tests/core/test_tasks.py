@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm_mlx.core.deadline import Deadline
 from vllm_mlx.core.errors import Cancelled, TimeLimit
+from vllm_mlx.core.tasks import Deadline
 
 
 def test_work_goes_on_until_its_time_is_over() -> None:
