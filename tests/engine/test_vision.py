@@ -7,9 +7,8 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.sequence import PromptInputs
-from vllm_mlx.media.encoder_inputs import ItemInputs, MediaInputs
 from vllm_mlx.media.limits import ByteRoom
-from vllm_mlx.media.rendered import Arrays
+from vllm_mlx.media.rendered import Arrays, ItemInputs, MediaInputs
 
 from .vision_harness import VisionModel, full
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.media.addresses import is_public
-from vllm_mlx.media.fetch import MediaFetcher
+from vllm_mlx.media.fetch import MediaFetcher, is_public
 
 SSL = ssl.create_default_context()
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.215.14", "2606:4700:4700::1111", "2a00:1450:4001:82b::200e", "64:ff9b::8.8.8.8",

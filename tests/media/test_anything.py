@@ -14,7 +14,7 @@ from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.core.messages import ImagePart
 from vllm_mlx.media.decode import ImageFile
 from vllm_mlx.media.loader import MediaLoader
-from vllm_mlx.media.local import MediaRoot
+from vllm_mlx.media.sources import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, web
 from .samples import animated, corners, encode, progressive, turned

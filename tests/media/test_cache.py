@@ -8,7 +8,7 @@ import pytest
 from vllm_mlx.core.sequence import Layout
 from vllm_mlx.media.cache import DecodedCache, KnownAddresses, RenderedCache
 from vllm_mlx.media.fetch import Fetched
-from vllm_mlx.media.image import DecodedImage, Fingerprint
+from vllm_mlx.media.pixels import DecodedImage, Fingerprint
 from vllm_mlx.media.rendered import RenderedMedia, media_item
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from vllm_mlx.core.errors import InvalidImage
 from vllm_mlx.media.decode import ImageFile
-from vllm_mlx.media.image import DecodedImage
+from vllm_mlx.media.pixels import DecodedImage
 
 from .samples import (
     BLUE,

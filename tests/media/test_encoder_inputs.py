@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import GenerationError, InvalidImage
-from vllm_mlx.media.encoder_inputs import ItemInputs, MediaInputs
 from vllm_mlx.media.limits import ByteRoom
+from vllm_mlx.media.rendered import ItemInputs, MediaInputs
 
 PIECES = [{"pixel_values": np.full(10, number, np.uint8)} for number in range(3)]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_mlx.media.image import DecodedImage
+from vllm_mlx.media.pixels import DecodedImage
 
 
 def test_the_digest_is_of_size_and_pixels() -> None:

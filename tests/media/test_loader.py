@@ -12,10 +12,10 @@ from PIL import Image
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage, Overloaded
 from vllm_mlx.core.messages import ImagePart
-from vllm_mlx.media.image import DecodedImage
 from vllm_mlx.media.limits import MAX_FILES_BYTES
 from vllm_mlx.media.loader import MediaLoader
-from vllm_mlx.media.local import MediaRoot
+from vllm_mlx.media.pixels import DecodedImage
+from vllm_mlx.media.sources import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
 from .samples import BLUE, RED, corners, encode

@@ -17,9 +17,9 @@ from vllm_mlx.core.errors import Cancelled, InvalidImage, InvalidVideo, TimeLimi
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
 from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.cache import DecodedCache
-from vllm_mlx.media.image import DecodedImage
 from vllm_mlx.media.loader import LoadedMedia, MediaLoader
-from vllm_mlx.media.local import MediaRoot
+from vllm_mlx.media.pixels import DecodedImage
+from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
 from .samples import encode, live_blocks

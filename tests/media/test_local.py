@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vllm_mlx.core.errors import ConfigError, InvalidImage
-from vllm_mlx.media.local import MediaRoot
+from vllm_mlx.media.sources import MediaRoot
 
 
 @pytest.fixture

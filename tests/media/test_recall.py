@@ -10,8 +10,8 @@ from PIL import Image
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
 from vllm_mlx.media.loader import LoadedMedia, MediaLoader
-from vllm_mlx.media.local import MediaRoot
 from vllm_mlx.media.rendered import RenderedMedia
+from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
 from .samples import encode

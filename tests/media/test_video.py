@@ -7,7 +7,7 @@ import pytest
 
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.tasks import Deadline
-from vllm_mlx.media.clip import Clip
+from vllm_mlx.media.pixels import Clip
 from vllm_mlx.media.video import FrameSampling, VideoFile, VideoLimits
 
 from .samples import corners

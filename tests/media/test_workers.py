@@ -9,7 +9,7 @@ import pytest
 
 from vllm_mlx.core.errors import Cancelled
 from vllm_mlx.core.tasks import Deadline
-from vllm_mlx.media.workers import Workers
+from vllm_mlx.media.limits import Workers
 
 
 def request() -> Deadline:

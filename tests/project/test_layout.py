@@ -8,7 +8,6 @@ from tests.project.sources import PACKAGE, ROOT, imported_modules
 MIN_LINES = 60  # of a file that one module alone imports and no test is named after
 SMALL = {
     "cli/per_prompt.py",
-    "media/layouts.py",
 }
 CIRCLES = {  # packages that import each other, here with the ones below them only
     frozenset({"formats", "formats/bodies"}),

@@ -13,7 +13,7 @@ MAX_FILES = {"chat": 28, "cached turn": 11}  # lower them when a walk gets short
 # Where a hand-over value is constructed, beside the file on the walk.
 OTHER_MAKERS = {
     "Request": {"llm.py", "api/anthropic/decode.py", "api/responses/decode.py"},  # other protocols
-    "PromptInputs": {"prompt/processor.py", "media/rendered.py", "media/probe.py"},  # completions, images, a probe
+    "PromptInputs": {"prompt/processor.py", "media/rendered.py", "media/vision.py"},  # completions, images, a probe
     "Sequence": {"runner/family_check.py"},  # at load
     "StepPlan": {"engine/engine.py"},  # one that does nothing
     "StepOutput": set(),

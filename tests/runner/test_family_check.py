@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.media.probe import VisionProbe
-from vllm_mlx.media.vision import VisionProcessor
+from vllm_mlx.media.vision import VisionProbe, VisionProcessor
 from vllm_mlx.runner import family_check
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import MultimodalModel, load_model

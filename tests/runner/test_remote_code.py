@@ -12,7 +12,7 @@ from transformers.models.auto import tokenization_auto
 
 from vllm_mlx import LLM, SamplingParams
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.media.hf_processor import load_library_processor
+from vllm_mlx.media.renderers import load_library_processor
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import load_model
 from vllm_mlx.tokens.remote_code import RemoteCodeRefused, remote_code

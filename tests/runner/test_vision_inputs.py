@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vllm_mlx.core.sequence import MediaItem
-from vllm_mlx.media.layouts import image_layout, joined, video_layouts
+from vllm_mlx.media.renderers import image_layout, joined, video_layouts
 from vllm_mlx.runner.vision_inputs import chunk_positions, text_delta
 
 GRIDS = [(1, 2, 4), (1, 3, 2), (1, 1, 5)]

@@ -20,7 +20,7 @@ from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import MeasuredModel, load_measured, make_scheduler
-from vllm_mlx.media.probe import VisionProbe
+from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
 from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner

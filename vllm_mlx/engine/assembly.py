@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..core.config import EngineConfig
 from ..media.loader import MediaLoader
-from ..media.local import MediaRoot
+from ..media.sources import MediaRoot
 from ..media.vision import VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..runner.checkpoint import Checkpoint, find_checkpoint

@@ -10,7 +10,7 @@ from ..core.errors import GenerationError
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
-from ..media.probe import VisionProbe
+from ..media.vision import VisionProbe
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import DeviceWatch, device_memory
 from ..runner.runner import Runner

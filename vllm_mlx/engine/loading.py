@@ -9,7 +9,7 @@ from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import MemoryBudget, RowFootprint
-from ..media.probe import VisionProbe
+from ..media.vision import VisionProbe
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint
 from ..runner.device import apply_limits, device_memory

@@ -10,13 +10,12 @@ from ..core.fence import Fence, clear_locals
 from ..core.messages import MediaPart
 from ..core.request import Request
 from ..core.tasks import Deadline
-from ..media.clip import Decoded
-from ..media.encoder_inputs import MediaInputs
+from ..media.limits import Workers
 from ..media.loader import MediaLoader
 from ..media.parts import located, numbered
-from ..media.rendered import RenderedMedia
+from ..media.pixels import Decoded
+from ..media.rendered import MediaInputs, RenderedMedia
 from ..media.vision import VisionProcessor
-from ..media.workers import Workers
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .prompt_pool import PromptPool
 

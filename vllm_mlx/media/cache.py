@@ -9,9 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from .clip import Decoded
 from .fetch import Fetched
-from .image import Fingerprint
+from .pixels import Decoded, Fingerprint
 from .rendered import RenderedMedia
 
 K = TypeVar("K", bound=Hashable)

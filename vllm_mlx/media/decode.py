@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.ImageFile import ImageFile as PillowFile
 
 from ..core.errors import InvalidImage, setting
-from .image import DecodedImage
+from .pixels import DecodedImage
 
 # Pillow may use no other decoders: every further format is more code that strangers' files reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
 import httpx
@@ -18,13 +19,23 @@ import httpx
 from .. import __version__
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
-from .addresses import is_public
 from .sources import Kind, check_bytes
 
+Resolve = Callable[[str, int], Awaitable[list[str]]]  # host name, port -> numeric addresses
+_HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
+_MAX_ADDRESSES = 4  # tried for one host name
+_CONNECT_S = 3.0  # to connect to one address
 HEURISTIC_S = 300.0  # freshness of an answer that does not state it
 _MAX_S = 24 * 3600.0
 _MOVED_FOR_NOW = (302, 303, 307)
 _DIRECTIVE = re.compile(r"([a-z-]+)(?:\s*=\s*\"?(\d+)\"?)?")
+
+
+# IANA's special-purpose registries: networks that `is_global` of some versions of Python, or parts of them, lets pass.
+_SPECIAL = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20")))
+_UNICAST_V6 = IPv6Network("2000::/3")  # everything that is assigned to hosts
+_NAT64 = IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)  # the upper half of the interface identifier; the lower is an IPv4 address
 
 
 def fresh_s(status: int, headers: Mapping[str, str]) -> float:
@@ -46,12 +57,6 @@ def fresh_s(status: int, headers: Mapping[str, str]) -> float:
 def _age_s(headers: Mapping[str, str]) -> float:
     age = headers.get("age", "0")
     return float(age[:12]) if age.isdecimal() else 0.0
-
-
-Resolve = Callable[[str, int], Awaitable[list[str]]]  # host name, port -> numeric addresses
-_HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
-_MAX_ADDRESSES = 4  # tried for one host name
-_CONNECT_S = 3.0  # to connect to one address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,3 +263,29 @@ async def _resolve(host: str, port: int) -> list[str]:
     """The system's look-up, which understands every spelling of an address that it would connect to."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
+
+
+def is_public(text: str) -> bool:
+    """Whether `text` is the numeric address of a host on the public internet. False if it is no address."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return False
+    return _is_global(address) if isinstance(address, IPv4Address) else _is_public_v6(address)
+
+
+def _is_global(address: IPv4Address | IPv6Address) -> bool:
+    return address.is_global and not address.is_multicast and not any(address in network for network in _SPECIAL)
+
+
+def _is_public_v6(address: IPv6Address) -> bool:
+    """An address that contains an IPv4 address leads there, and counts as that address."""
+    value = int(address)
+    low = IPv4Address(value & 0xFFFFFFFF)
+    if address.ipv4_mapped is not None or address in _NAT64:
+        return _is_global(low)
+    if address.sixtofour is not None:
+        return _is_global(address.sixtofour)
+    if value >> 32 & 0xFFFFFFFF in _ISATAP and not _is_global(low):
+        return False
+    return address in _UNICAST_V6 and _is_global(address)

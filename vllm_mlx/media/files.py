@@ -15,16 +15,13 @@ from ..core.errors import InvalidImage, setting
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from .cache import DecodedCache, KnownAddresses
-from .clip import Decoded
 from .decode import ImageFile
 from .fetch import Fetched, MediaFetcher
-from .image import Fingerprint
-from .limits import Allowance
-from .local import MediaRoot
+from .limits import Allowance, Workers
+from .pixels import Decoded, Fingerprint
 from .rendered import RenderedMedia
-from .sources import Inline, Kind, LocalFile, Remote, count_frames, parse_source, split_frames
+from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, parse_source, split_frames
 from .video import FrameFiles, VideoFile, VideoOpener
-from .workers import Workers
 
 T = TypeVar("T")
 Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, digest of its pixels -> as rendered before

@@ -16,16 +16,15 @@ from ..core.fence import clear_locals
 from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.tasks import Deadline, together
 from .cache import DecodedCache
-from .clip import Decoded
 from .decode import ImageFile
 from .fetch import MediaFetcher
 from .files import Found, MediaFiles, Recall, Recalled, Wanted, recall_nothing
-from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate, PixelLane
-from .local import MediaRoot
+from .limits import MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate, PixelLane, Workers
 from .parts import located, numbered
+from .pixels import Decoded
 from .rendered import RenderedMedia
+from .sources import MediaRoot
 from .video import FrameFiles, FrameSampling, VideoFile, VideoOpener
-from .workers import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,27 +1,117 @@
-"""Renders an image or a clip as one checkpoint reads it; a clip in pieces that are encoded one by one. Keeps nothing.
+"""Renders an image or a clip by the checkpoint's processor; a clip in pieces that are encoded one by one.
 
 The vision encoders served here attend to two frames at a time, so pieces give the same features as the complete clip.
+
+Positions of tokens that form a grid (mRoPE), from Qwen2-VL (arXiv 2409.12191): a grid (t, h, w) spans t, h and w
+positions on three axes, counted from its start. Qwen2.5-VL (arXiv 2502.13923) spaces the t axis of a video by time.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ..core.errors import ModelLoadError, first_line, setting
 from ..core.sequence import Layout, MediaItem
+from ..tokens.remote_code import RemoteCodeRefused, remote_code
 from ..tokens.tokenizer import Tokenizer
-from .clip import Clip
-from .hf_processor import FAULTS, ModelProcessor
-from .image import DecodedImage, fitting, scaled
-from .layouts import Grid, image_layout, joined, video_layouts
+from .pixels import Clip, DecodedImage, fitting, scaled
 from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
 
+Grid = tuple[int, int, int]  # (t, h, w), in tokens
+# Options for token ids without special tokens: most processors take the first.
+WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": False}), MappingProxyType({}))
+# What a processor raises on pixels that it cannot take.
+REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
+# What a processor raises on kinds of media or texts that it was not written for.
+FAULTS = (*REFUSALS, LookupError, ArithmeticError, AttributeError, AssertionError, ImportError, RuntimeError)
+MAX_REASON = 200  # characters of a library's message
+_NOT_ENCODER_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 # Verified token by token. Videos of other families are refused.
 _FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 _PIECE_PIXELS = 1 << 20  # encoded at once, unless two frames have more
+
+
+class ModelProcessor:
+    """Not safe to share between threads."""
+
+    def __init__(self, processor: Any, tokenizer: Tokenizer, options: Mapping[str, Any]):
+        """`options`: one of `WAYS`."""
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._options = options
+        self.settings = _settings(processor)
+
+    @property
+    def video_processor(self) -> Any:
+        """None if it takes no videos."""
+        return getattr(self._processor, "video_processor", None)
+
+    def takes(self, name: str) -> bool:
+        """Whether the processor has a parameter of this name."""
+        return name in inspect.signature(self._processor.__call__).parameters
+
+    def run(self, text: str, *, keep_all: bool = False, **media: Any) -> tuple[list[int], dict[str, np.ndarray]]:
+        """Token ids of the text, and encoder inputs of its `media`: `images`, or `videos` with their metadata.
+
+        `keep_all`: also return arrays that describe token ids.
+        """
+        outputs = dict(self._processor(text=[text], **media, **self._options))
+        if "images" in outputs:  # the name in some families
+            outputs["pixel_values"] = outputs.pop("images")
+        ids = [int(token_id) for token_id in np.array(outputs["input_ids"]).reshape(-1)]
+        begin = self._tokenizer.encode("", add_special_tokens=True)
+        if not self._options and begin and ids[: len(begin)] == begin:
+            ids = ids[len(begin) :]  # the chat template writes the first token itself
+        left_out = {"input_ids", "attention_mask"} if keep_all else _NOT_ENCODER_INPUTS
+        arrays = {name: _array(value) for name, value in outputs.items() if name not in left_out}
+        return ids, {name: array for name, array in arrays.items() if array is not None}
+
+
+def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remote_code: bool) -> Any:
+    """Raises ModelLoadError if it cannot be loaded from the checkpoint's files."""
+    from mlx_vlm.utils import get_model_and_args, load_processor
+
+    get_model_and_args(dict(config))  # registers the family's own processor
+    try:
+        with remote_code(path, "processor", trusted=trust_remote_code):
+            return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
+    except RemoteCodeRefused:
+        raise
+    except Exception as error:  # a processor is code of the library, the checkpoint's files its input
+        raise unusable(path, f"its processor cannot be loaded: {first_line(error, MAX_REASON)}") from error
+
+
+def unusable(path: Path, reason: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{path} is a vision checkpoint, but images cannot be served: {reason}. "
+        f"Complete the checkpoint, or serve it with {setting('text_only')}."
+    )
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """A numpy array, made in the thread that made the value: lazy MLX arrays belong to it. None if it is no array."""
+    if value is None or isinstance(value, str):
+        return None
+    array = np.array(value)
+    return None if array.dtype == object else array
+
+
+def _settings(processor: Any) -> bytes:
+    parts = [getattr(processor, "image_processor", processor), getattr(processor, "video_processor", None)]
+    values = [
+        {name: value for name, value in vars(part).items() if not name.startswith("_")}
+        for part in parts
+        if part is not None
+    ]
+    return json.dumps(values, sort_keys=True, default=repr).encode()
 
 
 class ImageRenderer:
@@ -195,3 +285,36 @@ class VideoRenderer:
         if size == (clip.width, clip.height):
             return clip.pixels
         return np.stack([scaled(frame, size) for frame in clip.pixels])
+
+
+def image_layout(grid: Grid) -> Layout:
+    return Layout(_axes(grid), max(grid))
+
+
+def video_layouts(grid: Grid, step: float, group: int) -> list[Layout]:
+    """Layouts of a video that is one grid, in pieces of `group` along t. `step`: positions from one t to the next."""
+    t, h, w = grid
+    times = (np.arange(t + 1) * step).astype(np.int32)
+    times[t] = max(times[t - 1] + 1, h, w)  # text after the video continues behind its longest axis
+    layouts = []
+    for first in range(0, t, group):
+        last = min(t, first + group)
+        positions = _axes((last - first, h, w))
+        positions[0] = times[first:last][positions[0]]
+        layouts.append(Layout(positions - times[first], int(times[last] - times[first])))
+    return layouts
+
+
+def joined(parts: Iterable[Layout | int]) -> Layout:
+    """The layout of grids and texts in sequence; a text is given by its number of tokens."""
+    positions, begin = [], 0
+    for part in parts:
+        if isinstance(part, int):
+            part = Layout(np.tile(np.arange(part, dtype=np.int32), (3, 1)), part)
+        positions.append(part.positions + begin)
+        begin += part.advance
+    return Layout(np.concatenate(positions, axis=1), begin)
+
+
+def _axes(grid: Grid) -> np.ndarray:
+    return np.indices(grid, dtype=np.int32).reshape(3, -1)

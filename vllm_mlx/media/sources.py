@@ -1,26 +1,26 @@
-"""Classifies the source of an image or video: its own bytes, a web address or a file. Fetches and opens nothing."""
+"""Where an image or video comes from: its own bytes, a file of this machine, or a web address. Fetches nothing."""
 
 import binascii
+import os
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeGuard
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from ..core.errors import InvalidImage, setting
+from ..core.errors import ConfigError, InvalidImage, setting
 
 Kind = Literal["image", "video"]
 VideoSource = str | bytes | tuple[str, ...]  # a file, or image files that are its frames
 _FRAMES = "data:video/jpeg;base64,"
 _LABEL_CHARS = 80
-_MAX_PATH_CHARS = (
-    16_384  # in the path of a file, escaped or not: file systems take less, and every part costs a look-up
-)
+_MAX_PATH_CHARS = 16_384  # escaped or not: file systems take less, and every part of a path costs a look-up
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not block
 _PIECE_CHARS = 1 << 20  # characters of base64; a multiple of four
 _SPACE = b"\t\n\f\r "
 # Characters of base64 and white space as URLs escape them.
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%20": "", "%09": "", "%0A": "", "%0D": ""}
-_MAX_ESCAPED_CHARS = (
-    1 << 20
-)  # characters of data that is not base64: decoding takes 150 bytes of memory for every byte of it
+_MAX_ESCAPED_CHARS = 1 << 20  # of data that is not base64: decoding takes 150 bytes of memory for every byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +161,49 @@ def _file_path(url: str) -> str:
     if parts.netloc not in ("", "localhost"):
         raise InvalidImage("its file URL names another machine. Write file:///path.")
     return unquote(parts.path)
+
+
+class MediaRoot:
+    """The folder whose files may be read; None for no file at all. Raises ConfigError if `root` is no folder."""
+
+    def __init__(self, root: str | None):
+        self._root = None
+        if root is not None:
+            folder = Path(root).expanduser()
+            if not folder.is_dir():
+                raise ConfigError(f"{setting('media_root')} {root} is not a folder.")
+            self._root = folder.resolve()
+
+    def read(self, path: str, max_bytes: int, kind: Kind = "image") -> bytes:
+        """The bytes of a file. Links that lead out of the folder are refused. Raises InvalidImage."""
+        if self._root is None:
+            raise InvalidImage(
+                f"this server reads no files. Send a data URL, or start it with {setting('media_root')} FOLDER."
+            )
+        try:
+            relative = Path(path).resolve(strict=True).relative_to(self._root)
+            with os.fdopen(_open(self._root, relative.parts), "rb") as file:
+                check_bytes(os.fstat(file.fileno()).st_size, max_bytes, kind)
+                data = file.read(max_bytes + 1)
+        except (OSError, ValueError, RuntimeError) as error:  # a loop of links is a RuntimeError
+            raise InvalidImage(f"there is no such file that can be read under {setting('media_root')}.") from error
+        check_bytes(len(data), max_bytes, kind)
+        return data
+
+
+def _open(root: Path, parts: tuple[str, ...]) -> int:
+    """Open folder by folder and follow no link: one that was made after the path was resolved leads nowhere."""
+    if not parts:
+        raise IsADirectoryError(str(root))
+    folder = os.open(root, _FLAGS | os.O_DIRECTORY)
+    try:
+        for name in parts[:-1]:
+            folder, parent = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=folder), folder
+            os.close(parent)
+        file = os.open(parts[-1], _FLAGS, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError("not a regular file")
+    return file

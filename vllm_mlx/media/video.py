@@ -15,9 +15,8 @@ import numpy as np
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
 from ..core.tasks import Deadline
-from .clip import Clip, FrameStack
 from .decode import ImageFile, what_else
-from .image import fitting, scaled
+from .pixels import Clip, FrameStack, fitting, scaled
 
 _FRAME_FACTOR = 2  # frames that vision encoders take together
 _READ = "MP4, QuickTime, WebM, Matroska, AVI, GIF"
