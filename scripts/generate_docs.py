@@ -18,15 +18,13 @@ sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is install
 
 from vllm_mlx.api import wire  # noqa: E402
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa: E402
-from vllm_mlx.api.openai import fields  # noqa: E402
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody  # noqa: E402
 from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
-from vllm_mlx.api.responses import fields as response_fields  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar, takes_several  # noqa: E402
 from vllm_mlx.cli.settings import POSITIONAL, Panel, flag_name, help_text, settings_fields  # noqa: E402
 
-FIELDS = {"chat completions, completions": fields.BODY_FIELDS, "responses": response_fields.BODY_FIELDS}
+FIELDS = {"chat completions, completions": GenerationBody.extras or {}, "responses": ResponsesBody.extras or {}}
 PAGES = ("configuration.md", "api.md")
 
 

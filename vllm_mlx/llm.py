@@ -9,11 +9,11 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from .api.encoder import FoldedChoice
+from .api.error_replies import describe
 from .api.openai.decode import decode_chat
 from .api.openai.schema import ChatCompletionBody
+from .api.replies import FoldedChoice
 from .api.text import well_formed, well_formed_json
-from .api.validation import describe
 from .core.config import EngineConfig
 from .core.errors import InvalidParameter
 from .core.events import Failed, FinishReason, TokenLogprob, Usage

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vllm_mlx.api.anthropic.decode import MessageSpec
 from vllm_mlx.api.anthropic.encode import MessageStream
-from vllm_mlx.api.encoder import StreamEncoder
 from vllm_mlx.api.openai.decode import ReplySpec
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
-from vllm_mlx.api.responses.decode import ResponseSpec
+from vllm_mlx.api.replies import StreamEncoder
 from vllm_mlx.api.responses.encode import ResponseStream
+from vllm_mlx.api.responses.replies import ResponseSpec
 from vllm_mlx.core.events import GenerationEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 
 from .figures import OURS, Aim, Figure

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from vllm_mlx.api.encoder import StreamEncoder
+from vllm_mlx.api.replies import StreamEncoder
 from vllm_mlx.core.events import GenerationEvent
 
 Events = Iterable[tuple[int, GenerationEvent]]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from vllm_mlx.api.anthropic import schema as anthropic
 from vllm_mlx.api.error_replies import ANTHROPIC, OPENAI
 from vllm_mlx.api.responses import schema as responses
-from vllm_mlx.api.responses.fields import BODY_FIELDS, SKIPPED_ITEMS
+from vllm_mlx.api.responses.schema import BODY_FIELDS, SKIPPED_ITEMS
 from vllm_mlx.core.errors import RequestError
 
 from .anthropic import bodies as messages_bodies

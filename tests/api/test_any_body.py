@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vllm_mlx.api.error_replies import OPENAI
-from vllm_mlx.api.openai.fields import BODY_FIELDS, MESSAGE_FIELDS, PART_FIELDS
-from vllm_mlx.api.openai.schema import AssistantMessage, ChatCompletionBody, CompletionBody, ImageContent, ToolMessage
+from vllm_mlx.api.openai.schema import (
+    BODY_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    AssistantMessage,
+    ChatCompletionBody,
+    CompletionBody,
+    ImageContent,
+    ToolMessage,
+)
 from vllm_mlx.core.errors import RequestError
 
 from .bodies import HI, decode, decode_text

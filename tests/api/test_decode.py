@@ -103,8 +103,7 @@ def test_null_is_a_field_left_out() -> None:
 
 
 def _field_names() -> list[str]:
-    from vllm_mlx.api.openai.fields import BODY_FIELDS
-    from vllm_mlx.api.openai.schema import ChatCompletionBody
+    from vllm_mlx.api.openai.schema import BODY_FIELDS, ChatCompletionBody
 
     return [*ChatCompletionBody.model_fields, *BODY_FIELDS]
 

@@ -7,8 +7,13 @@ from openai.types import completion_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
 
-from vllm_mlx.api.openai.fields import BODY_FIELDS, STREAM_OPTION_FIELDS
-from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, StreamOptions
+from vllm_mlx.api.openai.schema import (
+    BODY_FIELDS,
+    STREAM_OPTION_FIELDS,
+    ChatCompletionBody,
+    CompletionBody,
+    StreamOptions,
+)
 from vllm_mlx.api.wire import ANY, Ignored, Refused
 
 from .bodies import decode, decode_text, refusal

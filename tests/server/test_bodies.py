@@ -19,10 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from tests.support.running import Running, serving
 from vllm_mlx.api.anthropic.schema import MessagesBody
+from vllm_mlx.api.error_replies import describe
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, TextContent
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.text import well_formed_json
-from vllm_mlx.api.validation import describe
 from vllm_mlx.api.wire import Items
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.api.anthropic.encode import MessageStream
-from vllm_mlx.api.encoder import ReplyFold
 from vllm_mlx.api.openai.encode import ChatStream
+from vllm_mlx.api.replies import ReplyFold
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.running import Running, serving
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
-from vllm_mlx.api.openai.fields import BODY_FIELDS as OPENAI_FIELDS
+from vllm_mlx.api.openai.schema import BODY_FIELDS as OPENAI_FIELDS
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
-from vllm_mlx.api.reply import MAX_ERROR_CHARS
-from vllm_mlx.api.responses.fields import BODY_FIELDS as RESPONSES_FIELDS
+from vllm_mlx.api.replies import MAX_ERROR_CHARS
+from vllm_mlx.api.responses.schema import BODY_FIELDS as RESPONSES_FIELDS
 from vllm_mlx.api.responses.schema import ResponsesBody
 
 from .fakes import FakeEngine

@@ -21,7 +21,7 @@ def response(number: int, previous: int | None = None) -> StoredResponse:
     fold.feed(0, TextDelta(f"answer {number}"))
     fold.feed(0, finished())
     fold.finish()
-    return stored(decoded, replies[0], None if previous is None else f"resp_{previous}")
+    return stored(decoded.kept, replies[0], None if previous is None else f"resp_{previous}")
 
 
 def filled(count: int, **limits: int) -> ResponseStore:

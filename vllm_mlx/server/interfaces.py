@@ -6,7 +6,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from ..api.encoder import TokenNames
+from ..api.replies import TokenNames
 from ..cache.stats import Entry
 from ..core.config import ModelInfo
 from ..core.events import GenerationEvent

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from ..api.usage import UsageTally
+from ..api.replies import UsageTally
 from ..core.events import (
     Finished,
     GenerationEvent,

@@ -14,8 +14,7 @@ from typing import Any
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
-from ..api.encoder import ReplyFold, StreamEncoder
-from ..api.reply import Reply
+from ..api.replies import Reply, ReplyFold, StreamEncoder
 from ..core.events import GenerationEvent
 from ..core.receipt import PromptChange
 from ..core.request import Request

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..api.encoder import ReplyFold
+from ..api.replies import ReplyFold
 from ..api.responses.stored import StoredResponse
 from ..core.errors import VLLMMLXError
 from .record import RequestRecord, error_of

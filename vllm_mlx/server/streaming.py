@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..api.encoder import ReplyFold, StreamEncoder
+from ..api.replies import ReplyFold, StreamEncoder
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from .error_handlers import CLIENT_GONE, ClientGone, error_code

@@ -6,8 +6,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_mlx.api.error_replies import HTTPError, OpenAIEnvelope
-from vllm_mlx.api.responses.decode import DecodedResponse, ResponseSpec, decode_response
+from vllm_mlx.api.responses.decode import DecodedResponse, decode_response
 from vllm_mlx.api.responses.encode import ResponseStream
+from vllm_mlx.api.responses.replies import ResponseSpec
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.core.errors import VLLMMLXError
 from vllm_mlx.core.events import GenerationEvent

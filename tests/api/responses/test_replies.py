@@ -12,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from vllm_mlx.api.responses.encode import ResponseStream, response_error, response_fold
-from vllm_mlx.api.responses.tools import Tools
+from vllm_mlx.api.responses.replies import Tools
 from vllm_mlx.api.sealed import Unsealer
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (

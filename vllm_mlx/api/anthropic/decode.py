@@ -11,17 +11,8 @@ from ..guides import decode_format, one_guide
 from ..parameters import decode_sampling
 from ..quirks import without_client_marks
 from ..sealed import Unsealer
-from .content import decode_assistant, decode_block, decode_content, decode_result
-from .schema import (
-    AssistantMessage,
-    CountTokensBody,
-    MessagesBody,
-    SystemMessage,
-    ThinkingEnabled,
-    ToolResultBlock,
-    UserMessage,
-)
-from .tools import Toolbox, decode_tool_choice
+from . import schema
+from .content import Toolbox, decode_assistant, decode_block, decode_content, decode_result, decode_tool_choice
 
 MIN_BUDGET_TOKENS = 1024
 
@@ -50,7 +41,7 @@ class DecodedMessage:
 
 
 def decode_messages_request(
-    body: MessagesBody, *, reply_id: str, model: str, messages_thinking: ThinkingPolicy = "asked"
+    body: schema.MessagesBody, *, reply_id: str, model: str, messages_thinking: ThinkingPolicy = "asked"
 ) -> DecodedMessage:
     """`messages_thinking` says which requests get thinking blocks: the ones that ask for them, or all."""
     if body.mcp_servers:
@@ -71,12 +62,12 @@ def decode_messages_request(
     return DecodedMessage(request=request, reply=spec)
 
 
-def decode_count_request(body: CountTokensBody, *, request_id: str) -> Request:
+def decode_count_request(body: schema.CountTokensBody, *, request_id: str) -> Request:
     """The request whose prompt is counted: the same as /v1/messages would make from these fields."""
     return _request(body, request_id, SamplingParams())
 
 
-def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -> Request:
+def _request(body: schema.CountTokensBody, request_id: str, sampling: SamplingParams) -> Request:
     tools = Toolbox(body.tools or ())
     messages = _decode_conversation(body, tools)
     tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice, tools)
@@ -90,7 +81,7 @@ def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -
         max_tool_calls=max_tool_calls,
         sampling=sampling,
         thinking=_thinking(body),
-        thinking_limit=body.thinking.budget_tokens if isinstance(body.thinking, ThinkingEnabled) else None,
+        thinking_limit=body.thinking.budget_tokens if isinstance(body.thinking, schema.ThinkingEnabled) else None,
         template_kwargs=_template_kwargs(body),
         add_generation_prompt=not continues_reply,
         continue_final_message=continues_reply,
@@ -98,7 +89,7 @@ def _request(body: CountTokensBody, request_id: str, sampling: SamplingParams) -
     )
 
 
-def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
+def _decode_conversation(body: schema.CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
     """The messages in their order, system messages too. Tool results precede the text of their message."""
     messages: list[Message] = []
     names: dict[str, str] = {}
@@ -108,24 +99,24 @@ def _decode_conversation(body: CountTokensBody, tools: Toolbox) -> tuple[Message
     for number, message in enumerate(body.messages):
         path = f"messages[{number}].content"
         match message:
-            case AssistantMessage():
+            case schema.AssistantMessage():
                 parts = decode_assistant(message, unsealer, path)
                 names.update((part.call_id, part.name) for part in parts if isinstance(part, ToolCallPart))
                 messages.append(Message("assistant", parts))
-            case SystemMessage():
+            case schema.SystemMessage():
                 messages.append(Message("system", decode_content(message.content, tools, path)))
-            case UserMessage():
+            case schema.UserMessage():
                 messages += _user(message, names, tools, path)
     return without_client_marks(messages)
 
 
-def _user(message: UserMessage, names: dict[str, str], tools: Toolbox, path: str) -> list[Message]:
+def _user(message: schema.UserMessage, names: dict[str, str], tools: Toolbox, path: str) -> list[Message]:
     if isinstance(message.content, str):
         return [Message("user", decode_content(message.content, tools, path))]
     results: list[ToolResultPart] = []
     visible: list[Any] = []
     for number, block in enumerate(message.content):
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, schema.ToolResultBlock):
             results.append(decode_result(block, names, tools, f"{path}[{number}]"))
         else:
             visible += decode_block(block, tools, f"{path}[{number}]")
@@ -142,8 +133,8 @@ def _ends_in_text(messages: Sequence[Message]) -> bool:
     return isinstance(end, TextPart) and bool(end.text)
 
 
-def _check_budget(body: MessagesBody) -> None:
-    if not isinstance(body.thinking, ThinkingEnabled):
+def _check_budget(body: schema.MessagesBody) -> None:
+    if not isinstance(body.thinking, schema.ThinkingEnabled):
         return
     budget = body.thinking.budget_tokens
     if budget < MIN_BUDGET_TOKENS:
@@ -157,7 +148,7 @@ def _check_budget(body: MessagesBody) -> None:
         )
 
 
-def _guide(body: MessagesBody) -> Guide | None:
+def _guide(body: schema.MessagesBody) -> Guide | None:
     config = None if body.output_config is None else body.output_config.format
     return one_guide(
         decode_format(config, "output_config.format", nested=False),
@@ -165,9 +156,9 @@ def _guide(body: MessagesBody) -> Guide | None:
     )
 
 
-def _thinking(body: CountTokensBody) -> Literal["auto", "on", "off"]:
+def _thinking(body: schema.CountTokensBody) -> Literal["auto", "on", "off"]:
     match body.thinking:
-        case ThinkingEnabled():
+        case schema.ThinkingEnabled():
             return "on"
         case None:
             return "auto"
@@ -175,13 +166,13 @@ def _thinking(body: CountTokensBody) -> Literal["auto", "on", "off"]:
             return "off" if other.type == "disabled" else "auto"
 
 
-def _thinking_blocks(body: MessagesBody, policy: ThinkingPolicy) -> ThinkingBlocks:
+def _thinking_blocks(body: schema.MessagesBody, policy: ThinkingPolicy) -> ThinkingBlocks:
     if policy == "asked" and (body.thinking is None or body.thinking.type == "disabled"):
         return "hidden"
     return "sealed" if body.thinking is not None and body.thinking.display == "omitted" else "visible"
 
 
-def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
+def _template_kwargs(body: schema.CountTokensBody) -> dict[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     return {} if effort is None else {"reasoning_effort": effort}
 

@@ -16,10 +16,8 @@ from ...core.events import (
     ToolCallStart,
 )
 from ..blocks import ReasoningView
-from ..encoder import FoldedChoice, ReplyFold, TokenNames
 from ..error_replies import OPENAI
-from ..reply import Reply
-from ..usage import UsageTally
+from ..replies import FoldedChoice, Reply, ReplyFold, TokenNames, UsageTally
 from .decode import ReplySpec
 from .replies import (
     ChatChoice,

@@ -6,9 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.events import TokenLogprob, Usage
-from ..encoder import TokenNames
-from ..reply import Reply
-from ..usage import CacheShortfall, shortfall_of
+from ..replies import CacheShortfall, Reply, TokenNames, shortfall_of
 
 
 class PromptTokensDetails(Reply):

@@ -1,38 +1,38 @@
-"""Request bodies → core Requests, and how the client wants the reply written. Every field is honoured or refused."""
+"""Request bodies → core Requests, and how the client wants the reply written. Every field is honoured or refused.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+Ids of items are not decoded, since every session has new ones. A tool of a namespace gets one name, which replies split
+again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
-from ...core.messages import Message, TextPart
+from ...core.messages import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    ToolSpec,
+)
 from ...core.request import Request
 from ..guides import decode_format
-from ..parameters import decode_sampling, decode_thinking
+from ..parameters import decode_image, decode_sampling, decode_thinking, named_choice, required_name
 from ..quirks import without_client_marks
+from ..sealed import Unsealer
+from ..text import decode_arguments
 from ..wire import Refused
-from .fields import INCLUDED
-from .items import KeptInput, decode_items, kept_input
-from .schema import InputItem, InputText, MessageItem, ResponsesBody
-from .tools import Tools, decode_tool_choice, decode_tools
+from . import schema
+from .replies import CUSTOM_INPUT, ResponseSpec, Tools
+from .stored import KeptInput, kept_input
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseSpec:
-    """How the reply is written. `created_at` is in unix seconds; `echo` holds the request's fields that it repeats."""
-
-    reply_id: str
-    model: str
-    created_at: int
-    stream: bool = False
-    store: bool = True
-    background: bool = False
-    shows_summary: bool = False
-    seals_reasoning: bool = False  # so that the client can send back reasoning that is not stored
-    tools: Tools = field(default_factory=Tools)
-    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class DecodedResponse:
 
 
 def decode_response(
-    body: ResponsesBody, *, earlier: Sequence[InputItem] = (), reply_id: str, model: str, created_at: int
+    body: schema.ResponsesBody, *, earlier: Sequence[schema.InputItem] = (), reply_id: str, model: str, created_at: int
 ) -> DecodedResponse:
     """`earlier` is the conversation that `previous_response_id` names."""
     _check_include(body)
@@ -82,14 +82,14 @@ def decode_response(
     return DecodedResponse(request=request, reply=spec, kept=kept)
 
 
-def _input_items(body: ResponsesBody) -> tuple[InputItem, ...]:
+def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:
     if isinstance(body.input, str):
-        text = InputText(type="input_text", text=body.input)
-        return (MessageItem(type="message", role="user", content=[text]),)
+        text = schema.InputText(type="input_text", text=body.input)
+        return (schema.MessageItem(type="message", role="user", content=[text]),)
     return tuple(body.input)
 
 
-def _messages(body: ResponsesBody, items: Sequence[InputItem]) -> tuple[Message, ...]:
+def _messages(body: schema.ResponsesBody, items: Sequence[schema.InputItem]) -> tuple[Message, ...]:
     """The conversation. `instructions` are those of this request: earlier ones are not repeated."""
     messages = decode_items(items)
     if body.instructions:
@@ -99,19 +99,19 @@ def _messages(body: ResponsesBody, items: Sequence[InputItem]) -> tuple[Message,
     return without_client_marks(messages)
 
 
-def _format(body: ResponsesBody) -> dict[str, Any] | None:
+def _format(body: schema.ResponsesBody) -> dict[str, Any] | None:
     return None if body.text is None else body.text.format
 
 
-def _check_include(body: ResponsesBody) -> None:
+def _check_include(body: schema.ResponsesBody) -> None:
     for name in body.include or ():
-        rule = INCLUDED.get(name)
+        rule = schema.INCLUDED.get(name)
         if rule is None or isinstance(rule, Refused):
             advice = "Leave it out." if rule is None else rule.advice
             raise Unsupported(f"`include` '{shown(name)}' is not supported. {advice}", param="include")
 
 
-def _check_background(body: ResponsesBody) -> None:
+def _check_background(body: schema.ResponsesBody) -> None:
     if not body.background:
         return
     if body.stream:
@@ -120,7 +120,7 @@ def _check_background(body: ResponsesBody) -> None:
         raise InvalidParameter("`background` needs `store`: the response is read later.", param="background")
 
 
-def _echo(body: ResponsesBody) -> dict[str, Any]:
+def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     choice = body.tool_choice
     reasoning = body.reasoning
@@ -143,3 +143,176 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
         "top_p": body.top_p,
         "truncation": "disabled",
     }
+
+
+_ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system"}
+
+
+def decode_items(items: Sequence[schema.InputItem], *, path: str = "input") -> list[Message]:
+    """Messages in the order of the items. Neighbouring items of the assistant are one message: they were one reply."""
+    builder = _Conversation()
+    for number, item in enumerate(items):
+        builder.add(item, f"{path}[{number}]")
+    return builder.finish()
+
+
+class _Conversation:
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._reply: list[Part] = []  # the assistant's parts that are no message yet
+        self._names: dict[str, str] = {}
+        self._unsealer = Unsealer()
+
+    def add(self, item: schema.InputItem, path: str) -> None:
+        match item:
+            case schema.MessageItem(role="assistant"):
+                self._reply += _parts(item.content, f"{path}.content")
+            case schema.MessageItem():
+                self._append(Message(_ROLES[item.role], _parts(item.content, f"{path}.content")))
+            case schema.ReasoningItem():
+                self._reply += _reasoning(item, self._unsealer, path)
+            case schema.FunctionCallItem():
+                self._call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
+            case schema.CustomCallItem():
+                self._call(item.call_id, item.name, {CUSTOM_INPUT: item.input})
+            case schema.CallOutputItem():
+                result = ToolResultPart(
+                    item.call_id, _parts(item.output, f"{path}.output"), self._names.get(item.call_id)
+                )
+                self._append(Message("tool", (result,)))
+            case schema.ItemReference(id=item_id):
+                raise InvalidParameter(
+                    f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself.", param=path
+                )
+            case schema.OtherItem(type=kind):
+                if kind not in schema.SKIPPED_ITEMS:
+                    raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
+
+    def finish(self) -> list[Message]:
+        self._flush()
+        return self._messages
+
+    def _call(self, call_id: str, name: str, arguments: str | dict[str, Any] | None) -> None:
+        self._names[call_id] = name
+        self._reply.append(ToolCallPart(call_id, name, decode_arguments(arguments)))
+
+    def _append(self, message: Message) -> None:
+        self._flush()
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        if self._reply:
+            self._messages.append(Message("assistant", tuple(self._reply)))
+            self._reply = []
+
+
+def _reasoning(item: schema.ReasoningItem, unsealer: Unsealer, path: str) -> list[Part]:
+    """The text of the item, or its sealed text, or its summary, which this server fills with the text too."""
+    text = "".join(part.text for part in item.content or ())
+    text = (
+        text
+        or unsealer.unseal(item.encrypted_content or "", path)
+        or "\n".join(part.text for part in item.summary or ())
+    )
+    return [ReasoningPart(text)] if text else []
+
+
+def _parts(content: str | Sequence[schema.ContentPart], path: str) -> tuple[TextPart | ImagePart, ...]:
+    if isinstance(content, str):
+        return (TextPart(content),)
+    return tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
+
+
+def _part(part: schema.ContentPart, path: str) -> TextPart | ImagePart:
+    match part:
+        case schema.InputText(text=text) | schema.RefusalPart(refusal=text):
+            return TextPart(text)
+        case schema.InputImage(image_url=str(url), file_id=None, detail=detail):
+            return decode_image(url, detail, param=f"{path}.image_url")
+        case schema.InputImage() | schema.InputFile():
+            raise Unsupported(
+                f"`{path}`: this server keeps no files and reads no documents. Send text, or an `image_url`.",
+                param=path,
+            )
+
+
+SEPARATOR = "__"
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    return f"{namespace}{SEPARATOR}{name}" if namespace else name
+
+
+def decode_tools(tools: Sequence[schema.ResponsesTool]) -> Tools:
+    """Tools that the client runs reach the prompt. Other types need a server that runs them, so they are left out."""
+    specs: list[ToolSpec] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    custom: set[str] = set()
+    for number, tool in enumerate(tools):
+        path = f"tools[{number}]"
+        if tool.type == "function":
+            specs.append(_spec(tool, None, path))
+        elif tool.type == "custom":
+            specs.append(_custom(tool, path))
+            custom.add(specs[-1].name)
+        elif tool.type == "namespace":
+            for inner, spec in _members(tool, path):
+                specs.append(spec)
+                namespaces[spec.name] = (tool.name or "", inner)
+    return Tools(specs=tuple(specs), namespaces=namespaces, custom=frozenset(custom))
+
+
+def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
+    match choice:
+        case None | "auto" | "none":
+            return ToolChoice("auto" if choice is None else choice)
+        case "required" if not tools:
+            raise InvalidParameter("`tool_choice` 'required' needs `tools`.", param="tool_choice")
+        case "required":
+            return ToolChoice("required")
+        case schema.ResponsesToolChoice(type="function" | "custom", name=str(name)):
+            return named_choice(name, tools)
+        case schema.ResponsesToolChoice(type=kind):
+            raise Unsupported(
+                f"`tool_choice` of type '{shown(kind)}' is not supported. Name a function, or use 'required'.",
+                param="tool_choice",
+            )
+        case other:
+            raise InvalidParameter(
+                f"Invalid value for `tool_choice`: {shown(other)}! Only 'auto', 'none', 'required' or a tool are "
+                "supported.",
+                param="tool_choice",
+            )
+
+
+def _members(namespace: schema.ResponsesTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
+    prefix = required_name(namespace.name, path)
+    for number, tool in enumerate(namespace.tools or ()):
+        if tool.type == "function":
+            spec = _spec(tool, prefix, f"{path}.tools[{number}]")
+            yield tool.name or "", spec
+
+
+def _custom(tool: schema.ResponsesTool, path: str) -> ToolSpec:
+    """A tool that takes one text is to the model a function with one argument."""
+    name = required_name(tool.name, path)
+    text: dict[str, Any] = {"type": "string"}
+    match tool.format:
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    return ToolSpec(
+        name=name,
+        description=tool.description,
+        parameters={"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]},
+        param=f"{path}.format",
+    )
+
+
+def _spec(tool: schema.ResponsesTool, namespace: str | None, path: str) -> ToolSpec:
+    return ToolSpec(
+        name=flat_name(namespace, required_name(tool.name, path)),
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        param=f"{path}.parameters",
+    )

@@ -6,9 +6,8 @@ from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII a
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
-from ..encoder import FoldedChoice, ReplyFold
 from ..error_replies import response_code
-from .decode import ResponseSpec
+from ..replies import FoldedChoice, ReplyFold
 from .replies import (
     CustomCall,
     FunctionCall,
@@ -20,6 +19,7 @@ from .replies import (
     ReasoningText,
     ResponseError,
     ResponseReply,
+    ResponseSpec,
     SummaryText,
     final_status,
     item,

@@ -1,18 +1,45 @@
 """Wire types of replies: the response and its items."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import ConfigDict
 
 from ...core.events import Finished, FinishReason, Usage
+from ...core.messages import ToolSpec
 from ..blocks import BlockEnd, BlockStart
-from ..reply import ErrorText, Reply
+from ..replies import CacheShortfall, ErrorText, Reply, shortfall_of
 from ..sealed import seal
 from ..text import decode_arguments
-from ..usage import CacheShortfall, shortfall_of
-from .decode import ResponseSpec
-from .tools import CUSTOM_INPUT
+
+CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
+
+Namespaces = Mapping[str, tuple[str, str]]  # the name that the model sees -> (namespace, name inside it)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    specs: tuple[ToolSpec, ...] = ()
+    namespaces: Namespaces = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()  # names of tools that take one text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseSpec:
+    """How the reply is written. `created_at` is in unix seconds; `echo` holds the request's fields that it repeats."""
+
+    reply_id: str
+    model: str
+    created_at: int
+    stream: bool = False
+    store: bool = True
+    background: bool = False
+    shows_summary: bool = False
+    seals_reasoning: bool = False  # so that the client can send back reasoning that is not stored
+    tools: Tools = field(default_factory=Tools)
+    echo: Mapping[str, Any] = field(default_factory=dict)
+
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

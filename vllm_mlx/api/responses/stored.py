@@ -1,17 +1,49 @@
 """A response as it is stored: its input, its reply, and the response that it continues. Stores nothing itself."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from .decode import DecodedResponse
 from .replies import InputItemList, ResponseReply
 from .schema import InputItem
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 MAX_LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    """Input items as they are stored: wire items, each with an id. Made once, since a long input takes time."""
+
+    items: tuple[Mapping[str, Any], ...] = ()
+    num_bytes: int = 0
+
+
+def kept_input(items: Sequence[InputItem], reply_id: str) -> KeptInput:
+    unique = reply_id.removeprefix("resp_")
+    kept = tuple(_with_id(item, f"in_{unique}{number:04}") for number, item in enumerate(items))
+    return KeptInput(kept, sum(map(_num_bytes, kept)))
+
+
+def _with_id(item: InputItem, item_id: str) -> dict[str, Any]:
+    """The item with its own id, or with `item_id` if it has none or an invalid one."""
+    given = item.model_dump(exclude_unset=True)
+    own_id = given.pop("id", None)
+    return {"id": own_id if isinstance(own_id, str) else item_id, **given, "type": item.type}
+
+
+def _num_bytes(value: Any) -> int:
+    """The memory that the value takes: small elements take many times their length as JSON."""
+    match value:
+        case dict():
+            return sys.getsizeof(value) + sum(map(_num_bytes, value.values()))
+        case list():
+            return sys.getsizeof(value) + sum(map(_num_bytes, value))
+        case _:
+            return sys.getsizeof(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +64,9 @@ class StoredResponse:
         return tuple(item.model_dump(exclude_unset=True) for item in self.reply.output)
 
 
-def stored(decoded: DecodedResponse, reply: ResponseReply, previous_id: str | None) -> StoredResponse:
-    num_bytes = len(reply.to_json()) + decoded.kept.num_bytes
-    return StoredResponse(reply=reply, input=decoded.kept.items, previous_id=previous_id, num_bytes=num_bytes)
+def stored(kept: KeptInput, reply: ResponseReply, previous_id: str | None) -> StoredResponse:
+    num_bytes = len(reply.to_json()) + kept.num_bytes
+    return StoredResponse(reply=reply, input=kept.items, previous_id=previous_id, num_bytes=num_bytes)
 
 
 def as_input(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:

@@ -7,8 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...api.anthropic.decode import decode_count_request, decode_messages_request
-from ...api.anthropic.encode import MessageStream, message_fold
-from ...api.anthropic.replies import MessageReply, TokenCount
+from ...api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
 from ...api.anthropic.schema import CountTokensBody, MessagesBody
 from ...api.error_replies import AnthropicError
 from ..bodies import JSONRoute, decoded

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ...api.error_replies import OpenAIError
-from ...api.reply import Reply
+from ...api.replies import Reply
 from ...api.responses.decode import DecodedResponse, decode_response
 from ...api.responses.encode import ResponseStream, failed, response_fold
 from ...api.responses.replies import Deleted, InputItemList, ResponseReply, response
@@ -160,7 +160,7 @@ class _Keeper:
 
     def __call__(self, reply: ResponseReply) -> None:
         if self._decoded.reply.store:
-            self._store.put(stored(self._decoded, reply, self._previous_id))
+            self._store.put(stored(self._decoded.kept, reply, self._previous_id))
 
     def forget(self) -> None:
         self._store.remove(self._decoded.reply.reply_id)

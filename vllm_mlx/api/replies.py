@@ -1,12 +1,83 @@
-"""Events of a reply → bytes: the interface of stream encoders, and the fold that makes every complete reply."""
+"""What the replies of all protocols share: the base type, stream encoders, the fold of a complete reply, usage."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ..core.errors import VLLMMLXError
-from ..core.events import Finished, GenerationEvent, TextDelta, TokenLogprob, ToolCallStart
+from ..core.events import Finished, GenerationEvent, TextDelta, TokenLogprob, ToolCallStart, Usage
+from ..core.receipt import CacheReceipt
 from .blocks import BlockEnd, BlockSplitter, Kind, ReasoningMode
-from .reply import Reply
+
+MAX_ERROR_CHARS = 1_000
+
+
+class Reply(BaseModel):
+    """Written with `exclude_unset`: a field that was not set is not sent, one that was set to null is null."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude_unset=True)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}…"
+
+
+ErrorText = Annotated[str, AfterValidator(_bounded)]  # bounded, since an error may quote what a client sent
+
+
+class UsageTally:
+    """Sums the usage of all choices of a reply.
+
+    A prompt that several choices share counts once, with the `cached_tokens` of the choice that computed most of it.
+    """
+
+    def __init__(self, choices_per_prompt: int) -> None:
+        self._choices_per_prompt = choices_per_prompt
+        self._usages: dict[int, Usage] = {}
+
+    def add(self, index: int, usage: Usage) -> None:
+        self._usages[index] = usage
+
+    def total(self) -> Usage:
+        prompts: dict[int, Usage] = {}
+        for index, usage in self._usages.items():
+            known = prompts.setdefault(index // self._choices_per_prompt, usage)
+            if usage.cached_tokens < known.cached_tokens:
+                prompts[index // self._choices_per_prompt] = usage
+        limits = [usage.clamped_max_tokens for usage in self._usages.values() if usage.clamped_max_tokens is not None]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts.values()),
+            cached_tokens=sum(usage.cached_tokens for usage in prompts.values()),
+            completion_tokens=sum(usage.completion_tokens for usage in self._usages.values()),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usages.values()),
+            clamped_max_tokens=min(limits, default=None),
+            receipt=next((usage.receipt for usage in prompts.values() if usage.receipt is not None), None),
+        )
+
+
+class CacheShortfall(Reply):
+    """A part of the usage block, the same in all protocols."""
+
+    reason: str
+    expected_tokens: int
+    stored_tokens: int
+    detail: str
+
+
+def shortfall_of(receipt: CacheReceipt | None) -> CacheShortfall | None:
+    """None if as much was cached as expected."""
+    if receipt is None or receipt.shortfall is None:
+        return None
+    return CacheShortfall(
+        reason=receipt.shortfall.value,
+        expected_tokens=receipt.expected_tokens,
+        stored_tokens=receipt.stored_tokens,
+        detail=receipt.why or "",
+    )
 
 
 class StreamEncoder(Protocol):
