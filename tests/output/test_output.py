@@ -24,8 +24,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
-from vllm_mlx.output.parsing import merged
-from vllm_mlx.output.pipeline import OutputPipeline
+from vllm_mlx.output.pipeline import OutputPipeline, merged
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 CHAT = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))

@@ -12,8 +12,8 @@ from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.demo import demo_path
 from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.prompt.chat import _absent
 from vllm_mlx.prompt.encoded import common_prefix
-from vllm_mlx.prompt.next_turn import _absent
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from vllm_mlx.core.config import SamplingDefaults
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.core.sequence import TokenSampling
-from vllm_mlx.prompt.sampling import ResolvedSampling, checkpoint_defaults, resolve_sampling
+from vllm_mlx.prompt.processor import ResolvedSampling, checkpoint_defaults, resolve_sampling
 
 
 def resolve(params: SamplingParams = SamplingParams(), **options: Any) -> ResolvedSampling:  # noqa: B008

@@ -25,8 +25,7 @@ from vllm_mlx.runner.model import TextModel
 from vllm_mlx.runner.row_constraint import RowConstraint
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sampler import Sampler
-from vllm_mlx.tokens.detokenizer import Detokenizer
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.tokens.tokenizer import Detokenizer, Tokenizer
 
 from ..media.samples import corners, encode
 from .test_images import data_url

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mlx.tokens.detokenizer import Detokenizer, Piece
-from vllm_mlx.tokens.tokenizer import Tokenizer
+from vllm_mlx.tokens.tokenizer import Detokenizer, Piece, Tokenizer
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[list[Piece]]:

@@ -18,7 +18,7 @@ from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.processor import RequestProcessor
-from vllm_mlx.tokens.token_floor import TokenFloor
+from vllm_mlx.tokens.context_window import TokenFloor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "vllm_mlx" / "demo"

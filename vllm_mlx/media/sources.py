@@ -20,7 +20,7 @@ _PIECE_CHARS = 1 << 20  # characters of base64; a multiple of four
 _SPACE = b"\t\n\f\r "
 # Characters of base64 and white space as URLs escape them.
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%20": "", "%09": "", "%0A": "", "%0D": ""}
-_MAX_ESCAPED_CHARS = 1 << 20  # of data that is not base64: decoding takes 150 bytes of memory for every byte
+_MAX_ESCAPED_CHARS = 1 << 20  # data that is not base64 takes 150 bytes of memory for every byte while it is decoded
 
 
 @dataclass(frozen=True, slots=True)

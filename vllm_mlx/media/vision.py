@@ -40,7 +40,7 @@ _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 _MIDDLE_PIXELS = 512 * 512  # pixels of the larger image with which the vision encoder is measured
 
 Remake = Callable[[MediaInputs], None]  # starts to make encoder inputs again, on another thread
-_HEIGHT, _WIDTH = 96, 160  # of an image with which a model is tested
+_HEIGHT, _WIDTH = 96, 160  # pixels of a test image
 _NUM_FRAMES = 4
 
 

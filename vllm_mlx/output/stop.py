@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ..core.request import SamplingParams
-from ..tokens.detokenizer import Piece
+from ..tokens.tokenizer import Piece
 
 
 class StopStage:

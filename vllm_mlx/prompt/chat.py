@@ -1,10 +1,13 @@
 """Conversation → prompt: a prompt begins with the ids of the prompt and reply that it continues."""
 
 import math
+import re
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ..core.config import CacheReasoning
 from ..core.errors import InvalidParameter, TemplateError
 from ..core.messages import Message
 from ..core.request import Request
@@ -13,13 +16,15 @@ from ..core.tasks import Deadline
 from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply
+from ..tokens.context_window import ContextWindow
 from ..tokens.tokenizer import Tokenizer
-from .context_window import ContextWindow
-from .encoded import EncodedText, KnownPrefix, common_prefix, encode
-from .points import plan_points
+from .encoded import EncodedText, KnownPrefix, common_prefix
+from .points import next_requests, plan_points
 from .reply_memory import Boundary, RecalledConversation, RememberedReply, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate
+
+_SENTINEL = re.compile("sentinel(0*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +105,29 @@ class ChatPrompts:
         if reply.is_complete and reply.token_ids:
             self._memory.add(_remembered(prompt, reply), prompt.token_ids)
 
-    def common_tokens(self, prompt: ChatPrompt, reply: FinishedReply, later: Request, end: str) -> int:
-        """How many ids of the prompt and its reply a `later` request's prompt begins with, up to the text `end`.
+    def kept_tokens(self, prompt: ChatPrompt, reply: FinishedReply, policy: CacheReasoning) -> int:
+        """The length of the longest start of prompt + reply that a next prompt can begin with.
 
-        Raises TemplateError where the template refuses that request.
+        It may end in the prompt.
         """
-        entry = _remembered(prompt, reply)
-        text = self._template.probe(later)
-        text = text[: text.find(end)] if end in text else text
-        if not text.startswith(prompt.text):
-            return entry.boundary_before(common_prefix(prompt.text, text)).num_tokens
-        encoded = encode(self._tokenizer, text, self._known_prefix(entry, text, later))
-        return common_prefix((*prompt.token_ids, *reply.token_ids), encoded.token_ids)
+        if policy == "keep" or (policy == "drop" and not reply.has_reasoning):
+            return len(prompt.token_ids) + len(reply.token_ids)
+        return len(prompt.token_ids) if policy == "drop" else self._reproduced_tokens(prompt, reply)
+
+    def _reproduced_tokens(self, prompt: ChatPrompt, reply: FinishedReply) -> int:
+        """Render what can follow the reply, at most twice, and compare the ids up to the text that follows."""
+        entry, sentinel = _remembered(prompt, reply), _absent(prompt.text, repr(reply.message))
+        ids = (*prompt.token_ids, *reply.token_ids)
+        longest = 0
+        for later in next_requests(prompt.request, full_message(prompt.request, reply.message), sentinel):
+            with suppress(TemplateError):  # the template refuses that request
+                text = self._template.probe(later).partition(sentinel)[0]
+                if text.startswith(prompt.text):
+                    encoded = EncodedText(self._tokenizer, text, self._known_prefix(entry, text, later))
+                    longest = max(longest, common_prefix(ids, encoded.token_ids))
+                else:
+                    longest = max(longest, entry.boundary_before(common_prefix(prompt.text, text)).num_tokens)
+        return longest
 
     def _recall(self, request: Request) -> RecalledConversation:
         """Find remembered replies. A message that the new reply is to continue stays as the client sent it."""
@@ -131,7 +147,7 @@ class ChatPrompts:
         else:
             self._window.check_text(text, known_chars=known.num_chars, known_tokens=known.num_tokens)
         deadline.check()
-        encoded = encode(self._tokenizer, text, known)
+        encoded = EncodedText(self._tokenizer, text, known)
         deadline.check()
         self._window.check_ids(encoded.token_ids, param="messages")
         return encoded
@@ -198,3 +214,9 @@ def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
         reply=replace(reply, message=message, token_ids=array("I", reply.token_ids)),
         starts_in_reasoning=prompt.inputs.starts_in_reasoning,
     )
+
+
+def _absent(*texts: str) -> str:
+    """A text that occurs in none of these: its word, with one more zero than follow the word anywhere in them."""
+    runs = (found.group(1) for text in texts for found in _SENTINEL.finditer(text))
+    return "sentinel" + "0" * (max(map(len, runs), default=0) + 1)

@@ -6,8 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from ..tokens.detokenizer import context_ids
-from ..tokens.tokenizer import Tokenizer
+from ..tokens.tokenizer import Tokenizer, context_ids
 from .reply_memory import Boundary, RememberedReply
 
 _WINDOW = 64  # tokens before a place that decide how it is tokenized, where no added token is nearer
@@ -30,26 +29,20 @@ class KnownPrefix:
 class EncodedText:
     """A text and its ids: first the ids of a known prefix, if there is one, then the ids of the tokenized tail."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        text: str,
-        known_prefix: KnownPrefix | None,
-        start: int,
-        encoding: tokenizers.Encoding,
-    ):
-        """`encoding` is the encoding of `text[start:]`; its first token may be the last one of the known prefix."""
+    def __init__(self, tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix | None = None):
+        """The known ids are used if the rest of the text is tokenized the same without them."""
         self._tokenizer = tokenizer
         self.text = text
-        self.known_prefix = known_prefix
-        self._start = start
-        self._encoding = encoding
-        self._ids: list[int] = encoding.ids
+        rest = None if known_prefix is None else _rest(tokenizer, text, known_prefix)
+        self.known_prefix = None if rest is None else known_prefix
+        # The tail begins at character `_start`; its first token may be the last one of the known prefix.
+        self._start, self._encoding = rest or (0, tokenizer.encoding(text))
+        self._ids: list[int] = self._encoding.ids
         self._num_before = 0
         before: list[int] = []
-        if known_prefix is not None:
-            self._num_before = known_prefix.num_tokens - (start < known_prefix.num_chars)
-            before = known_prefix.entry.token_ids(self._num_before)
+        if self.known_prefix is not None:
+            self._num_before = self.known_prefix.num_tokens - (self._start < self.known_prefix.num_chars)
+            before = self.known_prefix.entry.token_ids(self._num_before)
         self.token_ids = (*before, *self._ids)
 
     def common_with(self, other: str) -> Boundary:
@@ -119,20 +112,17 @@ class EncodedText:
         return None
 
 
-def encode(tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix | None = None) -> EncodedText:
-    """Use the known ids if the rest of the text is tokenized the same without them; else tokenize the complete text."""
-    if known_prefix is not None:
-        added = tokenizer.added_token(known_prefix.last_id)
-        if added is not None and text.endswith(added[0], 0, known_prefix.num_chars):
-            start = known_prefix.num_chars - len(added[0])
-            encoding = tokenizer.encoding(text[start:])
-            if encoding.ids[:1] == [known_prefix.last_id]:
-                return EncodedText(tokenizer, text, known_prefix, start, encoding)
-        rest = text[known_prefix.num_chars :]
-        encoding = tokenizer.encoding(rest)
-        if _continues(tokenizer, known_prefix, encoding.ids, rest):
-            return EncodedText(tokenizer, text, known_prefix, known_prefix.num_chars, encoding)
-    return EncodedText(tokenizer, text, None, 0, tokenizer.encoding(text))
+def _rest(tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix) -> tuple[int, tokenizers.Encoding] | None:
+    """Where the tail of a text begins, and its encoding. None if the text has other ids behind the known prefix."""
+    added = tokenizer.added_token(known_prefix.last_id)
+    if added is not None and text.endswith(added[0], 0, known_prefix.num_chars):
+        start = known_prefix.num_chars - len(added[0])
+        encoding = tokenizer.encoding(text[start:])
+        if encoding.ids[:1] == [known_prefix.last_id]:
+            return start, encoding
+    tail = text[known_prefix.num_chars :]
+    encoding = tokenizer.encoding(tail)
+    return (known_prefix.num_chars, encoding) if _continues(tokenizer, known_prefix, encoding.ids, tail) else None
 
 
 def common_prefix(a: str | Sequence[Any], b: str | Sequence[Any]) -> int:

@@ -81,7 +81,7 @@ def _without_conversation(request: Request) -> Iterator[Probes]:
     """A pair that shares only the tools and the leading system messages with the request."""
     assert request.messages is not None
     system = tuple(itertools.takewhile(lambda message: message.role == "system", request.messages))
-    yield tuple(with_messages(request, (*system, user_message(text))) for text in _TEXTS)
+    yield tuple(_with_messages(request, (*system, _user_message(text))) for text in _TEXTS)
 
 
 def _before_last_question(request: Request) -> Iterator[Probes]:
@@ -90,7 +90,7 @@ def _before_last_question(request: Request) -> Iterator[Probes]:
     asked = [number for number, message in enumerate(request.messages) if message.role == "user"]
     if asked and any(message.role == "assistant" for message in request.messages[: asked[-1]]):
         before = request.messages[: asked[-1]]
-        yield tuple(with_messages(request, (*before, user_message(text))) for text in _TEXTS)
+        yield tuple(_with_messages(request, (*before, _user_message(text))) for text in _TEXTS)
 
 
 def _with_more_said(request: Request) -> Iterator[Probes]:
@@ -101,9 +101,9 @@ def _with_more_said(request: Request) -> Iterator[Probes]:
     *before, last = request.messages
     if last.role == "user":
         longer = replace(last, parts=(*last.parts, TextPart(_TEXTS[1])))
-        yield (with_messages(request, (*before, longer)),)
+        yield (_with_messages(request, (*before, longer)),)
     elif last.role == "tool":
-        yield (with_messages(request, (*request.messages, user_message(_TEXTS[1]))),)
+        yield (_with_messages(request, (*request.messages, _user_message(_TEXTS[1]))),)
 
 
 def _with_next_turn(request: Request) -> Iterator[Probes]:
@@ -115,27 +115,42 @@ def _with_next_turn(request: Request) -> Iterator[Probes]:
         Message("assistant", (TextPart(_TEXTS[0]),)),
         Message("assistant", (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]))),
     )
-    yield tuple(with_messages(request, (*request.messages, reply, user_message("?"))) for reply in replies)
+    yield tuple(_with_messages(request, (*request.messages, reply, _user_message("?"))) for reply in replies)
     if request.tools and request.tool_choice.mode != "none":
         call = ToolCallPart("call_000000000000000000000000", request.tools[0].name, {})
         replies = (
             Message("assistant", (call,)),
             Message("assistant", (ReasoningPart(_TEXTS[1]), TextPart(_TEXTS[1]), call)),
         )
-        result = result_message(call, "?")
-        yield tuple(with_messages(request, (*request.messages, reply, result)) for reply in replies)
+        result = _result_message(call, "?")
+        yield tuple(_with_messages(request, (*request.messages, reply, result)) for reply in replies)
 
 
-def with_messages(request: Request, messages: tuple[Message, ...]) -> Request:
+def next_requests(request: Request, reply: Message, text: str) -> Iterator[Request]:
+    """The requests that can follow: with the reply's reasoning, then without it.
+
+    `text` is the result of every tool call in the reply, or the next question where it has none.
+    """
+    assert request.messages is not None
+    calls = [part for part in reply.parts if isinstance(part, ToolCallPart)]
+    following = tuple(_result_message(call, text) for call in calls) or (_user_message(text),)
+    before = request.messages[:-1] if request.continue_final_message else request.messages
+    yield _with_messages(request, (*before, reply, *following))
+    if any(isinstance(part, ReasoningPart) for part in reply.parts):
+        parts = tuple(part for part in reply.parts if not isinstance(part, ReasoningPart))
+        yield _with_messages(request, (*before, Message("assistant", parts), *following))
+
+
+def _with_messages(request: Request, messages: tuple[Message, ...]) -> Request:
     """The request for a reply to another conversation, with the same tools and settings."""
     return replace(request, messages=messages, add_generation_prompt=True, continue_final_message=False)
 
 
-def user_message(text: str) -> Message:
+def _user_message(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
-def result_message(call: ToolCallPart, text: str) -> Message:
+def _result_message(call: ToolCallPart, text: str) -> Message:
     return Message("tool", (ToolResultPart(call.call_id, (TextPart(text),), call.name),))
 
 

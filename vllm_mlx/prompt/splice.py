@@ -8,10 +8,9 @@ from functools import partial
 from ..core.messages import Message
 from ..core.request import Request
 from ..formats import SchemaBudget, Schemas, reasoning_markers
-from ..output.parsing import declared_schemas, reply_parser
+from ..output.pipeline import declared_schemas, reply_parser
 from ..output.reply import FinishedReply, ReplyBuilder
-from ..tokens.detokenizer import context_ids
-from ..tokens.tokenizer import Tokenizer
+from ..tokens.tokenizer import Tokenizer, context_ids
 from .echo import is_same
 
 

@@ -104,7 +104,7 @@ class ChatTemplate:
 
     A template is rendered up to ten times for one chat request before its first token: once by `render_prompt`, and
     up to nine times by `probe` to plan the snapshot points (points.py). After the reply, `probe` runs once or twice
-    more (next_turn.py). What a template does with system messages and tool calls is found by a few more renderings,
+    more (chat.py). What a template does with system messages and tool calls is found by a few more renderings,
     once for each checkpoint.
     """
 

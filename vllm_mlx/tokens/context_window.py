@@ -1,6 +1,7 @@
-"""A lower bound of the number of tokens of a text, found without tokenizing it. Knows one tokenizer and no request.
+"""Refuses prompts that are too long for the model: a text before it is tokenized where that is certain, then ids.
 
-Let `w(b) = 1 / length of the longest token that contains byte b`. The weights of the bytes of any one token sum to at
+A text is certainly too long if a lower bound of the number of its tokens, found without tokenizing it, is. Let
+`w(b) = 1 / length of the longest token that contains byte b`. The weights of the bytes of any one token sum to at
 most 1, so a text has at least as many tokens as the weights of its bytes sum to. This holds only for tokenizers that
 neither drop nor merge bytes of a text: see `_keeps_bytes` and `_keeps_text`.
 """
@@ -8,23 +9,60 @@ neither drop nor merge bytes of a text: see `_keeps_bytes` and `_keeps_text`.
 import json
 import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..core.errors import ContextLengthExceeded, InvalidParameter
 from .tokenizer import BYTE_OF_CHAR, Tokenizer
 
+_COUNTED_TOKENS = 32_768  # a prompt that may be shorter is tokenized even if it cannot fit: the error names its length
 _SLICE = 1 << 16  # characters that are counted at once, so that other threads run in between
 _SPACE_SIGN = "▁"  # stands for a space in vocabularies that are not of bytes
 _CUT_TOKENS = 16  # characters that compose across a cut save fewer tokens than this
 _COMPLETE_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
 
 
+class ContextWindow:
+    """The number of tokens that a prompt and its reply may have. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int):
+        self._floor = TokenFloor(tokenizer)
+        self.max_model_len = max_model_len
+
+    def check_text(self, text: str, *, known_chars: int = 0, known_tokens: int = 0) -> None:
+        """Raises ContextLengthExceeded for a text that cannot fit, without tokenizing it.
+
+        The first `known_tokens` ids of the prompt are known; they stand for its first `known_chars` characters.
+        """
+        most = max(self.max_model_len, _COUNTED_TOKENS)
+        if len(text) < most:
+            return
+        least = self._floor.least_tokens(text)
+        if known_tokens:
+            least = min(least, known_tokens - 1 + self._floor.least_tokens(text[known_chars:]))
+        if least >= most:
+            raise ContextLengthExceeded(num_prompt_tokens=least, max_model_len=self.max_model_len, is_least=True)
+
+    def check_ids(self, token_ids: Sequence[int], *, param: str) -> None:
+        """Raises InvalidParameter for an empty prompt, ContextLengthExceeded for one without room for a reply.
+
+        `param` is the request field that holds the prompt.
+        """
+        if not token_ids:
+            raise InvalidParameter("The prompt is empty: give at least one token.", param=param)
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthExceeded(num_prompt_tokens=len(token_ids), max_model_len=self.max_model_len)
+
+
 class TokenFloor:
-    """Threads may share it. The first call computes the weights, which takes as long as reading the vocabulary."""
+    """The lower bound for one tokenizer. Threads may share it.
+
+    The first call computes the weights, which takes as long as reading the vocabulary.
+    """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
