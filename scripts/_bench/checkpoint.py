@@ -5,6 +5,7 @@ and is short enough that a server's own cost shows.
 """
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from tokenizers import Tokenizer
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 from tests.support.checkpoints import write_checkpoint
 
 ARCHITECTURES = ("qwen3", "qwen3_5", "gpt_oss")
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 6,
     "intermediate_size": 128,

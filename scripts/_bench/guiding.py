@@ -31,7 +31,7 @@ MANY = {"type": "array", "items": PERSON, "minItems": 1000}  # longer than any r
 PROMPT = 24
 NUM_TOKENS = 60
 _MASKS = 400
-_SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "head_dim": 16}
+_SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "head_dim": 16}
 
 
 @contextlib.contextmanager

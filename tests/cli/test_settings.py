@@ -136,6 +136,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "max_prefill_chunk": 64,
         "memory_budget": "2GB",
         "prefix_cache": False,
+        "repeatable": True,
         "cache_memory": "1GB",
         "snapshot_every": 100,
         "cache_reasoning": "keep",

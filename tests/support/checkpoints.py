@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from .tokenizers import TEMPLATES
@@ -27,6 +28,7 @@ LICENSE = Path(__file__).parents[2] / "LICENSE"  # enough English to fill the vo
 VOCAB_SIZE = 1024  # of the models
 NUM_TOKENS = 1000  # of the tokenizer: as in many real checkpoints, the last ids have no text
 MAX_POSITIONS = 65536
+QUANTIZED_GROUP = 64  # weights that share a scale, as in most quantised checkpoints
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -236,16 +238,33 @@ def randomise(model: nn.Module, seed: int) -> None:
     mx.eval(model.parameters())
 
 
-def write_checkpoint(folder: Path, architecture: str, *, seed: int = 0, **overrides: Any) -> Path:
-    """A checkpoint in `folder`, the same for the same arguments. `overrides` change config.json."""
+def convert(model: nn.Module, config: dict[str, Any], dtype: str, bits: int | None) -> dict[str, Any]:
+    """Converts the weights as mlx-lm's converter does. Returns config.json."""
+    may_convert = getattr(model, "cast_predicate", lambda _: True)
+    weights = [(name, weight) for name, weight in tree_flatten(model.parameters()) if may_convert(name)]
+    model.load_weights([(name, weight.astype(getattr(mx, dtype))) for name, weight in weights], strict=False)
+    if bits is None:
+        return config
+    converted: dict[str, Any] = quantize_model(model, config, group_size=QUANTIZED_GROUP, bits=bits)[1]
+    return converted
+
+
+def write_checkpoint(
+    folder: Path, architecture: str, *, seed: int = 0, dtype: str = "float32", bits: int | None = None, **overrides: Any
+) -> Path:
+    """A checkpoint in `folder`, the same for the same arguments. `overrides` change config.json.
+
+    `dtype` is the name of a type of mlx; `bits` quantises the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     eos_token_id = write_tokenizer(folder, architecture)
-    config = {**model_config(architecture, **overrides), "eos_token_id": [eos_token_id], "torch_dtype": "float32"}
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    config = {**model_config(architecture, **overrides), "eos_token_id": [eos_token_id], "torch_dtype": dtype}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos_token_id], "do_sample": False}))
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     model = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
     randomise(model, seed)
+    config = convert(model, config, dtype, bits)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder

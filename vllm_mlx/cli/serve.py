@@ -160,7 +160,7 @@ class Banner:
         checks = [
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
-            (self.loaded["prefix_cache"], "prefix cache: as it was started with --no-prefix-cache"),
+            (self.loaded["prefix_cache"], "prefix cache: as it was started with --no-prefix-cache or --repeatable"),
             (self.loaded["reasoning_parser"], "reasoning apart from text: the chat template shows no format of it"),
             (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),
         ]

@@ -205,6 +205,10 @@ class Settings(BaseSettings):
     """Pixels of an image that a vision model sees; larger ones are scaled down."""
     prefix_cache: bool = declared(EngineConfig, "prefix_cache", Panel.ENGINE)
     """Keep the state of prompts and replies: what begins alike is computed once."""
+    repeatable: bool = declared(EngineConfig, "repeatable", Panel.ENGINE)
+    """Give the same request the same reply, bit for bit, whatever else runs: for tests of prompts and models. It costs
+    the prefix cache and batches: each prompt is read from its start, each reply is computed alone, and `--max-stall-ms`
+    does not hold. A request repeats only with the same seed, or temperature 0, on the same machine and versions."""
     cache_memory: Memory = setting(Panel.ENGINE, None)
     """Memory the prefix cache may take, within the budget: bytes or a share. Default: what running replies leave."""
     snapshot_every: int = declared(EngineConfig, "snapshot_every", Panel.ENGINE)

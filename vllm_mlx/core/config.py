@@ -121,6 +121,7 @@ class EngineConfig(SettingsGroup):
     max_prefill_chunk: int = Field(default=2048, gt=0)  # tokens of one chunk while nothing decodes
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
     prefix_cache: bool = True
+    repeatable: bool = False  # fixed chunks of prompts and no batches; it turns the prefix cache off
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
     snapshot_every: int = Field(default=8192, ge=0)  # tokens between copies of state during a long prefill; 0: none
     cache_reasoning: CacheReasoning = "auto"  # reasoning kept: what the next turn contains, all, none
@@ -139,6 +140,10 @@ class EngineConfig(SettingsGroup):
     revision: str | None = None
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
     media: MediaConfig = Field(default_factory=MediaConfig)
+
+    def __post_init__(self) -> None:
+        if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way
+            object.__setattr__(self, "prefix_cache", False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

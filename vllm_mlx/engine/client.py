@@ -234,8 +234,8 @@ class EngineClient:
 
         An aborted reply counts as far as it was received: clients send that part back.
         """
-        if self._is_closing or self.is_dead:
-            return
+        if self._is_closing or self.is_dead or self._config.repeatable:
+            return  # a later prompt must not depend on the replies that this server has given
         finished = reply.finished
         with Fence("the reply, which the next turn will not recognise"):
             self._processor.remember(prepared, finished)

@@ -2,8 +2,8 @@
 
 Penalties and biases follow OpenAI and vLLM: presence and frequency penalties count the reply's tokens, the repetition
 penalty counts prompt and reply. Truncation (top_k, top_p, min_p) applies after the temperature. A draw adds Gumbel
-noise that depends on (seed, position in the reply) only, so a seed gives the same reply alone, in a batch and after
-preemption.
+noise that depends on (seed, position in the reply) only. So a seed gives the same reply alone, in a batch and after
+preemption, up to the rounding of the logits.
 """
 
 from collections.abc import Callable

@@ -146,3 +146,17 @@ def plan_prefill(
         spent_s += pacer.chunk_s(planned.end - planned.start, planned.start)
         chunks.append(planned)
     return tuple(planned for planned in chunks if planned.end > planned.start)
+
+
+def fixed_chunk_end(seq: Sequence, num_tokens: int) -> int:
+    """The end of the next chunk if chunks depend on the sequence alone, so that numbers are rounded alike at each run.
+
+    Chunks of a prompt end at multiples of `num_tokens` and before an image. Tokens of the reply, which a preempted row
+    computes again, were computed one at a time, and are again.
+    """
+    start = seq.num_computed_tokens
+    prompt_end = seq.num_prompt_tokens - 1  # the last token of the prompt was fed by a decode step
+    if start >= prompt_end:
+        return min(start + 1, seq.prefill_end)
+    images = (item.offset for item in seq.prompt.media if item.offset > start)
+    return min(prompt_end, start - start % num_tokens + num_tokens, *images)

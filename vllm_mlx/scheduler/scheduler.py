@@ -3,8 +3,8 @@
 First come, first served, and tenants take turns. A sequence waits, is admitted when a place and memory are free,
 prefills in chunks up to its last token, and decodes. Under memory pressure the youngest row of the tenant that has most
 is preempted: it returns to the front of the queue, resumes from the state that the prefix cache has kept, and computes
-the rest again from its own tokens, which gives the same continuation. Cached state is evicted before any sequence has
-to wait or is preempted.
+the rest again from its own tokens, so that it continues the same reply up to rounding. Cached state is evicted before
+any sequence has to wait or is preempted.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,12 +19,13 @@ from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan, TokenOutput
 from .decode_groups import DecodeGroups
 from .memory_pool import MemoryPool
-from .prefill_pacer import PrefillPacer, plan_prefill
+from .prefill_pacer import PrefillPacer, fixed_chunk_end, plan_prefill
 from .prefix_planner import PrefixPlanner
 from .running_set import Pending, RunningSet
 from .turns import Groups, Turns, plan_work
 
 RESERVED_OUTPUT = 2048  # tokens of the reply that admission reserves memory for; longer replies may be preempted
+_FIXED_CHUNK = 256  # tokens; long enough for full speed, and short enough for the GPU's watchdog
 
 
 class Scheduler:
@@ -48,7 +49,8 @@ class Scheduler:
         self._seqs = RunningSet()
         self._pending = Pending()
         self._turns = Turns(lambda row: footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens)))
-        self._groups = DecodeGroups(can_batch=can_batch)
+        self._groups = DecodeGroups(can_batch=can_batch and not config.repeatable)
+        self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
         self._now = 0.0
         self.num_preemptions = 0
         self.num_restarts = 0  # restarts of rows after faults that another row may have caused
@@ -333,6 +335,8 @@ class Scheduler:
         return PrefillChunk(seq, start, end, capture)
 
     def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
+        if self._fixed_chunk is not None:
+            return fixed_chunk_end(seq, self._fixed_chunk)
         limit = seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq)
         return min(limit, seq.num_computed_tokens + max_tokens)
 
