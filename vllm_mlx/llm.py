@@ -19,7 +19,7 @@ from .core.errors import InvalidParameter
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.request import Request, SamplingParams
 from .core.tasks import together
-from .engine.assembly import start_engine
+from .engine.loading import start_engine
 
 T = TypeVar("T")
 Prompt = str | Items[int]

@@ -11,8 +11,8 @@ from pathlib import Path
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.messages import ImagePart, Message, TextPart
 from vllm_mlx.core.request import Request
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 
 from .figures import OURS, Aim, Figure
 

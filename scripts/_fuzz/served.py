@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 from .routes import Finding, fuzz_operation, operations
 

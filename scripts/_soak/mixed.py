@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server.garbage import freeze_garbage_collector
 
 from .figures import milliseconds

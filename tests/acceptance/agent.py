@@ -13,7 +13,7 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.monitoring.report import EngineReport
+from vllm_mlx.engine.monitoring.schema import EngineReport
 from vllm_mlx.engine.prompt_pool import TENANT_THREADS
 from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.encoded import common_prefix

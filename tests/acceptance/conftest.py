@@ -7,8 +7,8 @@ import pytest
 
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 
 from .rote import rote_checkpoint
 

@@ -13,7 +13,7 @@ from vllm_mlx.cache.stats import Entry
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
-from vllm_mlx.engine.monitoring.report import EngineReport
+from vllm_mlx.engine.monitoring.schema import EngineReport
 from vllm_mlx.scheduler.prefix_planner import MIN_SHARED_TOKENS
 
 from .agent import Agent, Ledger, Turn, prose, settled

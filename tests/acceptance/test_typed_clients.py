@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 pytestmark = pytest.mark.full
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -78,12 +78,12 @@ def test_an_open_door_is_refused_before_anything_loads() -> None:
 BROKEN = """
 import sys
 from vllm_mlx.cli.main import main
-from vllm_mlx.engine import assembly
+from vllm_mlx.engine import loading
 
 def start(config):
     raise ValueError("nobody thought of this")
 
-assembly.start_engine = start
+loading.start_engine = start
 sys.argv = ["vllm-mlx", "serve", "demo", "--port", "0"]
 main()
 """

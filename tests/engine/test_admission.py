@@ -11,8 +11,8 @@ from vllm_mlx.core.events import Failed, Finished
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine import admission
 from vllm_mlx.engine.admission import AdmissionQueue, Refusals
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 
 from .test_client import collect, last, request, until_idle, until_running
 

@@ -81,7 +81,7 @@ def run_request(driver: Driver, planned_request: PlannedRequest, planned: Faults
         driver.step()
     if planned_request.leaves:
         driver.engine.keep(driver.seqs[seq_id], len(kept) + planned_request.added + planned_request.first % 3)
-        driver.engine.abort(seq_id)
+        driver.engine.abort([seq_id])
 
 
 def check_any_load(path: Path) -> None:

@@ -11,9 +11,9 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta
 from vllm_mlx.core.request import Request, SamplingParams
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.loading import start_engine
 
 
 @pytest.fixture(scope="module")

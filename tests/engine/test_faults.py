@@ -171,7 +171,7 @@ def test_a_row_that_has_gone_is_not_set_apart(path: Path, expected: list[list[in
         seq_ids = start(driver)
         for _ in range(6):
             driver.step()
-        driver.engine.abort(seq_ids[0])
+        driver.engine.abort([seq_ids[0]])
         planned.plan("read")  # of what was launched while it was here
         driver.run()
     assert planned.num_struck == 1

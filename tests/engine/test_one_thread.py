@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 
 from .test_client import collect, request, until_idle, until_running
 

@@ -101,7 +101,7 @@ def test_a_long_prefill_that_is_aborted_goes_on_from_its_last_copy(model):
     while driver.seqs[seq_id].num_computed_tokens < 100:
         driver.step()
     held = sorted(entry.end for entry in driver.engine.cache_tree.entries() if entry.state_bytes)
-    driver.engine.abort(seq_id)
+    driver.engine.abort([seq_id])
     assert check(driver, path, ids) >= 96
     assert name not in STATEFUL or [end for end in held if end < 96] == [32, 64]
 
@@ -116,7 +116,7 @@ def test_an_aborted_prefill_is_not_lost(model, when: str):
     seq_id = driver.add(ids, NUM_TOKENS)
     driver.step()
     driver.step()
-    driver.engine.abort(seq_id)
+    driver.engine.abort([seq_id])
     if when == "later":
         driver.run()
     assert check(driver, path, ids) == 64, name
@@ -150,7 +150,7 @@ def test_a_follower_leads_when_its_leader_goes(model):
     shared = prompt(300)
     leader, follower = driver.add([*shared, 1], NUM_TOKENS), driver.add([*shared, 2, 3], NUM_TOKENS)
     driver.step()
-    driver.engine.abort(leader)
+    driver.engine.abort([leader])
     driver.run()
     assert driver.replies[follower].token_ids == plain_loop(path, [*shared, 2, 3], NUM_TOKENS)[0]
 

@@ -12,8 +12,8 @@ from vllm_mlx.core.errors import Cancelled, TimeLimit
 from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.tasks import Deadline
-from vllm_mlx.engine.assembly import start_engine
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.preparing import LONG_CHARS, is_long
 from vllm_mlx.tokens.tokenizer import Tokenizer
 

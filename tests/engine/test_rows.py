@@ -12,7 +12,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
-from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.loading import load_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 _random = random.Random(2)
@@ -102,7 +102,7 @@ def test_an_aborted_row_leaves_nothing_and_nobody_notices(driver):
     keep = driver.add(keep_prompt, 10)
     drop = driver.add(drop_prompt, 10)
     driver.step()
-    driver.engine.abort(drop)
+    driver.engine.abort([drop])
     driver.run()
     assert driver.replies[keep].token_ids == expected
     assert driver.replies[drop].token_ids == []
@@ -180,7 +180,7 @@ def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
     assert driver.engine.num_rows == 8
     assert driver.engine.live_bytes() <= 1.3 * unpadded
     for seq_id in driver.seqs:
-        driver.engine.abort(seq_id)
+        driver.engine.abort([seq_id])
     driver.run()
     assert driver.engine.live_bytes() == 0
 
@@ -192,7 +192,7 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
         ({"memory_budget_bytes": 30_000_000, "max_model_len": 60_000}, "--max-model-len"),
     ):
         with pytest.raises(ConfigError, match=f"Too little memory.*{words}"):
-            Engine.load(EngineConfig(model=str(path), **settings), find_checkpoint(path))
+            load_engine(EngineConfig(model=str(path), **settings), find_checkpoint(path))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5"])

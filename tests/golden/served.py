@@ -14,7 +14,7 @@ from tests.support.running import serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 from .normal import joined, normalised, shape
 from .refusals import Refusal, Wrong, chat, completions, messages, responses

@@ -21,7 +21,7 @@ GLOSSARY = "contributing.md"  # it names the words that the style rules out
 
 
 def place_of(file: Path) -> str:
-    """`engine` for vllm_mlx/engine/thread.py, `clients/codex.md` for a page."""
+    """`engine` for vllm_mlx/engine/engine.py, `clients/codex.md` for a page."""
     if file.suffix == ".md":
         return file.name if file.parent == ROOT else file.relative_to(ROOT / "docs").as_posix()
     parts = file.relative_to(PACKAGE).parts

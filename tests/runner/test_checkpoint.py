@@ -7,7 +7,7 @@ import pytest
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 

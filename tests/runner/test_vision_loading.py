@@ -138,7 +138,7 @@ def test_a_text_model_does_not_import_mlx_vlm(checkpoint):
 
 
 def test_a_larger_picture_is_scaled_down(checkpoint):
-    from vllm_mlx.engine.assembly import load_vision
+    from vllm_mlx.engine.loading import load_vision
     from vllm_mlx.tokens.tokenizer import Tokenizer
 
     from ..engine.vision_harness import picture

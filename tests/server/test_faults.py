@@ -16,7 +16,7 @@ from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.media.vision import VisionProcessor
 from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.prompt.processor import RequestProcessor

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tests.support.rows import row
 from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 HI: Any = [{"role": "user", "content": "hi"}]
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -14,7 +14,7 @@ from tests.support.shapes import draw_shape
 from vllm_mlx import LLM, MediaConfig
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 from ..media.hosts import HERE, Host, host, image, reply
 from ..media.samples import encode

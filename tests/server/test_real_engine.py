@@ -12,7 +12,7 @@ import pytest
 from tests.support.rows import row
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 from .test_disconnects import post
 

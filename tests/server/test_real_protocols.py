@@ -13,7 +13,7 @@ from tests.acceptance.rote import rote_checkpoint
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 HI: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": "tiny", "max_tokens": 12, "messages": HI, "extra_body": {"temperature": 0}}

@@ -12,7 +12,7 @@ import pytest
 from tests.support.running import eventually, serving, start_python
 from vllm_mlx.cli.terminal import ExitCode
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.runner import Runner
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 4, "ignore_eos": True}

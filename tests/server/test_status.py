@@ -6,7 +6,7 @@ import pytest
 from tests.support.rows import row
 from tests.support.running import serving
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 from .documents import documented_reply
 

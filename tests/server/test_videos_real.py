@@ -12,7 +12,7 @@ import pytest
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig, MediaConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 from ..media.hosts import HERE, Host, host, reply
 from ..media.samples import encode as encode_picture

@@ -14,7 +14,7 @@ from tests.support.rows import row
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 QUESTION = "What is in this image?"
 SHOWN = (

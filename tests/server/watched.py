@@ -12,7 +12,7 @@ import httpx
 from tests.support.running import Running, serving
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.engine.assembly import start_engine
+from vllm_mlx.engine.loading import start_engine
 
 
 @contextlib.contextmanager

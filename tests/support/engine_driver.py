@@ -19,7 +19,7 @@ from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.loading import MeasuredModel, load_measured, make_scheduler
+from vllm_mlx.engine.loading import MeasuredModel, build_engine, load_measured, make_scheduler
 from vllm_mlx.media.vision import VisionProbe
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
 from vllm_mlx.runner.model import Model, load_model
@@ -48,7 +48,7 @@ class Driver:
         config = EngineConfig(model=str(path), **settings)
         checkpoint = find_checkpoint(str(path))
         measured = measured_once(config, checkpoint, probe)
-        self.engine = Engine.around(config, checkpoint, measured)
+        self.engine = build_engine(config, checkpoint, measured)
         if rows_bytes is not None:
             self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
         self.replies: dict[int, Reply] = {}
@@ -68,7 +68,7 @@ class Driver:
             inputs = PromptInputs(token_ids=tuple(prompt), snapshot_points=tuple(points))
         seq = Sequence(seq_id=seq_id, prompt=inputs, sampling=sampling, max_tokens=max_tokens, **fields)
         self.seqs[seq_id], self.replies[seq_id] = seq, Reply()
-        self.engine.add(seq)
+        self.engine.add([seq])
         return seq_id
 
     def step(self) -> None:

@@ -55,7 +55,7 @@ def _serve(settings: Settings) -> None:
     screen = console()
     screen.print(f"Loading {settings.model}", markup=False)
 
-    from ..engine.assembly import start_engine
+    from ..engine.loading import start_engine
 
     started_s = time.monotonic()
     engine = start_engine(engine_config)

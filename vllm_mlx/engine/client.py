@@ -23,15 +23,13 @@ from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from ..tokens.tokenizer import Tokenizer
 from .admission import AdmissionQueue
-from .engine import Engine
+from .engine import Engine, EngineThread
 from .generation import Generation, Reply
 from .monitor import Monitor
 from .monitoring.counters import ReplyStats
-from .monitoring.facts import EngineFacts
-from .monitoring.schema import EngineStatus, ModelFacts
+from .monitoring.schema import EngineFacts, EngineStatus, ModelFacts
 from .preparing import Preparations
 from .prompt_pool import PromptPool
-from .thread import EngineThread
 
 logger = logging.getLogger(__name__)
 

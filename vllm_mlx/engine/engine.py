@@ -1,31 +1,33 @@
-"""schedule → decode → prefill → update, one step at a time, on the one thread that owns MLX."""
+"""The engine: schedule → decode → prefill → update, one step at a time; and the one thread, owner of MLX, that runs it.
 
+Other threads only send messages, which the thread handles between two steps.
+"""
+
+import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from ..cache.stats import Entry
 from ..cache.tree import PrefixTree
-from ..core.config import EngineConfig
-from ..core.errors import GenerationError
+from ..core.errors import EngineDead, GenerationError
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepPlan
-from ..media.vision import VisionProbe
-from ..runner.checkpoint import Checkpoint
-from ..runner.device import DeviceWatch, device_memory
+from ..core.tasks import settle
+from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
-from .loading import (
-    MeasuredModel,
-    engine_facts,
-    load_measured,
-    make_pacer,
-    make_prefix_cache,
-    make_scheduler,
-)
-from .monitoring.facts import EngineFacts
-from .monitoring.report import EngineReport, MediaReport
+from .monitoring.schema import EngineFacts, EngineReport, MediaReport
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
@@ -38,24 +40,6 @@ class Engine:
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
         self._is_stalled = False
         self.num_steps = 0
-
-    @classmethod
-    def load(cls, config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> "Engine":
-        """Load weights, measure, and size everything to the available memory. Raises ConfigError.
-
-        A model that takes images is tested with `probe`. Without a probe it takes no images.
-        """
-        return cls.around(config, checkpoint, load_measured(config, checkpoint, probe))
-
-    @classmethod
-    def around(cls, config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> "Engine":
-        """Make an engine for a model that is loaded and measured already. Raises ConfigError."""
-        facts = engine_facts(config, checkpoint, measured)
-        pacer = make_pacer(config, measured.calibration)
-        cache = make_prefix_cache(config, checkpoint, measured, facts.memory)
-        scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
-        watch = DeviceWatch(device_memory().limit_bytes(facts.memory.total_bytes))
-        return cls(scheduler, Runner(measured.model, watch), watch, facts)
 
     @property
     def has_work(self) -> bool:
@@ -89,13 +73,14 @@ class Engine:
         """Step again: images for which rows wait are ready."""
         self._is_stalled = False
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seqs: Iterable[Sequence]) -> None:
         self._is_stalled = False
-        self._scheduler.add(seq)
+        for seq in seqs:
+            self._scheduler.add(seq)
 
-    def abort(self, seq_id: int) -> None:
-        """End a sequence at the start of the next step."""
-        self._aborts.append(seq_id)
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """End sequences at the start of the next step."""
+        self._aborts += seq_ids
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Keep only the first `num_tokens` of a sequence that has ended or is about to end."""
@@ -158,3 +143,138 @@ class Engine:
             failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
             self._runner.reset()
             deliver(self._scheduler.recover(failure))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Asked by another thread, which waits for the answer."""
+
+    ask: Callable[[Engine], object]
+    answer: "Future[object]"
+
+
+_Message = Callable[[Engine], None] | _Question | None  # None: stop
+
+
+class EngineThread:
+    """Runs one engine on a thread of its own. `facts` are known after `start`."""
+
+    facts: EngineFacts
+
+    def __init__(self, load: Callable[[], Engine]):
+        self._load = load
+        self._deliver: Deliver = _nobody_listens
+        self._died: Callable[[EngineDead], None] = _nobody_listens
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._loaded: Future[EngineFacts] = Future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._ended = threading.Event()
+        self._end: EngineDead | None = None  # set once no message is handled any more
+        self.step_started_s: float | None = None  # start of the running step, by the monotonic clock
+        self.error: EngineDead | None = None  # why the thread ended, unless `stop` ended it
+
+    @property
+    def ident(self) -> int | None:
+        return self._thread.ident
+
+    def start(self) -> None:
+        """Load on the engine thread and wait for it. Raises the error of loading."""
+        self._thread.start()
+        self.facts = self._loaded.result()
+
+    def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
+        """Set the callbacks for updates and for the thread's death, before any sequence is added.
+
+        They are called on the engine thread.
+        """
+        self._deliver, self._died = deliver, died
+
+    def check_alive(self) -> None:
+        """Raises EngineDead if the thread has ended by an error."""
+        if self.error is not None:
+            raise self.error
+
+    def add(self, seqs: Items[Sequence]) -> None:
+        self._inbox.put(lambda engine: engine.add(seqs))
+
+    def abort(self, seq_ids: Items[int]) -> None:
+        """End sequences before the next step, that is, within one prefill chunk."""
+        self._inbox.put(lambda engine: engine.abort(seq_ids))
+
+    def keep(self, seq: Sequence, num_tokens: int) -> None:
+        """Keep only the first `num_tokens` of a sequence in the prefix cache, once the sequence has ended."""
+        self._inbox.put(lambda engine: engine.keep(seq, num_tokens))
+
+    def wake(self) -> None:
+        """Step again, because images for which rows wait are ready."""
+        self._inbox.put(Engine.wake)
+
+    def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
+        """Call `ask` between two steps. The future may be cancelled; it fails with EngineDead once the thread ends."""
+        answer: Future[T] = Future()
+        self._inbox.put(_Question(ask, answer))  # type: ignore[arg-type]
+        if self._end is not None:
+            self._refuse_questions(self._end)
+        return answer
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        self._inbox.put(None)
+        self._ended.wait(timeout_s)
+
+    def _run(self) -> None:
+        self._work()
+        self._ended.set()
+        threading.Event().wait()  # MLX aborts a process that exits soon after a thread that used it, so this one stays
+
+    def _work(self) -> None:
+        try:
+            engine = self._load()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(engine.facts)
+        try:
+            while self._take_messages(engine):
+                if engine.has_work:
+                    self.step_started_s = time.monotonic()
+                    engine.step(self._deliver)
+                    self.step_started_s = None
+                    if not engine.has_work:
+                        engine.rest()
+        except BaseException as error:
+            logger.exception("The engine thread ended")
+            self.error = EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")
+            self._died(self.error)
+        self._end = self.error or EngineDead("The engine has been shut down.")
+        self._refuse_questions(self._end)
+
+    def _refuse_questions(self, error: EngineDead) -> None:
+        """Answer questions in the inbox with an error. A caller that asks after the end calls this itself."""
+        while True:
+            try:
+                message = self._inbox.get(block=False)
+            except Empty:
+                return
+            if isinstance(message, _Question) and message.answer.set_running_or_notify_cancel():
+                message.answer.set_exception(error)
+
+    def _take_messages(self, engine: Engine) -> bool:
+        """Handle all messages. Without work, wait for one first. Returns False after a stop message."""
+        block = not engine.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except Empty:
+                return True
+            match message:
+                case None:
+                    return False
+                case _Question(ask, answer):
+                    settle(answer, partial(ask, engine))
+                case act:
+                    act(engine)
+            block = False
+
+
+def _nobody_listens(_: object) -> None:
+    """Stand in for a callback until `listen`."""

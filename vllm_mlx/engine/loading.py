@@ -1,25 +1,34 @@
-"""Builds the parts of an engine: a measured model, sizes that fit this machine, scheduler and cache. Knows no step."""
+"""From a checkpoint to an engine that serves: a measured model, sizes that fit this machine, threads and client."""
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import MemoryBudget, RowFootprint
-from ..media.vision import VisionProbe
+from ..media.loader import MediaLoader
+from ..media.sources import MediaRoot
+from ..media.vision import VisionProbe, VisionProcessor
+from ..prompt.processor import RequestProcessor
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
-from ..runner.checkpoint import Checkpoint
-from ..runner.device import apply_limits, device_memory
+from ..runner.checkpoint import Checkpoint, find_checkpoint
+from ..runner.device import DeviceWatch, apply_limits, device_memory
 from ..runner.family_check import check_family, media_fault
 from ..runner.model import Model, MultimodalModel, load_model, weights_bytes
+from ..runner.runner import Runner
 from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
-from .monitoring.facts import EngineFacts
+from ..tokens.tokenizer import Tokenizer
+from .client import EngineClient
+from .engine import Engine, EngineThread
+from .monitoring.schema import EngineFacts
+from .preparing import MediaRequests, Preparations
+from .prompt_pool import PromptPool
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +38,73 @@ _IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, an
 _MAX_IMAGES_BYTES = 512 << 20
 _RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
 _MAX_RENDERED_BYTES = 64 << 20
+
+
+def start_engine(config: EngineConfig) -> EngineClient:
+    """Find the checkpoint, download it if necessary, and load it. Raises ConfigError."""
+    checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
+    return serve_checkpoint(config, checkpoint)
+
+
+def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> EngineClient:
+    """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError."""
+    media_root = MediaRoot(config.media.media_root)
+    tokenizer = Tokenizer.load(
+        checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
+    )
+    vision = load_vision(config, checkpoint, tokenizer)
+    thread = _started_thread(config, checkpoint, vision)
+    processor = RequestProcessor(
+        tokenizer,
+        config,
+        checkpoint.path,
+        max_model_len=thread.facts.info.max_model_len,
+        vocab_size=thread.facts.info.vocab_size,
+        vision=vision,
+    )
+    pool = PromptPool()
+    media = _media_requests(config, processor, vision, media_root, pool, thread)
+    preparations = Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s)
+    return EngineClient(config, processor, thread, pool, preparations)
+
+
+def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:
+    """The checkpoint's image processor; None if it has no vision encoder or only text is served."""
+    if config.text_only or not checkpoint.has_vision_encoder:
+        return None
+    return VisionProcessor.load(
+        checkpoint.path,
+        checkpoint.config,
+        tokenizer,
+        max_pixels=config.max_pixels,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _started_thread(config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None) -> EngineThread:
+    probe = None if vision is None else vision.probe()
+    thread = EngineThread(lambda: load_engine(config, checkpoint, probe))
+    thread.start()
+    if vision is not None:
+        vision.set_memory(thread.facts.memory)
+        if thread.facts.video_fault is not None:
+            vision.refuse_videos(f"one was tried at load: {thread.facts.video_fault}")
+    return thread
+
+
+def _media_requests(
+    config: EngineConfig,
+    processor: RequestProcessor,
+    vision: VisionProcessor | None,
+    media_root: MediaRoot,
+    pool: PromptPool,
+    thread: EngineThread,
+) -> MediaRequests | None:
+    if vision is None:
+        return None
+    media = replace(config.media, media_cache_bytes=thread.facts.memory.decoded_bytes)
+    loader = MediaLoader(media, media_root, sampling=vision.frame_sampling)
+    return MediaRequests(processor, vision, loader, pool, thread.wake)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +137,30 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
-def engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> EngineFacts:
+def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> Engine:
+    """Load weights, measure, and size everything to the available memory. Raises ConfigError.
+
+    A model that takes images is tested with `probe`. Without a probe it takes no images.
+    """
+    return build_engine(config, checkpoint, load_measured(config, checkpoint, probe))
+
+
+def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> Engine:
+    """Build an engine for a model that is loaded and measured already. Raises ConfigError."""
+    facts = _engine_facts(config, checkpoint, measured)
+    pacer = PrefillPacer(
+        max_stall_s=config.max_stall_ms / 1000,
+        max_chunk=config.max_prefill_chunk,
+        tokens_per_s=measured.calibration.tokens_per_s,
+        overhead_s=measured.calibration.overhead_s,
+    )
+    cache = _prefix_planner(config, checkpoint, measured, facts.memory)
+    scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
+    watch = DeviceWatch(device_memory().limit_bytes(facts.memory.total_bytes))
+    return Engine(scheduler, Runner(measured.model, watch), watch, facts)
+
+
+def _engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> EngineFacts:
     """Raises ConfigError where the context that was asked for does not fit."""
     model = measured.model
     memory = _memory(config, measured)
@@ -81,15 +180,6 @@ def engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
         calibration=measured.calibration,
         resume_rule=model.resume_rule,
         video_fault=measured.video_fault,
-    )
-
-
-def make_pacer(config: EngineConfig, calibration: Calibration) -> PrefillPacer:
-    return PrefillPacer(
-        max_stall_s=config.max_stall_ms / 1000,
-        max_chunk=config.max_prefill_chunk,
-        tokens_per_s=calibration.tokens_per_s,
-        overhead_s=calibration.overhead_s,
     )
 
 
@@ -120,7 +210,7 @@ def make_scheduler(
     )
 
 
-def make_prefix_cache(
+def _prefix_planner(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, memory: MemoryBudget
 ) -> PrefixPlanner | None:
     """None: it is off."""

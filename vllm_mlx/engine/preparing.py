@@ -1,16 +1,23 @@
 """Prepares prompts from requests, off the event loop, each within one deadline. It knows nothing of the engine."""
 
 import asyncio
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from ..core.errors import Cancelled, setting
-from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
+from ..core.errors import Cancelled, GenerationError, InvalidImage, VLLMMLXError, setting
+from ..core.fence import Fence, clear_locals
+from ..core.messages import MediaPart, Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
 from ..core.tasks import Deadline
+from ..media.limits import Workers
+from ..media.loader import MediaLoader
+from ..media.parts import located, numbered
+from ..media.pixels import Decoded
+from ..media.rendered import MediaInputs, RenderedMedia
+from ..media.vision import VisionProcessor
 from ..prompt.processor import PreparedRequest, RequestProcessor
-from .media_requests import MediaRequests
 from .monitoring.counters import ReplyStats
 from .prompt_pool import PromptPool
 
@@ -21,7 +28,7 @@ class Preparations:
     """All requests that are being prepared. Belongs to one event loop."""
 
     def __init__(
-        self, processor: RequestProcessor, media: MediaRequests | None, pool: PromptPool, *, max_prepare_s: float
+        self, processor: RequestProcessor, media: "MediaRequests | None", pool: PromptPool, *, max_prepare_s: float
     ):
         self._processor = processor
         self._media = media
@@ -127,3 +134,95 @@ def _num_chars(parts: Iterable[Part]) -> int:
         elif isinstance(part, ToolResultPart):
             count += _num_chars(part.content)
     return count
+
+
+class MediaRequests:
+    """Used on one event loop. Media that were rendered before are not decoded again until they have to be encoded.
+
+    Rendering a large image takes seconds: neither texts nor known images wait behind it.
+    """
+
+    def __init__(
+        self,
+        processor: RequestProcessor,
+        vision: VisionProcessor,
+        loader: MediaLoader,
+        pool: PromptPool,
+        wake: Callable[[], None],
+    ):
+        """`pool`: for prompts; `wake`: called on the event loop when encoder inputs are ready that a row waits for."""
+        self._processor = processor
+        self._vision = vision
+        self._loader = loader
+        self._pool = pool
+        self._renderer = Workers(1, "media renderer")  # one thread: the checkpoint's processor takes one at a time
+        self._wake = wake
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def prepare(self, request: Request, deadline: Deadline, *, is_long: bool = False) -> PreparedRequest:
+        """Prepare a request that holds media. Raises RequestError, and what the deadline raises.
+
+        `is_long`: its text takes long to tokenise.
+        """
+        try:
+            rendered = await self._rendered(request, self._processor.media_of(request), deadline)
+            prepare = partial(self._processor.prepare, request, rendered, deadline=deadline)
+            return await self._pool.run(prepare, tenant=request.tenant, deadline=deadline, is_long=is_long)
+        except BaseException as error:
+            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
+            raise
+
+    async def close(self) -> None:
+        self._renderer.close()
+        await self._loader.close()
+
+    async def _rendered(
+        self, request: Request, parts: tuple[MediaPart, ...], deadline: Deadline
+    ) -> dict[MediaPart, RenderedMedia]:
+        """Every part as it was rendered before, or else rendered from its pixels."""
+        salt, loop = request.cache_salt, asyncio.get_running_loop()
+
+        def recall(part: MediaPart, digest: bytes) -> RenderedMedia | None:
+            return self._vision.recall(part, digest, salt=salt, remake=partial(self._ask, loop, part, salt))
+
+        def render(part: MediaPart, decoded: Decoded) -> RenderedMedia:
+            try:
+                return self._vision.render(part, decoded, salt=salt, remake=partial(self._ask, loop, part, salt))
+            except InvalidImage as error:
+                number = next(number for number, other in numbered(parts) if other == part)
+                raise located(error, number, part) from error
+
+        async with self._loader.load(parts, salt=salt, recall=recall, deadline=deadline) as loaded:
+            rendered: dict[MediaPart, RenderedMedia] = {}
+            for part, media in loaded.items():  # one at a time, so that other requests take turns
+                if isinstance(media, RenderedMedia):
+                    rendered[part] = media
+                else:
+                    rendered[part] = await self._renderer.run(deadline, partial(render, part, media))
+            return rendered
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
+        """Called on the engine thread."""
+        try:
+            loop.call_soon_threadsafe(self._start, part, salt, inputs)
+        except RuntimeError:  # the loop is closed
+            inputs.fail(GenerationError("The server is shutting down."))
+
+    def _start(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
+        task = asyncio.get_running_loop().create_task(self._remake(part, salt, inputs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _remake(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
+        with Fence("all rows but the one that waits for these encoder inputs") as fence:
+            try:
+                async with self._loader.load([part], salt=salt) as loaded:
+                    decoded = loaded[part]
+                    assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
+                    render = partial(self._vision.render_again, part, decoded, inputs)
+                    await self._renderer.run(Deadline(math.inf, ""), render)
+            except VLLMMLXError as error:
+                inputs.fail(error)
+        if (failure := fence.error) is not None:
+            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {failure}"))
+        self._wake()

@@ -3,21 +3,24 @@
 import asyncio
 import logging
 import math
+import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.errors import Overloaded
 from ..core.tasks import Deadline, settle
-from .monitoring.watchdog import place_in, stack_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[1])
 
 MAX_THREADS = 8
 TENANT_THREADS = 2  # per tenant; one of them takes long prompts, so that short ones do not wait
@@ -173,3 +176,15 @@ class PromptPool:
 
 def _shut_down() -> Overloaded:
     return Overloaded("The server is shutting down.", retry_after_s=_RETRY_S)
+
+
+def stack_of(thread_id: int | None) -> traceback.StackSummary:
+    """The stack of a thread; empty if there is no such thread."""
+    frame = sys._current_frames().get(thread_id or 0)
+    return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+
+
+def place_in(stack: traceback.StackSummary) -> str:
+    """The innermost frame of our own code, as the end of a sentence; empty for an empty stack."""
+    own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
+    return f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""

@@ -15,9 +15,8 @@ from prometheus_client.core import (
 )
 
 from ...core.receipt import Shortfall
-from .counters import Outcome, Totals
-from .figures import Histogram
-from .report import EngineReport
+from .counters import Histogram, Outcome, Totals
+from .schema import EngineReport
 from .status import Moment, memory_status
 
 _FINISHED: dict[str, tuple[Outcome, ...]] = {

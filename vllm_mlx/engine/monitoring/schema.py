@@ -1,11 +1,17 @@
-"""The types of what `/v1/status` reports about the engine. They import nothing that computes."""
+"""What the engine reports of itself: the types of `/v1/status`, and values from which they are filled."""
 
+from dataclasses import dataclass
 from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from .counters import RunningReply
-from .figures import Quantiles
+from ...cache.node import ResumeRule
+from ...cache.stats import TreeStats
+from ...core.config import ModelInfo
+from ...core.memory import MemoryBudget, RowFootprint
+from ...runner.calibrate import Calibration
+from ...runner.device import DeviceUsage
+from .counters import Quantiles, RunningReply
 
 
 class BuildFacts(TypedDict):
@@ -170,3 +176,45 @@ class EngineStatus(EngineFigures):
     """The figures, and the replies that wait or run."""
 
     requests: list[RunningReply]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What loading has found out about the checkpoint on this machine."""
+
+    info: ModelInfo
+    memory: MemoryBudget
+    footprint: RowFootprint
+    calibration: Calibration
+    resume_rule: ResumeRule | None = None  # None: state cannot be copied
+    video_fault: str | None = None  # why videos are refused; None: they are served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaReport:
+    """The state of the cache of image features."""
+
+    num_images: int
+    num_encoded: int  # runs of the vision encoder
+    longest_encode_s: float
+    num_evictions: int
+    used_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """The state of the engine between two steps."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    pool_bytes: int  # memory for rows and caches: lowered from the plan if the device has less memory
+    num_shortened: int  # times that memory pressure made prefill chunks shorter
+    num_restarts: int  # restarts of rows that lost their state to a fault that another row may have caused
+    live_bytes: int  # state of all rows, including padding
+    device: DeviceUsage
+    cache: TreeStats | None  # None: the prefix cache is off
+    num_skipped_captures: int  # snapshots that were not stored because memory was short
+    media: MediaReport | None = None  # None: the model takes no images

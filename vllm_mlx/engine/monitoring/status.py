@@ -1,17 +1,24 @@
 """Fills the status from the figures of the engine and of the event loop."""
 
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
+import mlx.core as mx
+
+from ... import __version__
+from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget
 from ...core.receipt import Shortfall
-from .counters import Outcome, ReplyStats, Totals
-from .figures import RATE_WINDOW_S, SAMPLE_WINDOW_S
-from .report import EngineReport
+from ...prompt.processor import RequestProcessor
+from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
 from .schema import (
     BuildFacts,
     CacheStatus,
+    EngineFacts,
+    EngineReport,
     EngineStatus,
     ImageStatus,
     LatencyStatus,
@@ -186,3 +193,51 @@ def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
         "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
         "shortfalls": shortfalls,
     }
+
+
+def build_facts() -> BuildFacts:
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": "metal" if mx.metal.is_available() else "cpu",
+        "mlx": _version("mlx"),
+        "mlx_lm": _version("mlx-lm"),
+        "mlx_vlm": _version("mlx-vlm"),
+        "transformers": _version("transformers"),
+        "llguidance": _version("llguidance"),
+    }
+
+
+def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProcessor) -> ModelFacts:
+    """The prefill rate was measured at load, in tokens per second."""
+    info, rule = facts.info, facts.resume_rule
+    return {
+        "model": info.model,
+        "architecture": info.architecture,
+        "max_model_len": info.max_model_len,
+        "vocab_size": info.vocab_size,
+        "weights_bytes": info.weights_bytes,
+        "takes_images": info.takes_images,
+        "takes_videos": processor.no_videos is None,
+        "no_videos": processor.no_videos,
+        "bytes_per_token": facts.footprint.bytes_per_token,
+        "fixed_bytes_per_row": facts.footprint.fixed_bytes,
+        "sliding_windows": [window for window, _ in facts.footprint.windows],
+        "resumes_anywhere": rule is not None and not rule.needs_state and rule.window is None,
+        "keeps_recurrent_state": rule is not None and rule.needs_state,
+        "prefix_cache": config.prefix_cache and rule is not None,
+        "reasoning_parser": processor.reasoning,
+        "tool_call_parser": processor.tools,
+        "prefill_tokens_per_s_at_load": round(facts.calibration.tokens_per_s, 1),
+        "max_num_seqs": config.max_num_seqs,
+        "max_stall_ms": config.max_stall_ms,
+        "created": info.created,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
