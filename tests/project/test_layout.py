@@ -11,7 +11,6 @@ SMALL = {
 }
 CIRCLES = {  # packages that import each other, here with the ones below them only
     frozenset({"formats", "formats/bodies"}),
-    frozenset({"server", "server/routes"}),
 }
 
 Imports = Mapping[Path, set[Path]]

@@ -20,10 +20,11 @@ from vllm_mlx.server.connection import (
     MAX_AHEAD,
     MAX_AHEAD_BYTES,
     MAX_HEADERS,
-    ConnectionGate,
+    ConnectionCheck,
     ConnectionLimits,
     GuardedProtocol,
 )
+from vllm_mlx.server.guards import GuardMiddleware
 
 from .fakes import FakeEngine, Pause, Script
 
@@ -81,7 +82,7 @@ def answers(*reads: bytes) -> bytes:
 async def _answers(reads: Sequence[bytes]) -> bytes:
     limits = ConnectionLimits(max_header_bytes=MAX_HEAD)
     config = uvicorn.Config(
-        ConnectionGate(tell, limits=limits),
+        GuardMiddleware(tell, ConnectionCheck(limits)),
         http=partial(GuardedProtocol, limits=limits),
         lifespan="off",
         log_config=None,

@@ -17,8 +17,9 @@ from vllm_mlx.core.errors import ConfigError, InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Request, RequestLimits
+from vllm_mlx.server.bodies import BODIES
 from vllm_mlx.server.config import ConnectionLimits, ServerConfig
-from vllm_mlx.server.guards import BODIES, RateLimit
+from vllm_mlx.server.guards import RateLimit
 
 from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished
 
@@ -119,7 +120,7 @@ def test_one_client_s_rate() -> None:
 
 def test_the_rate_comes_back_with_time() -> None:
     now = [0.0]
-    rate = RateLimit(None, per_minute=60, clock=lambda: now[0])  # type: ignore[arg-type]
+    rate = RateLimit(60, clock=lambda: now[0])
     assert [rate._take("x") for _ in range(60)] == [0.0] * 60
     assert rate._take("x") == pytest.approx(1.0)
     now[0] = 1.0

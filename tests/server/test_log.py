@@ -12,7 +12,7 @@ from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
 from vllm_mlx.core.receipt import ChangeCause, PromptChange
-from vllm_mlx.server import record
+from vllm_mlx.server import log
 
 from .fakes import FakeEngine, Pause, finished
 from .test_disconnects import post
@@ -78,7 +78,7 @@ def test_what_altered_a_prompt(server: Running, caplog: pytest.LogCaptureFixture
 def test_a_long_prompt_tells_how_far_it_is(
     server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, every_s: float, expected: list
 ) -> None:
-    monkeypatch.setattr(record, "PROGRESS_EVERY_S", every_s)
+    monkeypatch.setattr(log, "PROGRESS_EVERY_S", every_s)
     steps = [step for done in (10, 20, 30) for step in (Pause(0.03), PromptProgress(done, 40))]
     server.engine.play = lambda request, index: (Started(40, 2), *steps, TextDelta("a"), finished())
     with server.http(headers={"x-request-id": "mine"}) as client:

@@ -18,7 +18,7 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.engine.admission import AdmissionQueue
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server import streaming
-from vllm_mlx.server.record import Receipts, RequestRecord, error_of
+from vllm_mlx.server.log import Receipts, RequestRecord, error_of
 from vllm_mlx.server.response_store import ResponseStore
 
 from .fakes import FakeEngine, FakeGeneration

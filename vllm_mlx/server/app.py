@@ -9,20 +9,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
+from .bodies import BodyLimit
 from .config import ServerConfig
-from .connection import ConnectionGate
-from .error_handlers import add_error_handlers
-from .guards import METRICS_PATH, APIKeyAuth, BodyLimit, HostCheck, RateLimit, own_names
-from .interfaces import Engine
-from .log import RequestLog
-from .record import RECEIPT_HEADER
-from .routes.anthropic import anthropic_routes
-from .routes.models import ServedModels, models_routes
-from .routes.openai import openai_routes
-from .routes.page import page_paths, page_routes
-from .routes.responses import responses_routes
-from .routes.status import status_routes
-from .status import History, Recent
+from .connection import ConnectionCheck
+from .error_handlers import HANDLERS
+from .generations import Engine
+from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
+from .log import RECEIPT_HEADER, RequestLog
+from .responses import responses_routes
+from .routes import ServedModels, anthropic_routes, models_routes, openai_routes
+from .status import History, Recent, status_routes
+from .status_page import page_files, page_routes
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
@@ -34,10 +31,11 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
         version=__version__,
         openapi_url=None,
         middleware=_middleware(config, recent),
+        exception_handlers=HANDLERS,
         lifespan=lambda _: history.following(engine.status),
     )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
-    app.state.limits = config.limits
+    app.state.config = config
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
     app.include_router(anthropic_routes(engine, config, models))
@@ -45,7 +43,6 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app.include_router(models_routes(engine, models))
     app.include_router(status_routes(engine, recent, history))
     app.include_router(page_routes())
-    add_error_handlers(app)
     return app
 
 
@@ -58,8 +55,9 @@ def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
     """List the middlewares from the outside in. They are plain ASGI: Starlette's base class costs time per event and
     hides disconnects.
     """
-    layers = [Middleware(RequestLog, recent=recent), Middleware(ConnectionGate, limits=config.connections)]
-    layers.append(Middleware(HostCheck, names=(*own_names(), *config.host_names)))
+    layers = [Middleware(RequestLog, recent=recent)]
+    layers += [Middleware(GuardMiddleware, guard=ConnectionCheck(config.connections))]
+    layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
     if config.cors_origins:
         layers.append(
             Middleware(
@@ -71,8 +69,8 @@ def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
             )
         )
     if config.api_keys:
-        open_paths = page_paths() | ({METRICS_PATH} if config.metrics_open else set())
-        layers.append(Middleware(APIKeyAuth, api_keys=config.api_keys, open_paths=open_paths))
+        open_paths = page_files().keys() | ({METRICS_PATH} if config.metrics_open else set())
+        layers.append(Middleware(GuardMiddleware, guard=KeyCheck(config.api_keys, open_paths)))
     if config.max_requests_per_minute is not None:
-        layers.append(Middleware(RateLimit, per_minute=config.max_requests_per_minute))
+        layers.append(Middleware(GuardMiddleware, guard=RateLimit(config.max_requests_per_minute)))
     return [*layers, Middleware(BodyLimit, max_body_bytes=config.max_body_bytes, body_s=config.body_s)]

@@ -1,96 +1,169 @@
-"""Request bodies → wire types. One thread reads long bodies, so that they do not block the event loop."""
+"""Request bodies: bounded while they arrive, then read as wire types.
+
+One thread reads long bodies, so that they do not block the event loop.
+"""
 
 import asyncio
 import itertools
 import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from queue import PriorityQueue
 from typing import Any, TypeVar, cast
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.sealed import may_hold_sealed
-from ..core.errors import RequestError
+from ..core.errors import setting
 from ..core.request import RequestLimits
 from ..core.tasks import settle
+from ..core.tenants import has_room
+from .error_handlers import http_error
 from .json_bytes import LARGE_BYTES, read_json
+from .tenants import priority_of, tenant_of
 
-T = TypeVar("T")
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
+LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
+BODIES = 4  # running requests may hold so many bodies of the largest size together
+SMALL_BYTES = 64 * 1024  # a body of this size is always accepted
+BUSY_S = 5  # `retry-after` if there is no room for a body
+_BUSY = (
+    f"The bodies of running requests take {BODIES} times {setting('max_body')} together, which is the maximum. "
+    "Try again when some of these requests have ended."
+)
 # A web page may send other types, or none, to any address without permission: see `fetch` with `mode: "no-cors"`.
 _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECASE)
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
 
+T = TypeVar("T")
 
-class _Worker:
-    """One thread, so that the event loop never waits for the interpreter's lock behind several threads.
 
-    Bodies that were read are decoded before others are read, since wire types take many times the memory of their text.
+class BodyLimit:
+    """Refuses bodies that are too long, too slow, or too many before they fill the memory.
+
+    The declared length is trusted only to refuse early; bytes are counted as they arrive.
     """
 
-    def __init__(self) -> None:
-        self._jobs: PriorityQueue[tuple[bool, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
-        self._numbers = itertools.count()
-        threading.Thread(target=self._run, name="bodies", daemon=True).start()
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_s: float) -> None:
+        """`body_s`: seconds for a body to arrive; they start again after every `LEAST_BYTES_PER_S * body_s` bytes."""
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._body_s = body_s
+        self._held: Counter[str] = Counter()  # bytes of the bodies of running requests, by tenant
+        self._priorities: dict[str, int] = {}  # by tenant
 
-    async def run(self, work: Callable[[], T], *, is_reading: bool) -> T:
-        result: Future[T] = Future()
-        self._jobs.put((is_reading, next(self._numbers), result, work))
-        return await asyncio.wrap_future(result)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_body_bytes:
+            await http_error(scope["path"], 413, _too_long(self._max_body_bytes))(scope, receive, send)
+            return
+        tenant = tenant_of(scope)
+        self._priorities[tenant] = priority_of(scope)
+        body = _Body(receive, self._max_body_bytes, self._body_s, partial(self._hold, tenant))
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            self._held[tenant] -= body.num_bytes
+            if not self._held[tenant]:
+                del self._held[tenant]
 
-    def _run(self) -> None:
-        while True:
-            settle(*self._jobs.get()[2:])
+    def _hold(self, tenant: str, num_bytes: int) -> bool:
+        """Count the bytes. Returns whether there was room for them, or the tenant has no more than its share."""
+        is_room = has_room(self._held, tenant, num_bytes, BODIES * self._max_body_bytes, self._priorities)
+        self._held[tenant] += num_bytes
+        return is_room
 
 
-_WORKER = _Worker()
+class _Body:
+    """One body while it arrives."""
+
+    def __init__(self, receive: Receive, max_bytes: int, patience_s: float, hold: Callable[[int], bool]) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._patience_s = patience_s
+        self._hold = hold
+        self._deadline_s: float | None = None
+        self._num_recent = 0  # bytes since the deadline was set
+        self._is_complete = False
+        self.num_bytes = 0
+
+    async def receive(self) -> Message:
+        """Receive a message. Raises HTTPException if the body is too long or too slow, or there is no room for it."""
+        if self._is_complete:
+            return await self._receive()  # returns when the client disconnects
+        message = await self._in_time()
+        num_new = len(message.get("body", b""))
+        self.num_bytes += num_new
+        self._num_recent += num_new
+        is_room = self._hold(num_new)
+        self._is_complete = not message.get("more_body", False)
+        if self.num_bytes > self._max_bytes:
+            raise HTTPException(413, _too_long(self._max_bytes))
+        if not is_room and self.num_bytes > SMALL_BYTES:
+            raise HTTPException(429, _BUSY, {"retry-after": str(BUSY_S), "connection": "close"})
+        return message
+
+    async def _in_time(self) -> Message:
+        now = time.monotonic()
+        if self._deadline_s is None or self._num_recent >= LEAST_BYTES_PER_S * self._patience_s:
+            self._deadline_s, self._num_recent = now + self._patience_s, 0
+        try:
+            return await asyncio.wait_for(self._receive(), max(0.0, self._deadline_s - now))
+        except TimeoutError:
+            raise HTTPException(408, "The request body came too slowly.", {"connection": "close"}) from None
 
 
-class RefusedBody(HTTPException):
-    """The only exception that FastAPI passes on while it reads a body."""
-
-    def __init__(self, error: RequestError | RequestValidationError) -> None:
-        super().__init__(400)
-        self.error = error
+def _too_long(max_bytes: int) -> str:
+    return f"The request body is larger than {max_bytes} bytes ({setting('max_body')})."
 
 
 class JSONRoute(APIRoute):
     """A route that reads its body itself. FastAPI's own validation accepts the finished instance unchanged."""
 
-    def get_route_handler(self) -> Handler:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
-        field = self.body_field
-        wire: TypeAdapter[Any] | None = None if field is None else TypeAdapter(cast(Any, field.field_info.annotation))
+        if self.body_field is None:
+            return handler
+        wire: TypeAdapter[Any] = TypeAdapter(cast(Any, self.body_field.field_info.annotation))
 
         async def handle(request: Request) -> Response:
-            if wire is not None and not _JSON_TYPE.match(request.headers.get("content-type", "")):
+            if not _JSON_TYPE.match(request.headers.get("content-type", "")):
                 raise HTTPException(400, _NOT_JSON)
-            return await handler(_JSONRequest(request, wire))
+            return await handler(await _JSONRequest.read(request, wire))
 
         return handle
 
 
 class _JSONRequest(Request):
-    def __init__(self, request: Request, wire: TypeAdapter[Any] | None) -> None:
-        super().__init__(request.scope, request.receive)
-        self._wire = wire
+    """A request whose JSON is a wire type."""
+
+    _wire: Any = None
+
+    @classmethod
+    async def read(cls, request: Request, wire: TypeAdapter[Any]) -> "_JSONRequest":
+        """Raises JSONDecodeError, RequestValidationError, and InvalidParameter for a body that exceeds a limit."""
+        found = cls(request.scope, request.receive)
+        body = await found.body()
+        if body:  # FastAPI names the fields that an empty one lacks
+            read = partial(_read, body, wire, request.app.state.config.limits)
+            found._wire = await beside_loop(found, read, is_reading=True)
+        return found
 
     async def json(self) -> Any:
-        assert self._wire is not None, "only the routes that declare a body read one"
-        body = await self.body()
-        try:
-            read = partial(_read, body, self._wire, self.app.state.limits)
-            return await beside_loop(self, read, is_reading=True)
-        except (RequestError, RequestValidationError) as error:
-            raise RefusedBody(error) from None
+        return self._wire
 
 
 async def decoded(http: Request, wire: BaseModel, decode: Callable[[], T], *, is_long: bool = False) -> T:
@@ -130,3 +203,27 @@ def _check_lengths(value: Any, limits: RequestLimits) -> None:
             limits.check_messages(len(messages))
         case {"prompt": [str() | list(), *_] as prompts}:
             limits.check_choices(len(prompts))
+
+
+class _Worker:
+    """One thread, so that the event loop never waits for the interpreter's lock behind several threads.
+
+    Bodies that were read are decoded before others are read, since wire types take many times the memory of their text.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: PriorityQueue[tuple[bool, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
+        self._numbers = itertools.count()
+        threading.Thread(target=self._run, name="bodies", daemon=True).start()
+
+    async def run(self, work: Callable[[], T], *, is_reading: bool) -> T:
+        result: Future[T] = Future()
+        self._jobs.put((is_reading, next(self._numbers), result, work))
+        return await asyncio.wrap_future(result)
+
+    def _run(self) -> None:
+        while True:
+            settle(*self._jobs.get()[2:])
+
+
+_WORKER = _Worker()

@@ -8,7 +8,8 @@ import logging
 import resource
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..core.errors import TooManyRequests, setting
@@ -189,28 +190,23 @@ def too_long(max_header_bytes: int) -> str:
     return f"The request's headers are longer than {max_header_bytes} bytes."
 
 
-class ConnectionGate:
-    """Refuses requests if there are too many connections or if their headers are too long."""
+class ConnectionCheck:
+    """A guard that refuses requests if there are too many connections or if their headers are too long."""
 
-    def __init__(self, app: ASGIApp, *, limits: ConnectionLimits) -> None:
-        self._app = app
+    def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = scope.get("state", {})
-        if state.get("header_bytes", 0) > self._limits.max_header_bytes:
-            response = http_error(scope["path"], 431, too_long(self._limits.max_header_bytes))
-        elif state.get("num_connections", 0) > self._limits.max_connections and scope["path"] not in OPEN_PATHS:
-            message = (
-                f"The server holds {self._limits.max_connections} connections already ({setting('max_connections')})."
-            )
-            error = TooManyRequests(message, retry_after_s=BUSY_S)
-            response = respond(envelope_of(scope["path"]).error(error))
+    def __call__(self, scope: Scope) -> Response | None:
+        state, limits = scope.get("state", {}), self._limits
+        if state.get("header_bytes", 0) > limits.max_header_bytes:
+            response = http_error(scope["path"], 431, too_long(limits.max_header_bytes))
+        elif state.get("num_connections", 0) > limits.max_connections and scope["path"] not in OPEN_PATHS:
+            message = f"The server holds {limits.max_connections} connections already ({setting('max_connections')})."
+            response = respond(envelope_of(scope["path"]).error(TooManyRequests(message, retry_after_s=BUSY_S)))
         else:
-            await self._app(scope, receive, send)
-            return
+            return None
         response.headers["connection"] = "close"
-        await response(scope, receive, send)
+        return response
 
 
 def allow_open_files() -> None:

@@ -1,10 +1,11 @@
 """Errors → HTTP responses. Only this module knows which envelope each path has."""
 
 import math
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import cast
+from json import JSONDecodeError
+from typing import Any
 
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,7 +13,6 @@ from starlette.responses import Response
 
 from ..api.error_replies import ANTHROPIC, OPENAI, Envelope, HTTPError, OpenAIEnvelope
 from ..core.errors import VLLMMLXError, shown
-from .bodies import RefusedBody
 
 CLIENT_GONE = 499
 NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # the router's message for an unknown path
@@ -60,70 +60,58 @@ def internal_error(path: str, request_id: str) -> Response:
     return http_error(path, 500, f"The server failed on this request. See its log under {request_id}.")
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(VLLMMLXError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_body)
-    app.add_exception_handler(RefusedBody, _on_refused_body)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientGone, _on_client_gone)
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    return _answer(request, envelope_of(request.url.path).error(cast(VLLMMLXError, error)))
-
-
-async def _on_invalid_body(request: Request, error: Exception) -> Response:
-    path = request.url.path
-    invalid = cast(RequestValidationError, error)
-    first, *_ = errors = invalid.errors()
-    if first["type"] == "json_invalid":
-        return _unreadable(request, f"The request body is not valid JSON: {first['ctx']['error']}.")
-    if first["loc"][0] != "body":
-        given = {found["loc"][-1]: found["input"] for found in errors}
-        return _answer(
-            request, envelope_of(path).validation([{**found, "loc": found["loc"][1:]} for found in errors], given)
-        )
-    # The location begins with "body", which clients do not know.
-    inside = [{**found, "loc": found["loc"][1:]} for found in errors]
-    return _answer(request, envelope_of(path).validation(inside, invalid.body))
-
-
-async def _on_refused_body(request: Request, error: Exception) -> Response:
-    refused = cast(RefusedBody, error).error
-    handle = _on_error if isinstance(refused, VLLMMLXError) else _on_invalid_body
-    return await handle(request, refused)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    found = cast(HTTPException, error)
-    path = request.url.path
-    match found.status_code:
-        case 404 if found.detail == NOT_FOUND:
-            message = f"There is no {request.method} {shown(path)} here.{_meant(path)}"
-        case 405:
-            message = f"{path} does not accept {request.method}."
-        case _:
-            message = str(found.detail)
-    response = _answer_status(request, found.status_code, message)
-    response.headers.update(found.headers or {})
+async def answer(request: Request, error: Exception) -> Response:
+    """The response for an error of `HANDLERS`, which is noted for the log and the status page."""
+    if isinstance(error, ClientGone):
+        return Response(status_code=CLIENT_GONE)
+    encoded = _encoded(request, error)
+    record = request.state.record
+    record.error_code, record.error_message = encoded.code, encoded.body.error.message
+    response = respond(encoded)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
     return response
 
 
-def _unreadable(request: Request, message: str) -> Response:
-    if request.headers.get("content-encoding", "identity") != "identity":
-        return _answer_status(request, 415, "The request body is compressed. Send it uncompressed.")
-    return _answer_status(request, 400, message)
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = dict.fromkeys(
+    (VLLMMLXError, RequestValidationError, JSONDecodeError, HTTPException, ClientGone), answer
+)
 
 
-def _answer_status(request: Request, status: int, message: str) -> Response:
-    return _answer(request, envelope_of(request.url.path).status(status, message))
+def _encoded(request: Request, error: Exception) -> HTTPError:
+    envelope = envelope_of(request.url.path)
+    match error:
+        case VLLMMLXError():
+            return envelope.error(error)
+        case RequestValidationError():
+            return _invalid(envelope, error)
+        case JSONDecodeError() if request.headers.get("content-encoding", "identity") != "identity":
+            return envelope.status(415, "The request body is compressed. Send it uncompressed.")
+        case JSONDecodeError():
+            return envelope.status(400, f"The request body is not valid JSON: {error.msg}.")
+        case HTTPException():
+            return envelope.status(error.status_code, _http_message(request, error))
+    raise AssertionError("no other error has this handler") from error
 
 
-def _answer(request: Request, encoded: HTTPError) -> Response:
-    """Build the response, and note the error for the log and the status page."""
-    record = request.state.record
-    record.error_code, record.error_message = encoded.code, encoded.body.error.message
-    return respond(encoded)
+def _invalid(envelope: Envelope, error: RequestValidationError) -> HTTPError:
+    """Drop the first part of each location: it says where FastAPI looked, which clients do not know."""
+    errors = error.errors()
+    given = {found["loc"][-1]: found["input"] for found in errors}
+    is_body = errors[0]["loc"][0] == "body"
+    return envelope.validation(
+        [{**found, "loc": found["loc"][1:]} for found in errors], error.body if is_body else given
+    )
+
+
+def _http_message(request: Request, error: HTTPException) -> str:
+    path = request.url.path
+    match error.status_code:
+        case 404 if error.detail == NOT_FOUND:
+            return f"There is no {request.method} {shown(path)} here.{_meant(path)}"
+        case 405:
+            return f"{path} does not accept {request.method}."
+    return str(error.detail)
 
 
 def _meant(path: str) -> str:
@@ -133,7 +121,3 @@ def _meant(path: str) -> str:
         rest = rest.removeprefix("v1/").lstrip("/")
     right = f"/v1/{rest}"
     return f" Did you mean {right}? Look at the client's base URL." if right in _ENDPOINTS and right != path else ""
-
-
-async def _on_client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)

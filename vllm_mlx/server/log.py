@@ -1,22 +1,47 @@
-"""Writes one log line for each request, at its end, without any word of a prompt or a reply."""
+"""One log line for each request, at its end, without any word of a prompt or a reply; and the facts behind it."""
 
 import asyncio
 import logging
 import re
 import time
 import uuid
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..api.replies import UsageTally
 from ..core.errors import shown
+from ..core.events import (
+    Finished,
+    GenerationEvent,
+    PromptProgress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallStart,
+    Usage,
+)
+from ..core.fence import Fence
+from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from .error_handlers import CLIENT_GONE, internal_error
-from .record import RequestRecord, cut, error_of, requests_logger
-from .status import Recent
+from .status import LastReply, Recent
 from .tenants import tenant_of
 
 logger = logging.getLogger(__name__)
+requests_logger = logging.getLogger("vllm_mlx.requests")
+
+RECEIPT_HEADER = "x-cache-receipt"
+PROGRESS_EVERY_S = 5.0
+MAX_FIELD = 200  # characters of one field of a log line: clients choose paths and names of models
+QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
+WATCHED_PATHS = frozenset(  # polled by monitors and the status page
+    {"/metrics", "/v1/status", "/v1/status/stream", "/v1/status/history", "/v1/cache"}
+)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
+_FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
 
 
 class RequestLog:
@@ -37,9 +62,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 record.status = record.status or message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = headers["request-id"] = (
-                    record.request_id
-                )  # OpenAI's and Anthropic's clients read different names
+                # OpenAI's and Anthropic's clients read different names.
+                headers["x-request-id"] = headers["request-id"] = record.request_id
             await send(message)
 
         try:
@@ -54,7 +78,7 @@ class RequestLog:
             if not record.is_quiet:
                 requests_logger.info("%s", record.line(time.monotonic()))
 
-    def _note(self, record: RequestRecord, tenant: str) -> None:
+    def _note(self, record: "RequestRecord", tenant: str) -> None:
         """Keep replies and errors for the status, except if the client left or asked for a path that is not ours."""
         if record.finish_reasons:
             self._recent.add_reply(record.last_reply(), tenant=tenant)
@@ -74,16 +98,230 @@ class RequestLog:
             )
 
 
-def _has_failed(record: RequestRecord, error: Exception | None) -> bool:
+def _has_failed(record: "RequestRecord", error: Exception | None) -> bool:
     """Whether there is an error, which is logged."""
-    if error is None:
-        return False
-    logger.error("Request %s failed by an error of the server", record.request_id, exc_info=error)
-    record.error_code = "internal_error"
-    return True
+    if error is not None:
+        record.note_fault(error)
+    return error is not None
 
 
 def _request_id(scope: Scope) -> str:
     """The client's own id if it is fit for a log line, otherwise a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+class Receipts:
+    """The cache receipts of one request. Each prompt has that of the choice that computed most, as usage counts."""
+
+    def __init__(self, *, num_prompts: int = 1, choices_per_prompt: int = 1) -> None:
+        self._num_prompts = num_prompts
+        self._choices_per_prompt = choices_per_prompt
+        self._seen_prompts: set[int] = set()
+        self._by_prompt: dict[int, CacheReceipt] = {}
+
+    def take(self, index: int, event: GenerationEvent) -> bool:
+        """Take an event of the choice `index`. Returns whether every prompt has started or failed."""
+        prompt = index // self._choices_per_prompt
+        self._seen_prompts.add(prompt)
+        if isinstance(event, Started) and event.receipt is not None:
+            known = self._by_prompt.setdefault(prompt, event.receipt)
+            if event.receipt.cached_tokens < known.cached_tokens:
+                self._by_prompt[prompt] = event.receipt
+        return len(self._seen_prompts) == self._num_prompts
+
+    def total(self) -> CacheReceipt | None:
+        """The receipt of the request; None until every prompt has one. Several prompts have no expected tokens."""
+        receipts = list(self._by_prompt.values())
+        if len(receipts) < self._num_prompts:
+            return None
+        if len(receipts) == 1:
+            return receipts[0]
+        return CacheReceipt(
+            prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
+            cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
+            stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
+        )
+
+    def headers(self) -> dict[str, str]:
+        receipt = self.total()
+        if receipt is None:
+            return {}
+        facts = f"prompt={receipt.prompt_tokens}; cached={receipt.cached_tokens}; expected={receipt.expected_tokens}"
+        if self._num_prompts > 1:
+            facts += f"; prompts={self._num_prompts}"
+        if receipt.shortfall is not None:
+            facts += f'; reason={receipt.shortfall.value}; detail="{receipt.why}"'
+        return {RECEIPT_HEADER: facts}
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Facts about one HTTP request so far. Times are seconds of the monotonic clock."""
+
+    request_id: str
+    method: str
+    path: str
+    started_s: float
+    status: int = 0
+    reply_id: str | None = None
+    model: str | None = None
+    key_name: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    first_output_s: float | None = None
+    progress_logged_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    prompt_change: PromptChange | None = None
+    receipts: Receipts = field(default_factory=Receipts)
+    finish_reasons: list[str] = field(default_factory=list)
+    _tally: UsageTally | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        if self.method == "GET" and self.path in WATCHED_PATHS:
+            return self.status < 400 or self.status == CLIENT_GONE
+        return self.path in QUIET_PATHS
+
+    def begin_reply(
+        self,
+        *,
+        reply_id: str,
+        model: str,
+        prompt_tokens: int,
+        num_prompts: int,
+        choices_per_prompt: int,
+        prompt_change: PromptChange | None,
+    ) -> None:
+        self.reply_id = reply_id
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.prompt_change = prompt_change
+        self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
+        self._tally = UsageTally(choices_per_prompt)
+
+    @property
+    def _receipt(self) -> CacheReceipt | None:
+        return self.receipts.total()
+
+    @property
+    def _ttft_s(self) -> float | None:
+        return None if self.first_output_s is None else round(self.first_output_s - self.started_s, 4)
+
+    @property
+    def _finish(self) -> str:
+        return ",".join(dict.fromkeys(self.finish_reasons))
+
+    def note_fault(self, error: Exception) -> None:
+        """Log an error of the server itself."""
+        logger.error("Request %s failed by an error of the server", self.request_id, exc_info=error)
+        self.error_code = "internal_error"
+
+    def observe(self, index: int, event: GenerationEvent) -> None:
+        if self.first_output_s is None and isinstance(event, _FIRST_OUTPUT):
+            self.first_output_s = time.monotonic()
+        if isinstance(event, PromptProgress):
+            self._log_progress(event)
+        if isinstance(event, Finished):
+            assert self._tally is not None, "events come after begin_reply"
+            self._tally.add(index, event.usage)
+            self.finish_reasons.append(event.reason.value)
+        elif isinstance(event, Started):
+            self.cached_tokens = event.cached_tokens
+            self.receipts.take(index, event)
+
+    def last_reply(self) -> LastReply:
+        """Describe the finished reply for the status."""
+        assert self._tally is not None, "the reply has begun"
+        usage, receipt = self._tally.total(), self._receipt
+        return {
+            "time": round(time.time(), 3),
+            "request_id": self.reply_id,
+            "path": self.path,
+            "model": self.model,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "ttft_s": self._ttft_s,
+            "finish": self._finish,
+            "expected_tokens": 0 if receipt is None else receipt.expected_tokens,
+            "why": None if receipt is None else receipt.why,
+        }
+
+    def _log_progress(self, event: PromptProgress) -> None:
+        """Log the progress of a long prompt, every few seconds."""
+        now = time.monotonic()
+        if now - (self.progress_logged_s or self.started_s) < PROGRESS_EVERY_S:
+            return
+        self.progress_logged_s = now
+        share = f"{event.num_computed_tokens}/{event.num_prompt_tokens}"
+        requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
+
+    def line(self, ended_s: float) -> str:
+        usage = self._tally.total() if self._tally is not None and self.finish_reasons else None
+        receipt = self._receipt
+        facts: dict[str, Any] = {
+            "id": self.request_id,
+            "status": self.status,
+            "method": self.method,
+            "path": self.path,
+            "key": self.key_name,
+            "reply": self.reply_id,
+            "model": self.model,
+            "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
+            "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
+            "expected_tokens": (receipt and receipt.expected_tokens) or None,
+            "altered": self.prompt_change,
+            # The shortfall of an altered prompt is said by `altered`.
+            "not_cached": None if receipt is None or receipt.shortfall is Shortfall.ALTERED else receipt.why,
+            "completion_tokens": None if usage is None else usage.completion_tokens,
+            "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
+            "ttft_s": self._ttft_s,
+            "duration_s": round(ended_s - self.started_s, 4),
+            "prompt_tokens_per_s": self._prompt_tokens_per_s(usage),
+            "tokens_per_s": self._tokens_per_s(usage, ended_s),
+            "finish": self._finish or None,
+            "error": self.error_code,
+        }
+        return " ".join(f"{name}={_quoted(value)}" for name, value in facts.items() if value is not None)
+
+    def _prompt_tokens_per_s(self, usage: Usage | None) -> float | None:
+        """The speed of computing tokens that were not cached, including the time in the queue."""
+        if usage is None or self.first_output_s is None:
+            return None
+        return round((usage.prompt_tokens - usage.cached_tokens) / max(self.first_output_s - self.started_s, 1e-6), 1)
+
+    def _tokens_per_s(self, usage: Usage | None, ended_s: float) -> float | None:
+        """The speed of the tokens after the first, so that waiting and prefill do not count."""
+        if usage is None or self.first_output_s is None or usage.completion_tokens < 2:
+            return None
+        return round((usage.completion_tokens - 1) / max(ended_s - self.first_output_s, 1e-6), 1)
+
+
+def _quoted(value: object) -> str:
+    text = cut(str(value))
+    return text if re.fullmatch(r"[!#-<>-~]+", text) else ascii(text)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_FIELD else f"{text[:MAX_FIELD]}... ({len(text) - MAX_FIELD} characters more)"
+
+
+async def error_of(work: Awaitable[None]) -> Exception | None:
+    """The error that ends `work`, or None. Cancellation passes.
+
+    Pass the error on and keep it in no variable: its frames lead to the caller's, and both would stay in memory until
+    the next full garbage collection.
+    """
+    with Fence("every other request, and the server", is_logged=False) as fence:
+        await work
+    try:
+        return fence.error
+    finally:
+        del fence
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    record: RequestRecord = scope["state"]["record"]
+    return record

@@ -8,9 +8,8 @@ from typing import Any
 from ..api.replies import ReplyFold
 from ..api.responses.stored import StoredResponse
 from ..core.errors import VLLMMLXError
-from .record import RequestRecord, error_of
-from .replying import Submission
-from .streaming import feed_all, for_client
+from .log import RequestRecord, error_of
+from .streaming import Submission, feed_all, for_client
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 * 1024 * 1024

@@ -21,7 +21,7 @@ from ..core.errors import ConfigError, EngineDead, setting
 from .config import ConnectionLimits
 from .connection import GuardedProtocol, allow_open_files
 from .garbage import GarbageCollector
-from .interfaces import Engine
+from .generations import Engine
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

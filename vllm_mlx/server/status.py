@@ -1,19 +1,33 @@
-"""`/v1/status`: its type, what the server adds to the engine's figures, and what each client may see of it."""
+"""What the server reports of itself, and what an administrator does: status, metrics, cache, health, cancelling.
+
+The types of what `/v1/status` and `/v1/cache` say, and what each client may see of it.
+"""
 
 import asyncio
+import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, cast
 
+from fastapi import APIRouter, Query, Request
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Scope
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from ..core.errors import EngineDead
+from ..api.error_replies import OpenAIError
+from ..cache.stats import Entry
+from ..core.errors import EngineDead, VLLMMLXError, shown
 from ..engine.monitoring.counters import ReplyProgress
-from ..engine.monitoring.schema import EngineFigures, EngineStatus
-from .tenants import is_admin, tenant_of
+from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
+from .generations import Engine
+from .tenants import is_admin, managed_salts, tenant_of
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30
@@ -23,6 +37,7 @@ _PATHS = frozenset(
     f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
 )
 _OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
+IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
 
 
 class RequestStatus(ReplyProgress):
@@ -78,6 +93,48 @@ class Sample(TypedDict):
     ttft_p50_s: float | None
     inter_token_p50_s: float | None
     inter_token_p99_s: float | None
+
+
+class StatusHistory(TypedDict):
+    """Samples of the last ten minutes, one every `every_s` seconds, oldest first."""
+
+    object: Literal["list"]
+    every_s: float
+    data: list[Sample]
+
+
+class CacheEntry(TypedDict):
+    """A run of tokens in the prefix cache: the tokens `start` to `end` of the prompts that share it.
+
+    `fingerprint` is the model's; `salted` says whether the run belongs to an API key or has a salt.
+    """
+
+    node_id: int
+    parent_id: int | None
+    start: int
+    end: int
+    segment_bytes: int
+    state_bytes: int
+    window_start: int
+    last_used: float
+    hits: int
+    state_hits: int
+    num_children: int
+    pins: int
+    age_s: float
+    fingerprint: str
+    salted: bool
+
+
+_ENTRY_NAMES = [field.name for field in fields(Entry) if field.name != "space"]
+
+
+class CacheTree(TypedDict):
+    """The prefix cache: its entries, each of which follows its parent, and its figures."""
+
+    object: Literal["list"]
+    data: list[CacheEntry]
+    cache: CacheStatus
 
 
 class Recent:
@@ -173,3 +230,115 @@ class History:
     def samples(self) -> list[Sample]:
         """Return the samples, oldest first."""
         return list(self._samples)
+
+
+def status_routes(engine: Engine, recent: Recent, history: History) -> APIRouter:
+    router = APIRouter(tags=["Server"])
+    _add_status(router, engine, recent, history)
+    _add_cancel(router, engine)
+    _add_cache(router, engine)
+    _add_health(router, engine)
+    return router
+
+
+def _add_status(router: APIRouter, engine: Engine, recent: Recent, history: History) -> None:
+    async def visible_to(scope: Scope) -> ServerStatus:
+        figures = await engine.status()
+        return recent.status_for(scope, figures)
+
+    @router.get("/v1/status", responses={200: {"model": ServerStatus}})
+    async def status(http: Request) -> Response:
+        """Running requests, rates, memory and the prefix cache."""
+        return _json(await visible_to(http.scope))
+
+    @router.get("/v1/status/stream", responses={200: {"content": {"text/event-stream": {}}}})
+    async def stream(http: Request, interval: IntervalSeconds = 1.0) -> Response:
+        """The same as server-sent events, now and every `interval` seconds."""
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        events = _events(lambda: visible_to(http.scope), interval_s=interval)
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+    @router.get("/v1/status/history", responses={200: {"model": StatusHistory}})
+    async def past() -> Response:
+        """Rates and latencies of the last ten minutes, oldest first."""
+        samples: StatusHistory = {"object": "list", "every_s": history.every_s, "data": history.samples()}
+        return _json(samples)
+
+    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Metrics for Prometheus, in its text format."""
+        # Prometheus prefers OpenMetrics, but there prometheus_client writes vLLM's colons as underscores.
+        encode, media_type = choose_encoder("text/plain")
+        return Response(encode(_Families(await engine.metrics())), headers={"content-type": media_type})
+
+
+async def _events(ask: Callable[[], Awaitable[ServerStatus]], *, interval_s: float) -> AsyncIterator[str]:
+    """Status events, now and every `interval_s`. The last event is `error` and says why the stream ends."""
+    try:
+        while True:
+            yield f"data: {json.dumps(await ask())}\n\n"
+            await asyncio.sleep(interval_s)
+    except VLLMMLXError as error:
+        yield f"event: error\ndata: {json.dumps({'message': error.message})}\n\n"
+
+
+def _add_cancel(router: APIRouter, engine: Engine) -> None:
+    @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": OpenAIError}})
+    async def cancel(request_id: str, http: Request) -> dict[str, Any]:
+        """Cancel a request of the same API key, or any with an admin key. Its client gets an error."""
+        if not engine.cancel(request_id, salts=managed_salts(http.scope)):
+            raise HTTPException(404, f"No request `{shown(request_id)}` is running.")
+        return {"object": "request.cancelled", "id": request_id}
+
+
+def _add_cache(router: APIRouter, engine: Engine) -> None:
+    @router.get("/v1/cache", responses={200: {"model": CacheTree}})
+    async def cache() -> Response:
+        """List the prefix cache's tree: each entry is a run of tokens that follows its parent's."""
+        entries = [_cache_entry(entry) for entry in await engine.cache_entries()]
+        tree: CacheTree = {"object": "list", "data": entries, "cache": (await engine.status())["cache"]}
+        return _json(tree)
+
+    @router.delete("/v1/cache")
+    async def clear_cache(http: Request) -> dict[str, Any]:
+        """Clear the cached state of the same API key, or of all with an admin key. Running requests continue."""
+        freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope))
+        return {"object": "cache.cleared", "freed_bytes": freed_bytes}
+
+
+def _cache_entry(entry: Entry) -> CacheEntry:
+    fingerprint, salt = entry.space
+    age_s = round(max(0.0, time.monotonic() - entry.last_used), 1)
+    values = {name: getattr(entry, name) for name in _ENTRY_NAMES}
+    return cast(CacheEntry, {**values, "age_s": age_s, "fingerprint": fingerprint, "salted": bool(salt)})
+
+
+def _add_health(router: APIRouter, engine: Engine) -> None:
+    @router.get(
+        "/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}}
+    )
+    async def health() -> JSONResponse:
+        """`ok` while the engine makes steps, even if it is busy."""
+        if engine.is_healthy:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "error", "error": engine.error()}, 503)
+
+    @router.api_route("/api/hello", methods=["GET", "HEAD"], include_in_schema=False)
+    async def hello() -> dict[str, Any]:
+        """Answer Claude Code, which asks whether a server is there."""
+        return {"message": "hello"}
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    """Encode a value without validating it again."""
+    return Response(to_json(value), media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """The metrics in the form of a registry, which the encoder expects."""
+
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families

@@ -1,27 +1,94 @@
-"""Generations → HTTP responses, streamed or complete. A client that disconnects ends its generation."""
+"""Decoded requests → HTTP responses, streamed or complete. A client that disconnects ends its generation.
+
+A submission is entered where its response is written, so that every generation has an owner that ends it.
+"""
 
 # Why no library writes the events: sse-starlette patches uvicorn's signal handling when imported, sends pings
 # even if the stream is not silent, and takes 8 µs an event; fastapi.sse takes 38. This takes 2.
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..api.replies import ReplyFold, StreamEncoder
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
+from ..core.request import Request
+from .bodies import beside_loop
 from .error_handlers import CLIENT_GONE, ClientGone, error_code
-from .interfaces import Generation
-from .record import RequestRecord, error_of
+from .generations import Engine, Generation, PromptBatch
+from .log import RequestRecord, error_of, record_of
+from .tenants import with_tenant
 
-logger = logging.getLogger(__name__)
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
+Submission = AbstractAsyncContextManager[Generation]
 T = TypeVar("T")
+
+
+class ReplySpec(Protocol):
+    """The part of a reply's description that every protocol has."""
+
+    @property
+    def reply_id(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+
+@asynccontextmanager
+async def submit(
+    engine: Engine, requests: Sequence[Request], http: HTTPRequest, spec: ReplySpec
+) -> AsyncIterator[Generation]:
+    """Run the requests inside the block; on leaving it, abort the ones that are still running.
+
+    Raises RequestError before any part of the response is sent.
+    """
+    num_choices = requests[0].sampling.n
+    http.app.state.config.limits.check_choices(num_choices * len(requests))
+    ready = [await admitted(request, http) for request in requests]
+    generation = await (engine.submit(ready[0]) if len(ready) == 1 else PromptBatch.submit(engine, ready))
+    async with generation:
+        record_of(http.scope).begin_reply(
+            reply_id=spec.reply_id,
+            model=spec.model,
+            prompt_tokens=generation.num_prompt_tokens,
+            num_prompts=len(requests),
+            choices_per_prompt=num_choices,
+            prompt_change=generation.prompt_change,
+        )
+        yield generation
+
+
+async def admitted(request: Request, http: HTTPRequest) -> Request:
+    """The request with its tenant and arrival time. Raises InvalidParameter if it exceeds the server's limits."""
+    await beside_loop(http, partial(http.app.state.config.limits.check, request))
+    return with_tenant(replace(request, arrived_s=record_of(http.scope).started_s), http.scope)
+
+
+async def respond_with(
+    submission: Submission,
+    http: HTTPRequest,
+    spec: ReplySpec,
+    *,
+    stream: Callable[[Generation], StreamEncoder],
+    fold: ReplyFold,
+) -> Response:
+    """The reply to the submitted requests: a stream of events if the client asked for one, otherwise complete."""
+    record = record_of(http.scope)
+    if spec.stream:
+        return EventStream(submission, stream, record, keep_alive_s=http.app.state.config.keep_alive_s)
+    body = await while_connected(http.receive, fold_reply(submission, fold, record))
+    return Response(body, headers=record.receipts.headers(), media_type="application/json")
 
 
 class EventStream(Response):
@@ -34,7 +101,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        submission: AbstractAsyncContextManager[Generation],
+        submission: Submission,
         encoder_of: Callable[[Generation], StreamEncoder],
         record: RequestRecord,
         *,
@@ -101,8 +168,7 @@ def for_client(error: Exception, record: RequestRecord) -> VLLMMLXError:
     if isinstance(error, VLLMMLXError):
         record.error_code, record.error_message = error_code(error), error.message
         return error
-    logger.error("Request %s failed by an error of the server", record.request_id, exc_info=error)
-    record.error_code = "internal_error"
+    record.note_fault(error)
     return GenerationError("The server failed on this request.")
 
 
@@ -186,17 +252,11 @@ class _EventWriter:
             await asyncio.sleep(rest)
 
 
-async def fold_reply(
-    submission: AbstractAsyncContextManager[Generation], fold: ReplyFold, record: RequestRecord, receive: Receive
-) -> bytes:
-    """Generate the complete reply and return its body. Raises the error of the generation, and ClientGone."""
-
-    async def work() -> bytes:
-        async with submission as generation:
-            await feed_all(generation, fold, record)
-        return fold.finish()
-
-    return await while_connected(receive, work())
+async def fold_reply(submission: Submission, fold: ReplyFold, record: RequestRecord) -> bytes:
+    """Generate the complete reply and return its body. Raises the error of the generation."""
+    async with submission as generation:
+        await feed_all(generation, fold, record)
+    return fold.finish()
 
 
 async def feed_all(generation: Generation, fold: ReplyFold, record: RequestRecord) -> None:

@@ -10,25 +10,23 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ...api.error_replies import OpenAIError
-from ...api.replies import Reply
-from ...api.responses.decode import DecodedResponse, decode_response
-from ...api.responses.encode import ResponseStream, failed, response_fold
-from ...api.responses.replies import Deleted, InputItemList, ResponseReply, response
-from ...api.responses.schema import InputItem, ItemReference, ResponsesBody
-from ...api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
-from ...core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
-from ...core.events import GenerationEvent
-from ...core.fence import Fence
-from ..bodies import JSONRoute, decoded
-from ..config import ServerConfig
-from ..interfaces import Engine, Generation
-from ..record import record_of
-from ..replying import Submission, documented, streamed, submit, whole
-from ..response_store import BackgroundReplies, ResponseStore, TenantStores
-from ..streaming import while_connected
-from ..tenants import tenant_of
-from .models import ServedModels
+from ..api.error_replies import OpenAIError
+from ..api.responses.decode import DecodedResponse, decode_response
+from ..api.responses.encode import ResponseStream, failed, response_fold
+from ..api.responses.replies import Deleted, InputItemList, ResponseReply, response
+from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
+from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
+from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
+from ..core.events import GenerationEvent
+from ..core.fence import Fence
+from .bodies import JSONRoute, decoded
+from .config import ServerConfig
+from .generations import Engine
+from .log import record_of
+from .response_store import BackgroundReplies, ResponseStore, TenantStores
+from .routes import ServedModels, as_json, documented
+from .streaming import Submission, respond_with, submit, while_connected
+from .tenants import tenant_of
 
 StoredItem = Mapping[str, Any]
 Stored = Mapping[str, StoredItem]  # by the items' ids
@@ -57,7 +55,6 @@ class _Responses:
     def __init__(self, engine: Engine, config: ServerConfig, models: ServedModels) -> None:
         self._engine = engine
         self._models = models
-        self._keep_alive_s = config.keep_alive_s
         self._stores = TenantStores(len(config.api_keys))
         self._background = BackgroundReplies()
 
@@ -76,23 +73,23 @@ class _Responses:
         previous_id = body.previous_response_id
         found = await decoded(http, body, decode, is_long=previous_id is not None)
         spec = found.reply
-        submission = submit(self._engine, [found.request], http, reply_id=spec.reply_id, model=model)
+        submission = submit(self._engine, [found.request], http, spec)
         keep = _Keeper(store, found, previous_id)
         if spec.background:
             return await self._in_background(http, submission, found, keep)
-        if spec.stream:
-
-            def encoder_of(_: Generation) -> _KeptStream:
-                return _KeptStream(ResponseStream(spec), keep)
-
-            return streamed(http, submission, encoder_of, keep_alive_s=self._keep_alive_s)
-        return await whole(http, submission, response_fold(spec, keep))
+        return await respond_with(
+            submission,
+            http,
+            spec,
+            stream=lambda _: _KeptStream(ResponseStream(spec), keep),
+            fold=response_fold(spec, keep),
+        )
 
     async def read(self, response_id: str, http: Request, stream: bool = False) -> Response:
         """Read a stored response in its current state."""
         if stream:
             raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
-        return _json(_found(self._store(http), response_id).reply)
+        return as_json(_found(self._store(http), response_id).reply)
 
     async def delete(self, response_id: str, http: Request) -> Response:
         """Delete a response. If it is still running, it is cancelled."""
@@ -100,7 +97,7 @@ class _Responses:
         _found(store, response_id)
         await self._background.cancel(response_id)
         store.remove(response_id)
-        return _json(Deleted(id=response_id, object="response", deleted=True))
+        return as_json(Deleted(id=response_id, object="response", deleted=True))
 
     async def cancel(self, response_id: str, http: Request) -> Response:
         """Cancel a background response. A response that has ended is not changed."""
@@ -109,7 +106,7 @@ class _Responses:
             raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
         if await self._background.cancel(response_id):
             found.reply.status = "cancelled"
-        return _json(found.reply)
+        return as_json(found.reply)
 
     async def input_items(
         self,
@@ -123,7 +120,7 @@ class _Responses:
         store = self._store(http)
         _found(store, response_id)
         items = store.input_of(response_id)
-        return _json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
+        return as_json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
 
     def _store(self, http: Request) -> ResponseStore:
         return self._stores.of(tenant_of(http.scope))
@@ -133,7 +130,7 @@ class _Responses:
     ) -> Response:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
         spec = decoded.reply
-        fold, answer = response_fold(spec, keep), _json(response(spec, "queued"))
+        fold, answer = response_fold(spec, keep), as_json(response(spec, "queued"))
         keep(response(spec, "in_progress"))
         starting = self._background.start(
             spec.reply_id,
@@ -232,7 +229,3 @@ def _found(store: ResponseStore, response_id: str) -> StoredResponse:
     if found is None:
         raise HTTPException(404, f"No response `{shown(response_id)}` is stored here.")
     return found
-
-
-def _json(reply: Reply) -> Response:
-    return Response(reply.to_json(), media_type="application/json")

@@ -1,13 +1,13 @@
 """The status page at `/` and its files, all from this package. Knows nothing of the data that it displays."""
 
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib.resources import files
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from ... import __version__
+from .. import __version__
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
@@ -22,48 +22,42 @@ HEADERS = {
 ABOUT = {"name": "vllm-mlx", "version": __version__, "api": "/openapi.json", "models": "/v1/models", "page": "/"}
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    path: str  # the path of its URL
-    media_type: str
-    content: bytes
+@cache
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """The content and the media type of each file, by the path of its URL.
 
-
-def page_files() -> Iterator[PageFile]:
+    These paths need no API key: the page itself asks for one and displays no data without it.
+    """
+    found = {}
     for file in (files("vllm_mlx") / "server" / "page").iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in TYPES:
-            path = "/" if file.name == "index.html" else f"/page/{file.name}"
-            yield PageFile(path, TYPES[suffix], file.read_bytes())
-
-
-def page_paths() -> frozenset[str]:
-    """The paths that need no API key: the page itself asks for one and displays no data without it."""
-    return frozenset(file.path for file in page_files())
+            found["/" if file.name == "index.html" else f"/page/{file.name}"] = file.read_bytes(), TYPES[suffix]
+    return found
 
 
 def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
-    parts = {file.path: file for file in page_files()}
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def page(http: Request) -> Response:
         """Send the page to browsers, and a short JSON object to programs."""
         if "text/html" in http.headers.get("accept", ""):
-            return _sent(parts["/"], {"vary": "accept"})
+            return _file("/", vary="accept")
         return JSONResponse(ABOUT, headers={"vary": "accept"})
 
-    for path in parts.keys() - {"/"}:
-        router.add_api_route(path, _route(parts[path]), methods=["GET", "HEAD"])
+    for path in page_files().keys() - {"/"}:
+        router.add_api_route(path, _endpoint(path), methods=["GET", "HEAD"])
     return router
 
 
-def _route(file: PageFile) -> Callable[[], Awaitable[Response]]:
+def _endpoint(path: str) -> Callable[[], Awaitable[Response]]:
     async def part() -> Response:
-        return _sent(file, {})
+        return _file(path)
 
     return part
 
 
-def _sent(file: PageFile, headers: dict[str, str]) -> Response:
-    return Response(file.content, headers={**HEADERS, **headers}, media_type=file.media_type)
+def _file(path: str, **headers: str) -> Response:
+    content, media_type = page_files()[path]
+    return Response(content, headers={**HEADERS, **headers}, media_type=media_type)

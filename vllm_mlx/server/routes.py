@@ -1,0 +1,160 @@
+"""The routes of chat, completions, Messages and models. To clients, every served name is a model."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..api.anthropic.decode import decode_count_request, decode_messages_request
+from ..api.anthropic.encode import MessageReply, MessageStream, TokenCount, message_fold
+from ..api.anthropic.schema import CountTokensBody, MessagesBody
+from ..api.error_replies import AnthropicError, OpenAIError
+from ..api.openai.decode import decode_chat, decode_completion
+from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, completion_fold
+from ..api.openai.replies import ChatCompletion, Completion, ModelCard, ModelList
+from ..api.openai.schema import ChatCompletionBody, CompletionBody
+from ..api.replies import Reply
+from ..core.errors import ModelNotFound, shown
+from .bodies import JSONRoute, decoded
+from .config import ServerConfig
+from .generations import Engine, Generation
+from .log import record_of
+from .streaming import admitted, respond_with, submit, while_connected
+
+OPENAI_EVENTS = "chunks, then [DONE]"
+ANTHROPIC_EVENTS = "Anthropic's events, message_start to message_stop"
+
+
+class ServedModels:
+    """The names under which the one loaded checkpoint is served."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+
+    def resolve(self, name: str | None) -> str:
+        """The name for the reply. Without a name, the first served name. Raises ModelNotFound."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = ", ".join(f"`{served}`" for served in self.names)
+            raise ModelNotFound(f"The model `{shown(name)}` does not exist. This server serves {known}.", param="model")
+        return name
+
+
+def documented(reply: type[Reply], error: type[Reply], events: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route, for /openapi.json. `events` says what a stream contains."""
+    stream = {"text/event-stream": {"schema": {"type": "string", "description": f"With `stream`: {events}."}}}
+    return {200: {"model": reply, "content": stream}, "4XX": {"model": error}, "5XX": {"model": error}}
+
+
+def as_json(reply: Reply) -> Response:
+    return Response(reply.to_json(), media_type="application/json")
+
+
+def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
+    names = engine.token_names
+
+    @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, OPENAI_EVENTS))
+    async def chat_completions(body: ChatCompletionBody, http: Request) -> Response:
+        """Chat with tools and reasoning, streamed or complete."""
+        decode = partial(
+            decode_chat,
+            body,
+            reply_id=f"chatcmpl-{uuid.uuid4().hex}",
+            model=models.resolve(body.model),
+            created=int(time.time()),
+            separate_reasoning=config.separate_reasoning,
+        )
+        found = await decoded(http, body, decode)
+        submission, spec = submit(engine, found.requests, http, found.reply), found.reply
+        return await respond_with(
+            submission, http, spec, stream=lambda _: ChatStream(spec, names), fold=chat_fold(spec, names)
+        )
+
+    @router.post("/v1/completions", responses=documented(Completion, OpenAIError, OPENAI_EVENTS))
+    async def completions(body: CompletionBody, http: Request) -> Response:
+        """Continue a text, or several."""
+        decode = partial(
+            decode_completion,
+            body,
+            reply_id=f"cmpl-{uuid.uuid4().hex}",
+            model=models.resolve(body.model),
+            created=int(time.time()),
+        )
+        found = await decoded(http, body, decode)
+        submission, spec = submit(engine, found.requests, http, found.reply), found.reply
+        return await respond_with(
+            submission, http, spec, stream=lambda _: CompletionStream(spec, names), fold=completion_fold(spec, names)
+        )
+
+    return router
+
+
+def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+    router = APIRouter(tags=["Anthropic"], route_class=JSONRoute)
+
+    @router.post("/v1/messages", responses=documented(MessageReply, AnthropicError, ANTHROPIC_EVENTS))
+    async def messages(body: MessagesBody, http: Request) -> Response:
+        """Messages with tools and thinking, streamed or complete."""
+        decode = partial(
+            decode_messages_request,
+            body,
+            reply_id=f"msg_{uuid.uuid4().hex}",
+            model=models.resolve(body.model),
+            messages_thinking=config.messages_thinking,
+        )
+        found = await decoded(http, body, decode)
+        submission, spec = submit(engine, [found.request], http, found.reply), found.reply
+
+        def stream(generation: Generation) -> MessageStream:
+            return MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
+
+        return await respond_with(submission, http, spec, stream=stream, fold=message_fold(spec))
+
+    @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, "4XX": {"model": AnthropicError}})
+    async def count_tokens(body: CountTokensBody, http: Request) -> Response:
+        """Count the tokens of the prompt that /v1/messages would build from the same fields. Nothing is generated."""
+        models.resolve(body.model)
+        request_id = record_of(http.scope).request_id
+        request = await decoded(http, body, partial(decode_count_request, body, request_id=request_id))
+        num_tokens = await while_connected(http.receive, engine.count_tokens(await admitted(request, http)))
+        return as_json(TokenCount(input_tokens=num_tokens))
+
+    return router
+
+
+def models_routes(engine: Engine, models: ServedModels) -> APIRouter:
+    router = APIRouter(tags=["Models"])
+
+    def card(name: str) -> ModelCard:
+        info = engine.info
+        return ModelCard(
+            id=name,
+            object="model",
+            created=info.created,
+            owned_by="vllm-mlx",
+            root=info.model,
+            max_model_len=info.max_model_len,
+            type="model",
+            display_name=name,
+            created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
+            lifecycle="active",
+            max_input_tokens=info.max_model_len,
+        )
+
+    @router.get("/v1/models", responses={200: {"model": ModelList}})
+    async def list_models() -> Response:
+        cards = [card(name) for name in models.names]
+        return as_json(ModelList(object="list", data=cards, first_id=cards[0].id, last_id=cards[-1].id, has_more=False))
+
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
+    async def show_model(model_id: str) -> Response:
+        return as_json(card(models.resolve(model_id)))
+
+    return router
