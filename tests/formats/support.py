@@ -1,11 +1,11 @@
 """Run parsers over pieces, and fold what they say."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats import SchemaBudget, Schemas, make_parser, read_schemas
 from vllm_mlx.formats.families import calls_by_name, reasoning_by_name
 
 REASONING_FORMATS = reasoning_by_name()
@@ -28,16 +28,30 @@ TOOLS = [
 ]
 
 
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
+    """The schemas of declared tools. Those of one list are read once."""
+    if id(tools) not in _READ:
+        functions = [spec["function"] for spec in tools]
+        named = [(function["name"], function["parameters"], function["name"]) for function in functions]
+        _READ[id(tools)] = tools, read_schemas(named, SchemaBudget())
+    return _READ[id(tools)][1]
+
+
+_READ: dict[int, tuple[Sequence[Mapping[str, Any]], Schemas]] = {}  # by the id of a list, which is held
+
+
 def run(
     pieces: Iterable[str | Piece],
     *,
     reasoning: str | None = "qwen3",
     tools: str | None = "hermes",
     is_end: bool = False,
+    tool_specs: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ):
     """The folded events of the pieces; a piece alone is plain text. Calls are named c0, c1, …"""
     numbers = itertools.count()
+    options = {"schemas": schemas_of(tool_specs), **options}
     parser = make_parser(reasoning, tools, call_ids=lambda: f"c{next(numbers)}", **options)
     events: list[ContentEvent] = []
     for piece in pieces:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCa
 from vllm_mlx.formats import make_parser
 
 from .families import FAMILIES
-from .support import REASONING_FORMATS, TOOL_FORMATS, Piece, as_special, run, tool
+from .support import REASONING_FORMATS, TOOL_FORMATS, Piece, as_special, run, schemas_of, tool
 
 # Letters that are in no tag, no key and no tool name: each must come out again.
 PAYLOAD = "QΩЖ東🙂"
@@ -31,6 +32,7 @@ COMMON = [
 ]  # fmt: skip
 
 
+@cache
 def fragments(tools: str, reasoning: str) -> st.SearchStrategy[list[str]]:
     """Pieces of the format's own tags, whole and broken, of its calls, and of anything."""
     tags = [*TOOL_FORMATS[tools].tags, *REASONING_FORMATS[reasoning].tags]
@@ -87,7 +89,7 @@ def test_cuts_do_not_matter(
 def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declared: bool, known: bool) -> None:
     (tools, reasoning), text = case
     tags = [tag for tag in (*TOOL_FORMATS[tools].tags, *REASONING_FORMATS[reasoning].tags) if len(tag) > 2]
-    tokens = frozenset(tags) if known else None
+    tokens = frozenset(tags if known else ())
     pieces = as_special(text, sorted(tags, key=len, reverse=True))
     smaller: list[Piece] = [
         (part, special) for text, special in pieces for part in ([text] if special else cut(text, places))
@@ -124,7 +126,7 @@ def test_text_starts_say_where_a_text_stood(case: Any, places: list[int]) -> Non
     (tools, reasoning), text = case
     if REASONING_FORMATS[reasoning].is_shown:
         return  # its first tag may be added
-    parser = make_parser(reasoning, tools, tool_specs=TOOLS)
+    parser = make_parser(reasoning, tools, schemas=schemas_of(TOOLS))
     for piece in [*cut(text, places), None]:
         events = parser.feed(piece) if piece is not None else parser.finish()
         parts = [event.text for event in events if isinstance(event, TextDelta)]
@@ -146,7 +148,7 @@ def test_cost_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
     cases["list argument"] = ("qwen3", "qwen3_xml", "<tool_call><function=now><parameter=t>[")
     worst = 0.0
     for label, (reasoning, tools, opening) in cases.items():
-        parser = make_parser(reasoning, tools, tool_specs=TOOLS)
+        parser = make_parser(reasoning, tools, schemas=schemas_of(TOOLS))
         parser.feed(opening)
         costs = []
         for _ in range(3):

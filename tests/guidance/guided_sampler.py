@@ -11,7 +11,7 @@ from vllm_mlx.core.events import ReasoningDelta, TextDelta
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats import SchemaBudget, make_parser, read_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
 from vllm_mlx.runner.row_constraint import RowConstraint
 
@@ -96,7 +96,7 @@ class GuidedSampler:
         parser = make_parser(
             reasoning,
             tools if specs else None,
-            tool_specs=[spec.to_openai() for spec in specs],
+            schemas=read_schemas(((spec.name, spec.parameters, spec.name) for spec in specs), SchemaBudget()),
             starts_in_reasoning=bool(prompt),
             marker_tokens=self.sampler.tokenizer.marker_tokens,
         )

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.checkpoints import train_tokenizer
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats import make_parser
+from vllm_mlx.formats import SchemaBudget, make_parser, read_schemas
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
 from vllm_mlx.guidance.grammars import LarkWriter
 from vllm_mlx.tokens.tokenizer import Tokenizer as OurTokenizer
@@ -81,7 +81,7 @@ class RandomSampler:
         parser = make_parser(
             None,
             tools,
-            tool_specs=[spec.to_openai() for spec in specs],
+            schemas=read_schemas(((spec.name, spec.parameters, spec.name) for spec in specs), SchemaBudget()),
             marker_tokens=self.tokenizer.marker_tokens,
         )
         events: list[ContentEvent] = []

@@ -10,7 +10,7 @@ from tests.support.rows import row
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats import detect_formats, families, make_parser, reasoning_tags
+from vllm_mlx.formats import SchemaBudget, detect_formats, families, make_parser, read_schemas, reasoning_tags
 from vllm_mlx.formats.call_layouts import json_list
 from vllm_mlx.formats.family import Family, Signature
 from vllm_mlx.formats.reasoning_formats import tags
@@ -184,7 +184,8 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "FAMILIES", (row, *families.FAMILIES))
     assert detect_formats("{{ x }}<acme:muse>{{ y }}<acme:calls>[", ()) == ("acme", "acme")
     assert reasoning_tags("acme").starts == ("<acme:muse>",)
-    parser = make_parser("acme", "acme", tool_specs=[tool.to_openai() for tool in TOOLS])
+    schemas = read_schemas(((tool.name, tool.parameters, tool.name) for tool in TOOLS), SchemaBudget())
+    parser = make_parser("acme", "acme", schemas=schemas)
     written = '<acme:muse>hm</acme:muse><acme:calls>[{"name": "noop", "arguments": {}}]</acme:calls>'
     events = [*parser.feed(written), *parser.finish()]
     assert events[0] == ReasoningDelta("hm")

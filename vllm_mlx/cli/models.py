@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ..core.errors import ConfigError
-from ..formats.detect import detect_formats
+from ..formats import detect_formats
 from .terminal import WrongUsage, console, readable
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")

@@ -1,11 +1,10 @@
 """How model families write reasoning and tool calls: text in, events out."""
 
-from .bodies.tool_schema import Schemas, read_schemas
-from .detect import detect_formats, resolve_formats
+from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import call_tags, reasoning_markers, reasoning_tags
 from .family import ReasoningTags
-from .output_parser import OutputParser, make_parser
-from .schema_budget import SchemaBudget
+from .output_parser import detect_formats, make_parser, resolve_formats
+from .tagged_parser import OutputParser
 
 __all__ = [
     "OutputParser",

@@ -4,8 +4,9 @@ To add a family, add its row. A checkpoint speaks the formats of the first row w
 template, so a family with particular tags comes before the families that share some of them.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from . import call_formats as calls
 from . import call_layouts as layouts
@@ -346,14 +347,21 @@ FAMILIES = (
 )
 
 
-def reasoning_by_name() -> dict[str, ReasoningFormat]:
+def reasoning_by_name() -> Mapping[str, ReasoningFormat]:
     """The reasoning formats by the names that `reasoning_parser` takes."""
-    return {name: row.reasoning for row in FAMILIES if row.reasoning is not None for name in row.reasoning_choices}
+    return _by_name(FAMILIES)[0]
 
 
-def calls_by_name() -> dict[str, Calls]:
+def calls_by_name() -> Mapping[str, Calls]:
     """How calls are read and written, by the names that `tool_call_parser` takes."""
-    return {name: row.calls for row in FAMILIES if row.calls is not None for name in row.call_choices}
+    return _by_name(FAMILIES)[1]
+
+
+@lru_cache(maxsize=1)
+def _by_name(rows: tuple[Family, ...]) -> tuple[Mapping[str, ReasoningFormat], Mapping[str, Calls]]:
+    reasoning = {name: row.reasoning for row in rows if row.reasoning is not None for name in row.reasoning_choices}
+    calls = {name: row.calls for row in rows if row.calls is not None for name in row.call_choices}
+    return reasoning, calls
 
 
 def reasoning_tags(name: str) -> ReasoningTags:

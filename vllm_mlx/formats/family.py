@@ -41,7 +41,7 @@ class ReasoningTags:
         return self.ends[start] if start < len(self.ends) else self.ends[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ReasoningFormat:
     """How reasoning is read."""
 
@@ -65,7 +65,7 @@ class ReasoningFormat:
         return self.headed or ReasoningTags(self.opens, self.closes, self.atoms, self.is_implied)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ToolFormat:
     """How tool calls are read."""
 
@@ -105,7 +105,7 @@ class Signature:
         return all(text in template for text in self.texts) and not any(text in template for text in self.unless)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Family:
     """One model family. Detection reports the first of its names for each flag."""
 

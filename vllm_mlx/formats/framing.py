@@ -18,8 +18,9 @@ class ContentFraming:
     so far ends, or `num_held` characters before.
     """
 
-    def __init__(self) -> None:
-        self._after = _After.START
+    def __init__(self, *, is_plain: bool = False) -> None:
+        """`is_plain`: the reply has no tags, so all white space is content."""
+        self._after = _After.TEXT if is_plain else _After.START
         self._held = ""
         self.is_wrapped = False
 

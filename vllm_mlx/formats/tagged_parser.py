@@ -7,7 +7,7 @@ from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta
 from .bodies import Body, BodyContext, BodyStatus, Schemas
 from .family import Opening, ReasoningFormat, ToolFormat
 from .framing import ContentFraming, ReasoningFraming
-from .vocabulary import MarkerSplitter, TagVocabulary
+from .vocabulary import MarkerSplitter, tag_vocabulary
 
 
 def new_call_id() -> str:
@@ -30,8 +30,12 @@ class _Call:
         return not self.is_started and not any(text.strip() for text in self.raw)
 
 
-class TaggedParser:
-    """Reads one reply. `token_markers` count only as special pieces, all other markers as text.
+class OutputParser:
+    """Reads one reply. Call `feed` for every piece, then `finish` once. The events never depend on the cuts.
+
+    `special`: the piece is the complete text of one added token of the tokenizer. `is_end`: the model ended its turn,
+    so an open call is closed and its arguments become one JSON object. Otherwise a limit cut the reply, and the call
+    stays open.
 
     Text that cannot be read as a call, and a call to a tool that is not declared, is emitted as text. If ToolCallStart
     was already emitted, no ToolCallEnd follows.
@@ -43,20 +47,22 @@ class TaggedParser:
         tools: tuple[ToolFormat, ...],
         *,
         schemas: Schemas | None = None,  # schemas of the declared tools; None: calls to any tool are calls
-        token_markers: frozenset[str] | None = None,  # None: unknown, until one arrives as a special piece
+        tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
         starts_in_reasoning: bool = False,
         call_ids: Callable[[], str] = new_call_id,
     ):
-        self.text_starts: list[int] = []
-        self._tags = TagVocabulary(reasoning, tools, token_markers, has_schemas=schemas is not None)
+        self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=schemas is not None)
         self._codec = self._tags.codec
+        self.markers = self._tags.markers  # the tags that this parser may consume
+        self.text_starts: list[int] = []
+        """For each TextDelta of the last `feed` or `finish`: where its text begins, in characters fed so far."""
         self._schemas = schemas
         self._may_call = bool(tools)
         self._call_ids = call_ids
         self._used_ids: set[str] = set()
         self._pending = ""  # fed, but may still become a marker
         self._position = 0  # where `_pending` begins, in characters fed
-        self._content = ContentFraming()
+        self._content = ContentFraming(is_plain=reasoning is None and not tools)
         self._reasoning = ReasoningFraming()
         self._call: _Call | None = None
         self._num_calls = 0
@@ -66,10 +72,6 @@ class TaggedParser:
         self._depth = int(self._is_reasoning)
 
     @property
-    def markers(self) -> frozenset[str]:
-        return self._tags.markers
-
-    @property
     def in_reasoning(self) -> bool:
         """Counts depth: an opening tag inside reasoning needs a closing tag of its own."""
         return self._depth > 0
@@ -77,7 +79,7 @@ class TaggedParser:
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
         self.text_starts = []
-        self._pending += self._tags.piece(text) if special else text
+        self._pending += self._codec.piece(text) if special else text
         self._advance(out)
         return out
 
@@ -181,7 +183,7 @@ class TaggedParser:
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """Handle `marker`, with which the pending text begins."""
         tags = self._tags
-        if not self._is_reasoning and (tags.wrap is None or marker not in tags.wrap):
+        if not self._is_reasoning and (marker not in tags.wrap):
             self._append_text(self._content.release(), out)
         if marker in tags.reasoning_opens:
             text = self._take(len(marker))
@@ -195,7 +197,7 @@ class TaggedParser:
                 self._show_tag(text, out)
             self._depth = max(0, self._depth - 1)
             self._end_reasoning()
-        elif tags.wrap is not None and marker in tags.wrap:
+        elif marker in tags.wrap:
             self._take(len(marker))
             if marker == tags.wrap[0]:
                 self._content.open_wrap()
@@ -303,7 +305,7 @@ class TaggedParser:
 
     def _start_call(self, call: _Call, name: str, out: list[ContentEvent]) -> None:
         if self._tags.is_native(call.opening):
-            self._tags.drop_fallback()
+            self._tags = self._tags.without_fallback
         call.is_started = True
         self._is_reasoning = False
         self._depth = 0

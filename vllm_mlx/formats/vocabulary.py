@@ -1,81 +1,92 @@
 """The tags that a reply's parser looks for, and in which state of the reply each counts. Knows no call body."""
 
+import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from .codec import TokenCodec, tokens_in
 from .family import Opening, Place, ReasoningFormat, ToolFormat
 
+# Lone surrogates: decoded text contains none, and every scanner reads them as ordinary characters.
+_FIRST = 0xDC80
+_MAX_TOKENS = 0xDFFF - _FIRST
+_CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 
-@lru_cache(maxsize=256)
-def _tokens_in(tags: tuple[str, ...], tokens: frozenset[str]) -> frozenset[str]:
-    return tokens_in(tags, tokens)
+
+class TokenCodec:
+    """Represents each known token by one private character, so that tags with tokens never match plain text.
+
+    `encode` returns a tag as the parser will meet it, `piece` a token as it is fed, `decode` the text that was written.
+    """
+
+    def __init__(self, tokens: frozenset[str]):
+        self.tokens = tokens
+        self._char_of = {token: chr(_FIRST + at) for at, token in enumerate(sorted(tokens)[:_MAX_TOKENS])}
+        self._text_of = {char: token for token, char in self._char_of.items()}
+        longest_first = sorted(self._char_of, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def encode(self, tag: str) -> str:
+        return self._pattern.sub(lambda match: self._char_of[match.group()], tag) if self._pattern else tag
+
+    def piece(self, token: str) -> str:
+        return self._char_of.get(token, token)
+
+    def decode(self, text: str) -> str:
+        if not self._char_of or text.isascii():
+            return text
+        return _CODED.sub(lambda match: self._text_of.get(match.group(), match.group()), text)
+
+    def decode_json(self, text: str) -> str:
+        """Decode JSON text, where a token can only be part of a string."""
+        if not self._char_of or text.isascii():
+            return text
+        return _CODED.sub(lambda match: json.dumps(self._text_of.get(match.group(), match.group()))[1:-1], text)
+
+    def num_chars(self, text: str) -> int:
+        return len(text) if text.isascii() else len(self.decode(text))
+
+    def is_coded(self, tag: str) -> bool:
+        return _CODED.search(tag) is not None
 
 
 class TagVocabulary:
-    """The tags of one reply. `tokens`: the tokenizer's added tokens.
-
-    None: they are unknown until a tag arrives as a token; then all tags of its format are looked for as tokens.
-    """
+    """The tags of replies in given formats, as the codec encodes them. Immutable, so that replies share it."""
 
     def __init__(
         self,
         reasoning: ReasoningFormat | None,
         tools: tuple[ToolFormat, ...],  # a tag that several formats have belongs to the first
-        tokens: frozenset[str] | None,
+        codec: TokenCodec,
         *,
         has_schemas: bool,
     ):
         self._reasoning = reasoning
         self._tools = tools
         self._has_schemas = has_schemas
-        self._learns = tokens is None
-        tags = (*(reasoning.tags if reasoning else ()), *(tag for format in tools for tag in format.tags))
-        known = _tokens_in(tags, tokens) if tokens is not None else frozenset()
-        self.codec = TokenCodec(known)
-        self.markers = frozenset(tags) | known
-        self._encode()
+        self.codec = codec
+        self.markers = codec.tokens.union(_tags(reasoning, tools))
+        headers = reasoning.headers if reasoning else ()
+        openings = [*headers, *(opening for format in tools for opening in format.openings)]
+        self.openings: dict[str, Opening] = {}
+        for opening in openings:
+            if has_schemas or not opening.needs_tools:
+                self.openings.setdefault(codec.encode(opening.marker), opening)
+        self.reasoning_opens = frozenset(map(codec.encode, reasoning.opens if reasoning else ()))
+        self.reasoning_closes = frozenset(map(codec.encode, reasoning.closes if reasoning else ()))
+        self.closes = tuple(dict.fromkeys(codec.encode(close) for format in tools for close in format.closes))
+        self.drops = frozenset(codec.encode(tag) for format in tools for tag in format.drops)
+        self.wrap = tuple(map(codec.encode, reasoning.wrap)) if reasoning and reasoning.wrap else ()
+        self.enclosing = (*self.closes, *self._at(Place.ANYWHERE))
+        self._set_splitters()
 
-    def piece(self, text: str) -> str:
-        """Encode the text of an added token."""
-        if self._learns and text in self.markers and text not in self.codec:
-            self._learn(text)
-        return self.codec.piece(text)
-
-    def drop_fallback(self) -> None:
-        if any(format.is_fallback for format in self._tools):
-            self._tools = tuple(format for format in self._tools if not format.is_fallback)
-            self._encode()
+    @cached_property
+    def without_fallback(self) -> "TagVocabulary":
+        native = tuple(format for format in self._tools if not format.is_fallback)
+        return TagVocabulary(self._reasoning, native, self.codec, has_schemas=self._has_schemas)
 
     def is_native(self, opening: Opening) -> bool:
         return any(opening in format.openings for format in self._tools if not format.is_fallback)
-
-    def _learn(self, tag: str) -> None:
-        reasoning = self._reasoning
-        if reasoning is not None and tag in (*reasoning.opens, *reasoning.closes):
-            self.codec.learn((*reasoning.opens, *reasoning.closes))
-        for format in self._tools:
-            if not format.is_fallback and tag in (*format.opens, *format.closes):
-                self.codec.learn(text for text in (*format.opens, *format.closes) if _is_tag(text))
-        self._encode()
-
-    def _encode(self) -> None:
-        encode = self.codec.encode
-        reasoning = self._reasoning
-        headers = reasoning.headers if reasoning else ()
-        openings = [*headers, *(opening for format in self._tools for opening in format.openings)]
-        self.openings: dict[str, Opening] = {}
-        for opening in openings:
-            if self._has_schemas or not opening.needs_tools:
-                self.openings.setdefault(encode(opening.marker), opening)
-        self.reasoning_opens = frozenset(map(encode, reasoning.opens if reasoning else ()))
-        self.reasoning_closes = frozenset(map(encode, reasoning.closes if reasoning else ()))
-        self.closes = tuple(dict.fromkeys(encode(close) for format in self._tools for close in format.closes))
-        self.drops = frozenset(encode(tag) for format in self._tools for tag in format.drops)
-        self.wrap = (encode(reasoning.wrap[0]), encode(reasoning.wrap[1])) if reasoning and reasoning.wrap else None
-        self.enclosing = (*self.closes, *self._at(Place.ANYWHERE))
-        self._set_splitters()
 
     def _at(self, *places: Place) -> list[str]:
         return [marker for marker, opening in self.openings.items() if opening.place in places]
@@ -85,8 +96,8 @@ class TagVocabulary:
         in_text = [*reasoning_tags, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_REASONING)]
         self.in_reasoning = MarkerSplitter([*reasoning_tags, *self._at(Place.ANYWHERE)])
         self.in_text = MarkerSplitter(in_text)
-        self.at_start = MarkerSplitter([*in_text, *self._at(Place.AT_START), *(self.wrap or ())[:1]])
-        self.in_wrap = MarkerSplitter([*in_text, *(self.wrap or ())[1:]])
+        self.at_start = MarkerSplitter([*in_text, *self._at(Place.AT_START), *self.wrap[:1]])
+        self.in_wrap = MarkerSplitter([*in_text, *self.wrap[1:]])
         self.in_call = MarkerSplitter(self.enclosing)
         is_coded = self.codec.is_coded
         ends = [tag for tag in self.enclosing if is_coded(tag)]
@@ -95,9 +106,23 @@ class TagVocabulary:
         self.ends_unnamed_call = MarkerSplitter(ends) if ends else None
 
 
-def _is_tag(text: str) -> bool:
-    """Whether a tokenizer may have this text as one token."""
-    return re.fullmatch(r"<[^<>]+>|\[[^\[\]]+\]", text) is not None
+@lru_cache(maxsize=256)
+def tag_vocabulary(
+    reasoning: ReasoningFormat | None, tools: tuple[ToolFormat, ...], tokens: frozenset[str], *, has_schemas: bool
+) -> TagVocabulary:
+    """Return the vocabulary for a tokenizer with these added tokens."""
+    written = "\n\n".join(_tags(reasoning, tools))
+    known = frozenset(token for token in tokens if len(token) > 2 and token in written and not _is_words(token))
+    return TagVocabulary(reasoning, tools, TokenCodec(known), has_schemas=has_schemas)
+
+
+def _tags(reasoning: ReasoningFormat | None, tools: tuple[ToolFormat, ...]) -> tuple[str, ...]:
+    return (*(reasoning.tags if reasoning else ()), *(tag for format in tools for tag in format.tags))
+
+
+def _is_words(token: str) -> bool:
+    """Whether the token is plain words or white space, which identify no tag."""
+    return not token.strip() or token.strip().isalnum()
 
 
 class MarkerSplitter:

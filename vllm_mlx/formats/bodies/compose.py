@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ..codec import is_private
 from .body import Body, BodyContext, BodyStatus, NewBody, Wrapper
 
 _WHITE = re.compile(r"\s*")
@@ -90,8 +89,8 @@ class ChoiceBody(Wrapper):
     def _choose(self, text: str, final: bool) -> int:
         position = _skip(text, 0)
         if position < len(text):
-            # A token of the tokenizer arrives as one private character; a token that begins a body is a tag.
-            char = "<" if is_private(text[position]) else text[position]
+            # A token of the tokenizer arrives as one lone surrogate; a token that begins a body is a tag.
+            char = "<" if "\ud800" <= text[position] <= "\udfff" else text[position]
             body = self._bodies.get(char, self._default)
             if body is None:
                 self._status = BodyStatus.STUCK

@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 MAX_HEAD = 256
@@ -44,9 +45,7 @@ class XmlTags:
         return tuple(text for field in fields(self) if isinstance(text := getattr(self, field.name), str) and text)
 
     def encoded(self, encode: Callable[[str], str]) -> "XmlTags":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        coded: dict[str, Any] = {name: encode(text) for name, text in values.items() if isinstance(text, str)}
-        return replace(self, **coded)
+        return _encoded(self, encode)
 
     def head_at(self, text: str, start: int, end_tag: str) -> tuple[int, Head | None]:
         """Return (end, head) of the head that `end_tag` ends at `end`. If head is None, reading stopped at `end`."""
@@ -61,6 +60,13 @@ class XmlTags:
         values = {key: quoted or single or bare for key, quoted, single, bare in _ATTRIBUTE.findall(written)}
         name = next((values[key] for key in _NAMES if values.get(key)), "")
         return end, Head(html.unescape(name), _is_string(values)) if name else None
+
+
+@lru_cache(maxsize=256)
+def _encoded(tags: XmlTags, encode: Callable[[str], str]) -> XmlTags:
+    values = {field.name: getattr(tags, field.name) for field in fields(tags)}
+    coded: dict[str, Any] = {name: encode(text) for name, text in values.items() if isinstance(text, str)}
+    return replace(tags, **coded)
 
 
 def _is_string(values: dict[str, str]) -> bool | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter, shown
-from ...formats.schema_budget import SchemaBudget
+from ...formats.bodies.tool_schema import SchemaBudget
 from .schema_costs import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALUES, check_conjunctions
 
 MAX_SCHEMA_DEPTH = 64

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...formats.schema_budget import SchemaBudget
+from ...formats.bodies.tool_schema import SchemaBudget
 from .json_schema import with_options
 from .schema_costs import pay_for_alternatives
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter
-from ...formats.bodies.tool_schema import resolve, schemas_in
-from ...formats.schema_budget import MAX_SCHEMA_VISITS, SchemaBudget
+from ...formats.bodies.tool_schema import MAX_SCHEMA_VISITS, SchemaBudget, resolve, schemas_in
 
 MAX_CONJUNCTS = 10  # patterns that one text must match; twenty take seconds to compile, forty take hours
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter
 from ...core.messages import ToolSpec
-from ...formats.bodies.tool_schema import schemas_in
-from ...formats.schema_budget import SchemaBudget
+from ...formats.bodies.tool_schema import SchemaBudget, schemas_in
 from .json_schema import checked_schema
 from .lark import LarkWriter, either
 
