@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from vllm_mlx.core.memory import MemoryBudget, Overrun
+from vllm_mlx.core.memory import MemoryBudget, Overrun, Pressure
 from vllm_mlx.core.sequence import Sequence
 from vllm_mlx.core.step import ChunkTiming, StepOutput, StepPlan
 from vllm_mlx.scheduler.memory_pool import MemoryPool
@@ -120,7 +120,7 @@ def test_a_chunk_that_must_be_long_takes_it_from_the_pool():
     """An image's tokens are not parted in some families."""
     pool = MemoryPool(reckoned(10_000), pacer())
     for _ in range(3):
-        pool.use(9000)
+        pool.use(rows_bytes=5000, kept_bytes=4000)
         pool.observe(StepOutput(overrun=Overrun(peak_bytes=500), chunk_timings=(ChunkTiming(0, 256, 0.1),)))
     assert pool.num_bytes == 8500 and pool.num_shortened == 1
 
@@ -143,7 +143,7 @@ def test_as_short_as_they_may_be_chunks_stay_so_while_memory_is_short():
     for _ in range(8):
         chunk = ChunkTiming(0, one.chunk_tokens(1000.0), 0.001)
         assert chunk.num_tokens == 64
-        pool.use(9000)
+        pool.use(rows_bytes=5000, kept_bytes=4000)
         pool.observe(StepOutput(overrun=Overrun(peak_bytes=500), chunk_timings=(chunk,)))
     assert pool.num_shortened == 0 and pool.num_bytes == 8500
 
@@ -158,3 +158,29 @@ def test_a_length_that_was_too_long_is_tried_again_rarely():
     assert lengths[0] == 500 and 900 < lengths[30] < 1000
     assert sum(earlier < 1000 <= later for earlier, later in pairwise(lengths)) == 1
     assert lengths.index(next(each for each in lengths if each >= 1000)) > 64
+
+
+def test_a_warning_of_the_system_evicts_cached_state_once_and_preempts_nothing() -> None:
+    pool = pool_of(10_000)
+    pool.use(rows_bytes=8000, kept_bytes=2000)
+    for _ in range(50):
+        pool.observe(StepOutput(overrun=Overrun(pressure=Pressure.WARNING)))
+    assert pool.num_bytes == 8000, "three quarters of 10,000, but never less than the rows take"
+    assert pool.num_shortened == 1
+
+
+def test_critical_pressure_halves_the_pool_and_it_grows_again_afterwards() -> None:
+    pool = pool_of(10_000)
+    pool.use(rows_bytes=8000, kept_bytes=2000)
+    pool.observe(StepOutput(overrun=Overrun(pressure=Pressure.WARNING)))
+    pool.observe(StepOutput(overrun=Overrun(pressure=Pressure.CRITICAL)))
+    assert pool.num_bytes == 5000
+    pool.observe(StepOutput(overrun=Overrun(pressure=Pressure.WARNING)))
+    assert pool.num_bytes == 5000, "falling pressure changes nothing while it lasts"
+    for _ in range(2000):
+        pool.observe(StepOutput())
+    assert pool.num_bytes == 10_000
+
+
+def pool_of(rows_bytes: int) -> MemoryPool:
+    return MemoryPool(reckoned(rows_bytes), pacer())

@@ -24,6 +24,7 @@ from ..core.config import (
     SamplingDefaults,
     SettingsGroup,
     ToolGrammar,
+    Wired,
 )
 from ..core.errors import ConfigError, InvalidParameter
 from ..core.memory import physical_memory
@@ -197,6 +198,11 @@ class Settings(BaseSettings):
     """Sequences that run at once; further ones wait in line."""
     memory_budget: Memory = setting(Panel.ENGINE, None)
     """Memory for weights and all state: bytes (`24GB`) or a share of the machine's (`0.7`). Default: by machine."""
+    wired: Wired = declared(EngineConfig, "wired", Panel.ENGINE)
+    """Memory that Metal never pages out: nothing, or the weights, which answer faster after a pause. On some versions
+    of macOS wiring may restart the Mac: run `scripts/check --mac --wiring` first."""
+    keep_awake: bool = declared(EngineConfig, "keep_awake", Panel.ENGINE)
+    """On macOS, keep the machine from falling asleep while requests run."""
     max_stall_ms: float = declared(EngineConfig, "max_stall_ms", Panel.ENGINE)
     """Longest pause of running replies, in milliseconds, while a prompt is read."""
     max_prefill_chunk: int = declared(EngineConfig, "max_prefill_chunk", Panel.ENGINE)

@@ -15,6 +15,7 @@ from .errors import ConfigError, setting
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
 CacheReasoning = Literal["auto", "keep", "drop"]
 ToolGrammar = Literal["auto", "strict", "off"]
+Wired = Literal["none", "weights"]
 
 _RANGES = {
     "greater_than": ("gt", "must be greater than"),
@@ -120,6 +121,8 @@ class EngineConfig(SettingsGroup):
     )  # longest gap that a prefill may put between two tokens of a running reply
     max_prefill_chunk: int = Field(default=2048, gt=0)  # tokens of one chunk while nothing decodes
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
+    wired: Wired = "none"  # what Metal keeps wired: nothing, or the weights, set once after load
+    keep_awake: bool = True  # on macOS, whether running requests keep the machine from falling asleep
     prefix_cache: bool = True
     repeatable: bool = False  # fixed chunks of prompts and no batches; it turns the prefix cache off
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free

@@ -1,5 +1,6 @@
 """The bytes that a row's state takes at a given length, and the bytes available. It asks no device."""
 
+import enum
 import os
 from dataclasses import dataclass
 
@@ -80,12 +81,32 @@ class MemoryBudget:
         return self.encoder_inputs_bytes + self.decoded_bytes + self.rendered_bytes
 
 
+class Pressure(enum.Enum):
+    """Memory pressure of the machine, caused by all programs together."""
+
+    NORMAL = "normal"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemMemory:
+    """The operating system's figures. None: it does not report them."""
+
+    footprint_bytes: int | None = None  # charged to this process, compressed memory included
+    pressure: Pressure | None = None
+
+
+UNKNOWN_SYSTEM = SystemMemory()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrun:
     """Bytes by which a step exceeded the device's limit: measured, whereas a budget is computed."""
 
     peak_bytes: int = 0  # at the peak
     kept_bytes: int = 0  # still in use after the step
+    pressure: Pressure = Pressure.NORMAL  # of the machine, whatever this process uses
 
 
 NO_OVERRUN = Overrun()

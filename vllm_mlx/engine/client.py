@@ -25,6 +25,7 @@ from ..tokens.tokenizer import Tokenizer
 from .admission import AdmissionQueue
 from .engine import Engine, EngineThread
 from .generation import Generation, Reply
+from .macos import KeepAwake
 from .monitor import Monitor
 from .monitoring.counters import ReplyStats
 from .monitoring.schema import EngineFacts, EngineStatus, ModelFacts
@@ -57,6 +58,7 @@ class EngineClient:
         self._monitor = Monitor(config, processor, thread, pool)
         self._queue = AdmissionQueue(config, self._open_generations)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._awake = KeepAwake(enabled=config.keep_awake)
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
         self._is_closing = False
@@ -121,6 +123,7 @@ class EngineClient:
             closed=self._forget,
         )
         self._queue.watch(generation)
+        self._awake.hold()
         self._generations |= dict.fromkeys(generation.seq_ids, generation)
         self._thread.add(seqs)  # from here on the caller owns it: nothing after this line may fail
         return generation
@@ -178,6 +181,7 @@ class EngineClient:
             await asyncio.sleep(0.02)
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S)
+        self._awake.close()
         self._pool.shutdown()
         await self._preparations.close()
 
@@ -258,6 +262,8 @@ class EngineClient:
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
             self._generations.pop(seq_id, None)
+        if not self._generations:
+            self._awake.release()
         self._queue.left(generation)
         self._monitor.count_ended(generation.all_replies)
 

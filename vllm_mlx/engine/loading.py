@@ -15,9 +15,9 @@ from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import DeviceWatch, apply_limits, device_memory
+from ..runner.device import DeviceWatch, apply_limits, device_memory, wire_weights
 from ..runner.family_check import check_family, media_fault
-from ..runner.model import Model, MultimodalModel, load_model, weights_bytes
+from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
 from ..runner.runner import Runner
 from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
@@ -26,6 +26,7 @@ from ..scheduler.scheduler import Scheduler
 from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
 from .engine import Engine, EngineThread
+from .macos import SystemWatch, memory_calls, wired_bytes
 from .monitoring.schema import EngineFacts
 from .preparing import MediaRequests, Preparations
 from .prompt_pool import PromptPool
@@ -38,6 +39,7 @@ _IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, an
 _MAX_IMAGES_BYTES = 512 << 20
 _RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
 _MAX_RENDERED_BYTES = 64 << 20
+_MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
 def start_engine(config: EngineConfig) -> EngineClient:
@@ -126,15 +128,37 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
             f"the budget is {total / 1e9:.1f} GB. Use a smaller or more strongly quantised model, or raise "
             f"{setting('memory_budget')}."
         )
+    _look_at_wired_memory()
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
+    _wire(config, model)
     if probe is None or not isinstance(model, MultimodalModel):
         return MeasuredModel(model=model, calibration=calibration)
     check_family(model, probe.images.prompt, probe.images.inputs)
     video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
     images = calibrate_images(model, probe.sizes, probe.max_image_tokens)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
+
+
+def _look_at_wired_memory() -> None:
+    wired, total = wired_bytes(), device_memory().total_bytes
+    if wired is None:
+        return
+    logger.info("Wired before load: %.1f of %.1f GB", wired / 1e9, total / 1e9)
+    if wired > total * _MUCH_WIRED:
+        logger.warning(
+            "%.1f of %.1f GB are wired already. A killed server may have left them; a restart of the Mac frees them",
+            wired / 1e9,
+            total / 1e9,
+        )
+
+
+def _wire(config: EngineConfig, model: Model) -> None:
+    if config.wired == "none":
+        return
+    if (reason := wire_weights(weight_arrays(model.module), device_memory())) is not None:
+        logger.warning("The weights are not wired: %s", reason)
 
 
 def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> Engine:
@@ -156,7 +180,9 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory)
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
-    watch = DeviceWatch(device_memory().limit_bytes(facts.memory.total_bytes))
+    device, budget = device_memory(), facts.memory.total_bytes
+    system = SystemWatch(memory_calls())
+    watch = DeviceWatch(device.limit_bytes(budget), device.process_limit_bytes(budget), system)
     return Engine(scheduler, Runner(measured.model, watch), watch, facts)
 
 

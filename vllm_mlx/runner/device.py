@@ -1,19 +1,24 @@
 """The machine's memory, MLX's limits, and the memory that MLX uses. It knows no model."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import mlx.core as mx
 
-from ..core.memory import NO_OVERRUN, Overrun, physical_memory
+from ..core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Overrun, Pressure, SystemMemory, physical_memory
 
 _SHARE_OF_RAM = 0.7  # if the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # share of Metal's recommended working set
 _LIMIT_OF_RAM = 0.85
 _LIMIT_OF_RECOMMENDED = 0.95  # beyond 1.0, macOS pages, and may end the process or crash
 _CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse
+_MAX_WIRED_SHARE = 0.65  # share of the machine's memory that weights may take to be wired
+_MIN_UNWIRED = 8 << 30  # bytes that stay for the system and the caches if weights are wired
+_PAGE = 16384  # bytes of a memory page on Apple silicon
+_HEAP_BUFFER = 256  # MLX puts smaller buffers into one heap
+_HEAP = 1 << 20  # bytes of that heap
 
 
 _measuring_peak = threading.Lock()  # MLX has one peak counter per process
@@ -46,6 +51,10 @@ class DeviceMemory:
             return max(budget_bytes, int(self.recommended_bytes * _LIMIT_OF_RECOMMENDED))
         return max(budget_bytes, int(self.total_bytes * _LIMIT_OF_RAM))
 
+    def process_limit_bytes(self, budget_bytes: int) -> int:
+        """The limit of all memory of this process, interpreter and libraries included."""
+        return max(self.limit_bytes(budget_bytes), int(self.total_bytes * _LIMIT_OF_RAM))
+
 
 def device_memory() -> DeviceMemory:
     recommended = mx.device_info().get("max_recommended_working_set_size")
@@ -55,12 +64,44 @@ def device_memory() -> DeviceMemory:
 def apply_limits(budget_bytes: int) -> None:
     """Limit the bytes that MLX allocates before it waits for running work, and the freed buffers that it keeps.
 
-    No wired limit is set. A residency set that grows and shrinks with caches is the reported trigger of kernel panics
-    that restart the Mac.
+    No wired limit is set before the weights are loaded: a residency set that grows and shrinks with caches is the
+    reported trigger of kernel panics that restart the Mac.
     """
     device = device_memory()
     mx.set_memory_limit(max(device.limit_bytes(budget_bytes), mx.get_active_memory() + budget_bytes))
     mx.set_cache_limit(min(_CACHE_LIMIT, budget_bytes // 4))
+
+
+def wire_weights(weights: Iterable[mx.array], device: DeviceMemory) -> str | None:
+    """Wire the loaded weights and nothing that comes later. Returns why they are not wired; None if they are.
+
+    Call it after the load, when the weights are the only live arrays. MLX puts every buffer that fits below the wired
+    limit into a residency set (`ResidencySets::insert` in mlx/backend/metal/resident.cpp). A limit that the weights
+    fill exactly leaves no room for a later buffer, so the set never changes again.
+    """
+    if device.recommended_bytes is None:
+        return "this machine has no Metal device"
+    mx.clear_cache()
+    limit = resident_bytes((weight.nbytes for weight in weights), mx.get_active_memory())
+    if limit > device.total_bytes * _MAX_WIRED_SHARE or device.total_bytes - limit < _MIN_UNWIRED:
+        return (
+            f"the weights take {limit / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB; at most "
+            f"{_MAX_WIRED_SHARE:.0%} are wired, and {_MIN_UNWIRED / 1e9:.1f} GB stay free for the system"
+        )
+    if limit > device.recommended_bytes:
+        return "the weights exceed the memory that Metal recommends"
+    mx.set_wired_limit(limit)
+    return None
+
+
+def resident_bytes(weights: Iterable[int], active_bytes: int) -> int:
+    """Bytes that a residency set counts if `active_bytes` are live, weights of the given sizes among them.
+
+    MLX counts a buffer above a page in whole pages, as the set does, and smaller ones by their length; a tiny one lies
+    in a heap, which the set counts as one allocation (`MetalAllocator::malloc` in mlx/backend/metal/allocator.cpp).
+    """
+    small = [size for size in weights if size <= _PAGE]
+    return active_bytes + _HEAP + sum(-size if size < _HEAP_BUFFER else _PAGE - size for size in small)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +110,40 @@ class DeviceUsage:
     peak_bytes: int
     cache_bytes: int  # freed buffers that MLX keeps
     limit_bytes: int  # beyond it, rows and caches are evicted
+    system: SystemMemory = UNKNOWN_SYSTEM
 
 
 class DeviceWatch:
-    """Measures the memory that MLX uses, step by step."""
+    """Measures the memory that MLX and this process use, step by step."""
 
-    def __init__(self, limit_bytes: int):
+    def __init__(
+        self,
+        limit_bytes: int,
+        process_limit_bytes: int | None = None,
+        system: Callable[[], SystemMemory] = lambda: UNKNOWN_SYSTEM,
+    ):
+        """`process_limit_bytes` bounds the footprint of the process as `system` reports it."""
         self._limit_bytes = limit_bytes
+        self._process_limit_bytes = process_limit_bytes or limit_bytes
+        self._system = system
+        self._last_sample = UNKNOWN_SYSTEM
         self._peak_bytes = 0
         mx.reset_peak_memory()
 
     def overrun(self) -> Overrun:
-        """The bytes used beyond the limit since the last call."""
+        """The bytes used beyond the limit since the last call, and the pressure of other programs."""
+        device, system = self._device_overrun(), self._system()
+        pressure = system.pressure or Pressure.NORMAL
+        if pressure is not Pressure.NORMAL and system is not self._last_sample:
+            mx.clear_cache()
+        self._last_sample = system
+        footprint = 0 if system.footprint_bytes is None else system.footprint_bytes - mx.get_cache_memory()
+        excess = max(0, footprint - self._process_limit_bytes)
+        return Overrun(
+            peak_bytes=max(device.peak_bytes, excess), kept_bytes=max(device.kept_bytes, excess), pressure=pressure
+        )
+
+    def _device_overrun(self) -> Overrun:
         if not _measuring_peak.acquire(blocking=False):
             return NO_OVERRUN
         active, peak = mx.get_active_memory(), mx.get_peak_memory()
@@ -93,4 +156,4 @@ class DeviceWatch:
 
     def usage(self) -> DeviceUsage:
         peak = max(self._peak_bytes, mx.get_peak_memory())
-        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self._limit_bytes)
+        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self._limit_bytes, self._system())

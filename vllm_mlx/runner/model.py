@@ -232,8 +232,12 @@ def _load_vision(path: Path, trust_remote_code: bool) -> Any:
         return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
 
 
+def weight_arrays(model: Any) -> list[mx.array]:
+    return [array for _, array in tree_flatten(model.parameters())]
+
+
 def weights_bytes(model: Any) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in weight_arrays(model))
 
 
 def _one_line(error: Exception) -> str:

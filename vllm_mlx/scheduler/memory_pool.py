@@ -2,14 +2,16 @@
 
 import logging
 
-from ..core.memory import NO_OVERRUN, MemoryBudget
+from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure
 from ..core.step import StepOutput
 from .prefill_pacer import PrefillPacer
 
 logger = logging.getLogger(__name__)
 
 _GROWTH_STEPS = 1024  # steps within the limit after which the complete pool is used again
+_LEVELS = list(Pressure)  # in rising order
 _MARGIN = 16  # a pool that has grown by 1/16 has room again
+_KEPT_UNDER_PRESSURE = {Pressure.WARNING: 0.75, Pressure.CRITICAL: 0.5}  # share of the used bytes
 
 
 class MemoryPool:
@@ -21,6 +23,8 @@ class MemoryPool:
         self._planned_bytes = memory.rows_bytes
         self._pacer = pacer
         self._used_bytes = 0
+        self._rows_bytes = 0
+        self._pressure = Pressure.NORMAL
         self._crowded_bytes: int | None = None  # its size when a row was preempted; None again once a row has ended
 
     @property
@@ -37,22 +41,39 @@ class MemoryPool:
         """Note that a row has ended, or left for another reason than memory pressure."""
         self._crowded_bytes = None
 
-    def use(self, num_bytes: int) -> None:
-        """Note the computed size of rows and cached state at the start of a step."""
-        self._used_bytes = num_bytes
+    def use(self, *, rows_bytes: int, kept_bytes: int) -> None:
+        """Note the computed size of rows and of cached state at the start of a step."""
+        self._rows_bytes, self._used_bytes = rows_bytes, rows_bytes + kept_bytes
 
     def observe(self, output: StepOutput) -> None:
-        """Shorten prefill chunks first after an overrun; shrink the pool only if that is not enough."""
+        """Shorten prefill chunks first after an overrun; shrink the pool only if that is not enough.
+
+        If other programs put the machine under memory pressure, do both, once each time the pressure rises.
+        """
         overrun, chunks = output.overrun, output.chunk_timings
+        if overrun.pressure != self._pressure:
+            self._yield_to_system(overrun.pressure)
         if overrun == NO_OVERRUN:
             self.num_bytes = min(self._planned_bytes, self.num_bytes + max(1, self._planned_bytes // _GROWTH_STEPS))
             for chunk in chunks:
                 self._pacer.lengthen(chunk.num_tokens)
             return
+        if not overrun.peak_bytes:
+            return  # the pressure is not over: nothing grows
         is_shorter = bool(chunks) and self._pacer.shorten(max(chunk.num_tokens for chunk in chunks))
         self.num_shortened += is_shorter
         if lacking := overrun.kept_bytes if is_shorter else overrun.peak_bytes:
             self._shrink_to(max(0, self._used_bytes - lacking))
+
+    def _yield_to_system(self, pressure: Pressure) -> None:
+        """Give a part of the memory back at a warning, without preempting rows for it; half at a critical level."""
+        is_rising = _LEVELS.index(pressure) > _LEVELS.index(self._pressure)
+        self._pressure = pressure
+        if not is_rising:
+            return
+        self.num_shortened += self._pacer.shorten(self._pacer.longest_chunk)
+        kept = int(self._used_bytes * _KEPT_UNDER_PRESSURE[pressure])
+        self._shrink_to(kept if pressure is Pressure.CRITICAL else max(self._rows_bytes, kept))
 
     def _shrink_to(self, num_bytes: int) -> None:
         if num_bytes >= self.num_bytes:

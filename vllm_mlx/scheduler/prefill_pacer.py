@@ -39,6 +39,11 @@ class PrefillPacer:
         self._sums = [0.0] * 5
         self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
 
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of the longest chunk that memory allows now."""
+        return self._longest_now
+
     def shorten(self, num_tokens: int) -> bool:
         """A chunk of this length exceeded memory: halve the limit. Returns False at the minimum."""
         self._num_full_chunks = 0

@@ -227,7 +227,7 @@ class Scheduler:
     def _preempt_if_short(self) -> None:
         """Make memory for the next step: evict cached state first, then preempt rows."""
         needed = self._row_bytes(extra=1)
-        self.pool.use(needed + self._kept_bytes())
+        self.pool.use(rows_bytes=needed, kept_bytes=self._kept_bytes())
         while needed > self.pool.num_bytes:
             rows = self._seqs.rows()
             if len(rows) < 2:

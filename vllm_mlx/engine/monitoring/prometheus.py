@@ -188,6 +188,8 @@ class _OwnFamilies(_Families):
         device = moment.report.device
         used = [("active", device.active_bytes), ("peak", device.peak_bytes), ("freed", device.cache_bytes)]
         yield self.parts("device_memory_bytes", "Memory as MLX counts it.", "kind", used)
+        if device.system.footprint_bytes is not None:
+            yield self.gauge("process_memory_bytes", "Memory as macOS counts it.", device.system.footprint_bytes)
 
     def _cache(self, report: EngineReport) -> Iterator[Metric]:
         stats, media = report.cache, report.media

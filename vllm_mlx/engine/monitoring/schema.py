@@ -81,6 +81,13 @@ class DeviceStatus(TypedDict):
     limit_memory_gb: float
 
 
+class SystemStatus(TypedDict):
+    """The operating system's figures; null where it does not report them, as on Linux."""
+
+    process_memory_gb: float | None
+    pressure: str | None  # normal, warning or critical
+
+
 class MemoryStatus(TypedDict):
     """What the memory budget is spent on, in bytes."""
 
@@ -163,6 +170,7 @@ class EngineFigures(TypedDict):
     stalls: StallStatus
     outcomes: dict[str, int]
     metal: DeviceStatus
+    system: SystemStatus
     memory: MemoryStatus
     giving_way: PressureStatus
     cache: CacheStatus

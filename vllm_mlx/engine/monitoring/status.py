@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ... import __version__
 from ...core.config import EngineConfig
-from ...core.memory import MemoryBudget
+from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall
 from ...prompt.processor import RequestProcessor
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
@@ -25,6 +25,7 @@ from .schema import (
     MemoryStatus,
     ModelFacts,
     PressureStatus,
+    SystemStatus,
 )
 
 _GB = 1e9
@@ -79,6 +80,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
             "cache_memory_gb": round(report.device.cache_bytes / _GB, 4),
             "limit_memory_gb": round(report.device.limit_bytes / _GB, 4),
         },
+        "system": _system(report.device.system),
         "memory": memory_status(moment.memory, report),
         "giving_way": _pressure(report, num_refused),
         "cache": _cache(report, {kind.value: totals.shortfalls[kind] for kind in Shortfall}),
@@ -98,6 +100,14 @@ def _latency(totals: Totals, now: float) -> LatencyStatus:
         "queue_s": totals.queue.samples.quantiles(now),
         "prefill_s": totals.prefill.samples.quantiles(now),
         "e2e_s": totals.e2e.samples.quantiles(now),
+    }
+
+
+def _system(system: SystemMemory) -> SystemStatus:
+    footprint, pressure = system.footprint_bytes, system.pressure
+    return {
+        "process_memory_gb": None if footprint is None else round(footprint / _GB, 4),
+        "pressure": None if pressure is None else pressure.value,
     }
 
 
