@@ -154,6 +154,8 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "max_tokens": 9,
         "media_root": str(tmp_path),
         "max_pixels": 1000,
+        "wired": "weights",
+        "keep_awake": False,
     }
     config = load_settings(given).engine_config()
     default = EngineConfig(model="demo")

@@ -77,6 +77,7 @@ def test_an_idle_server_has_every_field(server):
     assert status["status"] == "idle"
     assert status["requests"] == []
     assert set(status["metal"]) == {"active_memory_gb", "peak_memory_gb", "cache_memory_gb", "limit_memory_gb"}
+    assert set(status["system"]) == {"process_memory_gb", "pressure"}
 
 
 def test_the_document_lists_every_field_of_an_idle_server(server):

@@ -200,7 +200,7 @@ class Settings(BaseSettings):
     """Memory for weights and all state: bytes (`24GB`) or a share of the machine's (`0.7`). Default: by machine."""
     wired: Wired = declared(EngineConfig, "wired", Panel.ENGINE)
     """Memory that Metal never pages out: nothing, or the weights, which answer faster after a pause. On some versions
-    of macOS wiring may restart the Mac: run `scripts/check --mac --wiring` first."""
+    of macOS wiring may restart the Mac: docs/mac-checklist.md has a test."""
     keep_awake: bool = declared(EngineConfig, "keep_awake", Panel.ENGINE)
     """On macOS, keep the machine from falling asleep while requests run."""
     max_stall_ms: float = declared(EngineConfig, "max_stall_ms", Panel.ENGINE)

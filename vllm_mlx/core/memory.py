@@ -106,7 +106,7 @@ class Overrun:
 
     peak_bytes: int = 0  # at the peak
     kept_bytes: int = 0  # still in use after the step
-    pressure: Pressure = Pressure.NORMAL  # of the machine, whatever this process uses
+    pressure: Pressure = Pressure.NORMAL  # the machine's, whatever this process uses
 
 
 NO_OVERRUN = Overrun()
