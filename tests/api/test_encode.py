@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.support.rows import row
-from vllm_mlx.api.openai import replies
 from vllm_mlx.api.openai.encode import ChatStream, CompletionStream
 from vllm_mlx.core.errors import EngineDead, InvalidParameter, Overloaded
 from vllm_mlx.core.events import (
@@ -39,28 +38,15 @@ def chat(**fields: Any) -> ChatStream:
     return ChatStream(spec(stream=True, **fields), FakeTokens())
 
 
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def chunk(delta: dict[str, Any], **choice: Any) -> str:
-    """The same chunk, written by pydantic from the documented type."""
-    calls = [replies.ToolCallChunk.model_validate(call) for call in delta.pop("tool_calls", [])]
-    fields = {**delta, **({"tool_calls": calls} if calls else {})}
-    described = replies.ChatCompletionChunk(
-        id="chatcmpl-1",
-        object="chat.completion.chunk",
-        created=5,
-        model="tiny",
-        choices=[
-            replies.ChunkChoice(
-                **{
-                    "index": 0,
-                    "delta": replies.Delta(**fields),
-                    "logprobs": None,
-                    "finish_reason": None,
-                    **choice,
-                }
-            )
-        ],
-    )
-    return described.to_json()
+    """The same chunk, written by the standard library."""
+    choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **choice}]
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "tiny"}
+    return compact({**head, "choices": choices})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +66,7 @@ def chunk(delta: dict[str, Any], **choice: Any) -> str:
         (ToolCallDelta(0, '{"a": "'), {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": "'}}]}),
     ],
 )
-def test_a_delta_is_written_as_the_documented_type_would_be(event: GenerationEvent, delta: dict[str, Any]) -> None:
+def test_a_delta_is_written_as_the_standard_library_would(event: GenerationEvent, delta: dict[str, Any]) -> None:
     assert payloads(chat().feed(0, event)) == [chunk(delta)]
 
 
@@ -105,15 +91,12 @@ def test_the_stop_that_ended_the_reply_is_named() -> None:
 
 
 def test_logprobs_come_with_their_text() -> None:
-    top = [
-        replies.TopLogprob(token="H", logprob=-0.5, bytes=[72]),
-        replies.TopLogprob(token="A", logprob=-1.25, bytes=[65]),
-    ]
+    top = [{"token": "H", "logprob": -0.5, "bytes": [72]}, {"token": "A", "logprob": -1.25, "bytes": [65]}]
     content = [
-        replies.ContentLogprob(token="H", logprob=-0.5, bytes=[72], top_logprobs=top),
-        replies.ContentLogprob(token="\ufffd", logprob=-9999.0, bytes=[200], top_logprobs=[]),
+        {**top[0], "top_logprobs": top},
+        {"token": "\ufffd", "logprob": -9999.0, "bytes": [200], "top_logprobs": []},
     ]
-    expected = chunk({"content": "H"}, logprobs=replies.ChatLogprobs(content=content))
+    expected = chunk({"content": "H"}, logprobs={"content": content})
     assert payloads(chat(logprobs=True).feed(0, TextDelta("H", LOGPROBS))) == [expected]
     assert payloads(chat().feed(0, TextDelta("H", LOGPROBS))) == [chunk({"content": "H"})]
 
@@ -222,21 +205,20 @@ def completion(**fields: Any) -> CompletionStream:
     return CompletionStream(spec(reply_id="cmpl-1", stream=True, **fields), FakeTokens())
 
 
-def test_completion_chunks_are_written_as_the_documented_type_would_be() -> None:
+def test_completion_chunks_are_written_as_the_standard_library_would() -> None:
     def described(**choice: Any) -> str:
         whole = {"index": 1, "text": "", "logprobs": None, "finish_reason": None, **choice}
-        return replies.Completion(
-            id="cmpl-1", object="text_completion", created=5, model="tiny", choices=[replies.CompletionChoice(**whole)]
-        ).to_json()
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 5, "model": "tiny"}
+        return compact({**head, "choices": [whole]})
 
     encoder = completion(num_prompts=2, logprobs=True)
-    first = replies.CompletionLogprobs(
-        tokens=["H", "\ufffd"],
-        token_logprobs=[-0.5, -9999.0],
-        top_logprobs=[{"H": -0.5, "A": -1.25}, {}],
-        text_offset=[0, 1],
-    )
-    later = replies.CompletionLogprobs(tokens=["i"], token_logprobs=[-1.0], top_logprobs=[{}], text_offset=[2])
+    first = {
+        "tokens": ["H", "\ufffd"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"H": -0.5, "A": -1.25}, {}],
+        "text_offset": [0, 1],
+    }
+    later = {"tokens": ["i"], "token_logprobs": [-1.0], "top_logprobs": [{}], "text_offset": [2]}
     assert encoder.open() == b""
     assert payloads(encoder.feed(1, TextDelta(NASTY))) == [described(text=NASTY)]
     assert payloads(encoder.feed(1, TextDelta("H", LOGPROBS))) == [described(text="H", logprobs=first)]

@@ -1,7 +1,7 @@
 """What the replies of all protocols share: the base type, stream encoders, the fold of a complete reply, usage."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -14,12 +14,26 @@ MAX_ERROR_CHARS = 1_000
 
 
 class Reply(BaseModel):
-    """Written with `exclude_unset`: a field that was not set is not sent, one that was set to null is null."""
+    """A field that was not set is not sent, unless it is a literal; one that was set to null is null."""
 
     model_config = ConfigDict(protected_namespaces=())
+    _constants: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        fields = cls.model_fields.items()
+        cls._constants = frozenset(name for name, field in fields if get_origin(field.annotation) is Literal)
+
+    def model_post_init(self, _: Any) -> None:
+        self.model_fields_set.update(self._constants)
 
     def to_json(self) -> str:
         return self.model_dump_json(exclude_unset=True)
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields of a reply that have a value; the others are not set."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _bounded(text: str) -> str:
@@ -29,34 +43,25 @@ def _bounded(text: str) -> str:
 ErrorText = Annotated[str, AfterValidator(_bounded)]  # bounded, since an error may quote what a client sent
 
 
-class UsageTally:
-    """Sums the usage of all choices of a reply.
+def total_usage(usages: Mapping[int, Usage], choices_per_prompt: int) -> Usage:
+    """Sum the usage of all choices of a reply, by their indices.
 
     A prompt that several choices share counts once, with the `cached_tokens` of the choice that computed most of it.
     """
-
-    def __init__(self, choices_per_prompt: int) -> None:
-        self._choices_per_prompt = choices_per_prompt
-        self._usages: dict[int, Usage] = {}
-
-    def add(self, index: int, usage: Usage) -> None:
-        self._usages[index] = usage
-
-    def total(self) -> Usage:
-        prompts: dict[int, Usage] = {}
-        for index, usage in self._usages.items():
-            known = prompts.setdefault(index // self._choices_per_prompt, usage)
-            if usage.cached_tokens < known.cached_tokens:
-                prompts[index // self._choices_per_prompt] = usage
-        limits = [usage.clamped_max_tokens for usage in self._usages.values() if usage.clamped_max_tokens is not None]
-        return Usage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in prompts.values()),
-            cached_tokens=sum(usage.cached_tokens for usage in prompts.values()),
-            completion_tokens=sum(usage.completion_tokens for usage in self._usages.values()),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usages.values()),
-            clamped_max_tokens=min(limits, default=None),
-            receipt=next((usage.receipt for usage in prompts.values() if usage.receipt is not None), None),
-        )
+    prompts: dict[int, Usage] = {}
+    for index, usage in usages.items():
+        known = prompts.setdefault(index // choices_per_prompt, usage)
+        if usage.cached_tokens < known.cached_tokens:
+            prompts[index // choices_per_prompt] = usage
+    limits = [usage.clamped_max_tokens for usage in usages.values() if usage.clamped_max_tokens is not None]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in prompts.values()),
+        cached_tokens=sum(usage.cached_tokens for usage in prompts.values()),
+        completion_tokens=sum(usage.completion_tokens for usage in usages.values()),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages.values()),
+        clamped_max_tokens=min(limits, default=None),
+        receipt=next((usage.receipt for usage in prompts.values() if usage.receipt is not None), None),
+    )
 
 
 class CacheShortfall(Reply):

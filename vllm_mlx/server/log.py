@@ -12,7 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..api.replies import UsageTally
+from ..api.replies import total_usage
 from ..core.errors import shown
 from ..core.events import (
     Finished,
@@ -176,7 +176,8 @@ class RequestRecord:
     prompt_change: PromptChange | None = None
     receipts: Receipts = field(default_factory=Receipts)
     finish_reasons: list[str] = field(default_factory=list)
-    _tally: UsageTally | None = None
+    _choices_per_prompt: int = 1
+    _usages: dict[int, Usage] = field(default_factory=dict)
 
     @property
     def is_quiet(self) -> bool:
@@ -199,7 +200,7 @@ class RequestRecord:
         self.prompt_tokens = prompt_tokens
         self.prompt_change = prompt_change
         self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
-        self._tally = UsageTally(choices_per_prompt)
+        self._choices_per_prompt = choices_per_prompt
 
     @property
     def _receipt(self) -> CacheReceipt | None:
@@ -224,8 +225,7 @@ class RequestRecord:
         if isinstance(event, PromptProgress):
             self._log_progress(event)
         if isinstance(event, Finished):
-            assert self._tally is not None, "events come after begin_reply"
-            self._tally.add(index, event.usage)
+            self._usages[index] = event.usage
             self.finish_reasons.append(event.reason.value)
         elif isinstance(event, Started):
             self.cached_tokens = event.cached_tokens
@@ -233,8 +233,7 @@ class RequestRecord:
 
     def last_reply(self) -> LastReply:
         """Describe the finished reply for the status."""
-        assert self._tally is not None, "the reply has begun"
-        usage, receipt = self._tally.total(), self._receipt
+        usage, receipt = total_usage(self._usages, self._choices_per_prompt), self._receipt
         return {
             "time": round(time.time(), 3),
             "request_id": self.reply_id,
@@ -259,7 +258,7 @@ class RequestRecord:
         requests_logger.info("id=%s prefill=%s elapsed_s=%.1f", self.request_id, share, now - self.started_s)
 
     def line(self, ended_s: float) -> str:
-        usage = self._tally.total() if self._tally is not None and self.finish_reasons else None
+        usage = total_usage(self._usages, self._choices_per_prompt) if self._usages else None
         receipt = self._receipt
         facts: dict[str, Any] = {
             "id": self.request_id,

@@ -136,22 +136,19 @@ def models_routes(engine: Engine, models: ServedModels) -> APIRouter:
         info = engine.info
         return ModelCard(
             id=name,
-            object="model",
             created=info.created,
             owned_by="vllm-mlx",
             root=info.model,
             max_model_len=info.max_model_len,
-            type="model",
             display_name=name,
             created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
-            lifecycle="active",
             max_input_tokens=info.max_model_len,
         )
 
     @router.get("/v1/models", responses={200: {"model": ModelList}})
     async def list_models() -> Response:
         cards = [card(name) for name in models.names]
-        return as_json(ModelList(object="list", data=cards, first_id=cards[0].id, last_id=cards[-1].id, has_more=False))
+        return as_json(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": ModelCard}, "4XX": {"model": OpenAIError}})
     async def show_model(model_id: str) -> Response:

@@ -1,8 +1,10 @@
 """Events → replies of chat and completions, streamed or complete. A streamed text costs one escape and one join."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
+from typing import Any
+
+from pydantic_core import to_json
 
 from ...core.errors import VLLMMLXError
 from ...core.events import (
@@ -14,28 +16,13 @@ from ...core.events import (
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
+    Usage,
 )
 from ..blocks import ReasoningView
 from ..error_replies import OPENAI
-from ..replies import FoldedChoice, Reply, ReplyFold, TokenNames, UsageTally
+from ..replies import FoldedChoice, ReplyFold, TokenNames, given, total_usage
+from . import replies
 from .decode import ReplySpec
-from .replies import (
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatMessageReply,
-    ChatUsage,
-    ChunkChoice,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobWriter,
-    Delta,
-    FunctionChunk,
-    FunctionReply,
-    ToolCallChunk,
-    ToolCallReply,
-    chat_logprobs,
-)
 
 DONE = b"data: [DONE]\n\n"
 TEXT = "\ue000text\ue000"  # the mark of the text that a template leaves open
@@ -44,95 +31,64 @@ TEXT = "\ue000text\ue000"  # the mark of the text that a template leaves open
 class _Template:
     """An event of a stream as JSON that leaves one text open. To write it costs one escape and one join.
 
-    `event` holds `TEXT` as the value of one field, or of two that get the same text.
+    `event` holds `TEXT` as the value of one or several fields, which get the same text.
     """
 
     def __init__(self, event: str) -> None:
-        head, *between, tail = event.split(f'"{TEXT}"')
-        self._head, self._tail = head, tail
-        self._between = between[0] if between else None
+        self._parts = event.split(f'"{TEXT}"')
 
     def write(self, text: str) -> bytes:
-        escaped = escape(text)
-        if self._between is None:
-            return f"{self._head}{escaped}{self._tail}".encode()
-        return f"{self._head}{escaped}{self._between}{escaped}{self._tail}".encode()
+        return escape(text).join(self._parts).encode()
 
 
 class _Stream:
     """What chat and completions share: the chunk around a choice, the usage chunk, the end, and errors."""
 
-    def __init__(self, spec: ReplySpec, chunk: ChatCompletionChunk | Completion) -> None:
-        """`chunk` has no choices yet."""
+    def __init__(self, spec: ReplySpec, kind: str) -> None:
         self._spec = spec
-        self._chunk = chunk
+        self._chunk = {"id": spec.reply_id, "object": kind, "created": spec.created, "model": spec.model, "choices": []}
         if spec.include_usage:
-            chunk.usage = None  # set, so that it is sent
-        self._head, _, self._tail = _event(chunk).rpartition("[]")
-        self._tally = UsageTally(spec.choices_per_prompt)
+            self._chunk["usage"] = None
+        self._head, _, self._tail = _event(self._chunk).rpartition("[]")
+        self._usages: dict[int, Usage] = {}
 
     def close(self) -> bytes:
         if not self._spec.include_usage:
             return DONE
-        self._chunk.usage = ChatUsage.of(self._tally.total())
-        return _event(self._chunk).encode() + DONE
+        usage = _usage(self._usages, self._spec).model_dump(exclude_unset=True)
+        return _event({**self._chunk, "usage": usage}).encode() + DONE
 
     def fail(self, error: VLLMMLXError) -> bytes:
         """The last event of a stream that failed: `[DONE]` would say that the reply is complete."""
         return _event(OPENAI.error(error).body).encode()
 
-    def _around(self, choice: str) -> str:
-        return f"{self._head}[{choice}]{self._tail}"
+    def _around(self, choice: Mapping[str, Any]) -> str:
+        return f"{self._head}[{to_json(choice).decode()}]{self._tail}"
 
-    def _send(self, choice: ChunkChoice | CompletionChoice) -> bytes:
-        return self._around(choice.to_json()).encode()
-
-
-def _event(reply: Reply) -> str:
-    return f"data: {reply.to_json()}\n\n"
+    def _send(self, choice: Mapping[str, Any]) -> bytes:
+        return self._around(choice).encode()
 
 
-def finish_reason(event: Finished) -> str:
+def _event(data: Any) -> str:
+    return f"data: {to_json(data).decode()}\n\n"
+
+
+def _delta(index: int, logprobs: replies.ChatLogprobs | None = None, **delta: Any) -> dict[str, Any]:
+    """The choice of a chunk that adds `delta` to the message."""
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _end(event: Finished) -> dict[str, Any]:
+    """The fields of a choice that say how it ended."""
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
-    return event.reason.value
-
-
-def _delta(index: int, delta: Delta) -> str:
-    """The choice of a chunk, as JSON."""
-    return ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None).to_json()
-
-
-@lru_cache(1024)
-def _opening_choice(index: int) -> str:
-    return _delta(index, Delta(role="assistant", content=""))
-
-
-@lru_cache(1024)
-def _text_choice(index: int) -> str:
-    return _delta(index, Delta(content=TEXT))
-
-
-@lru_cache(1024)
-def _reasoning_choice(index: int) -> str:
-    return _delta(index, Delta(reasoning_content=TEXT, reasoning=TEXT))
-
-
-@lru_cache(1024)
-def _arguments_choice(index: int, call_index: int) -> str:
-    chunk = ToolCallChunk(index=call_index, function=FunctionChunk(arguments=TEXT))
-    return _delta(index, Delta(tool_calls=[chunk]))
+    return {"finish_reason": event.reason.value, "stop_reason": event.stop}
 
 
 class ChatStream(_Stream):
     """The `StreamEncoder` of chat completions."""
 
     def __init__(self, spec: ReplySpec, names: TokenNames) -> None:
-        super().__init__(
-            spec,
-            ChatCompletionChunk(
-                id=spec.reply_id, object="chat.completion.chunk", created=spec.created, model=spec.model, choices=[]
-            ),
-        )
+        super().__init__(spec, "chat.completion.chunk")
         self._names = names
         self._views = [ReasoningView(spec.reasoning) for _ in range(spec.num_choices)]
         self._sees_all = spec.reasoning == "separate"
@@ -141,10 +97,12 @@ class ChatStream(_Stream):
         self._arguments: dict[tuple[int, int], _Template] = {}
 
     def open(self) -> bytes:
-        return "".join([self._around(_opening_choice(index)) for index in range(self._spec.num_choices)]).encode()
+        return b"".join(
+            [self._send(_delta(index, role="assistant", content="")) for index in range(self._spec.num_choices)]
+        )
 
     def keep_alive(self) -> bytes:
-        return self._around(_delta(0, Delta())).encode()
+        return self._send(_delta(0))
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         if self._sees_all:
@@ -155,165 +113,135 @@ class ChatStream(_Stream):
         match event:
             case TextDelta():
                 return self._text(index, event)
-            case ReasoningDelta():
+            case ReasoningDelta(text):
                 if (template := self._reasonings.get(index)) is None:
-                    template = self._reasonings[index] = _Template(self._around(_reasoning_choice(index)))
-                return template.write(event.text)
-            case ToolCallStart():
-                return self._call(index, event)
-            case ToolCallDelta():
-                return self._call_arguments(index, event.index, event.arguments)
-            case ToolCallEnd() if (index, event.index) not in self._arguments:  # the call had none so far
-                return self._call_arguments(index, event.index, "{}")
+                    delta = _delta(index, reasoning_content=TEXT, reasoning=TEXT)
+                    template = self._reasonings[index] = _Template(self._around(delta))
+                return template.write(text)
+            case ToolCallStart(number, call_id, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": number, "id": call_id, "type": "function", "function": function}
+                return self._send(_delta(index, tool_calls=[call]))
+            case ToolCallDelta(number, arguments):
+                return self._call_arguments(index, number, arguments)
+            case ToolCallEnd(number) if (index, number) not in self._arguments:  # the call had none so far
+                return self._call_arguments(index, number, "{}")
             case Finished():
-                return self._end(index, event)
+                self._usages[index] = event.usage
+                return self._send({**_delta(index), **_end(event)})
             case _:
                 return b""
 
     def _text(self, index: int, event: TextDelta) -> bytes:
         if event.logprobs and self._spec.logprobs:
-            return self._send(
-                ChunkChoice(
-                    index=index,
-                    delta=Delta(content=event.text),
-                    logprobs=chat_logprobs(event.logprobs, self._names),
-                    finish_reason=None,
-                )
-            )
+            logprobs = replies.ChatLogprobs.of(event.logprobs, self._names)
+            return self._send(_delta(index, logprobs, content=event.text))
         if not event.text:
             return b""
         if (template := self._texts.get(index)) is None:
-            template = self._texts[index] = _Template(self._around(_text_choice(index)))
+            template = self._texts[index] = _Template(self._around(_delta(index, content=TEXT)))
         return template.write(event.text)
 
-    def _call(self, index: int, call: ToolCallStart) -> bytes:
-        function = FunctionChunk(name=call.name, arguments="")
-        chunk = ToolCallChunk(index=call.index, id=call.call_id, type="function", function=function)
-        return self._around(_delta(index, Delta(tool_calls=[chunk]))).encode()
-
-    def _call_arguments(self, index: int, call_index: int, text: str) -> bytes:
-        place = index, call_index
-        if (template := self._arguments.get(place)) is None:
-            template = self._arguments[place] = _Template(self._around(_arguments_choice(*place)))
+    def _call_arguments(self, index: int, number: int, text: str) -> bytes:
+        if (template := self._arguments.get((index, number))) is None:
+            delta = _delta(index, tool_calls=[{"index": number, "function": {"arguments": TEXT}}])
+            template = self._arguments[index, number] = _Template(self._around(delta))
         return template.write(text)
-
-    def _end(self, index: int, event: Finished) -> bytes:
-        self._tally.add(index, event.usage)
-        reason = finish_reason(event)
-        return self._send(
-            ChunkChoice(index=index, delta=Delta(), logprobs=None, finish_reason=reason, stop_reason=event.stop)
-        )
 
 
 class CompletionStream(_Stream):
     """The `StreamEncoder` of completions."""
 
     def __init__(self, spec: ReplySpec, names: TokenNames) -> None:
-        super().__init__(
-            spec,
-            Completion(id=spec.reply_id, object="text_completion", created=spec.created, model=spec.model, choices=[]),
-        )
-        self._logprobs = [CompletionLogprobWriter(names) for _ in range(spec.num_choices)]
+        super().__init__(spec, "text_completion")
+        self._names = names
+        self._num_chars = [0] * spec.num_choices  # written with log-probabilities, which give offsets
         self._templates: dict[int, _Template] = {}
 
     def open(self) -> bytes:
         return b""
 
     def keep_alive(self) -> bytes:
-        return self._send(CompletionChoice(index=0, text="", logprobs=None, finish_reason=None))
+        return self._send(_text_choice(0, ""))
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         match event:
-            case TextDelta(text, logprobs) if logprobs and self._spec.logprobs:
-                written = self._logprobs[index].write(logprobs)
-                return self._send(CompletionChoice(index=index, text=text, logprobs=written, finish_reason=None))
-            case TextDelta() | ReasoningDelta():
-                return self._text(index, event.text) if event.text else b""
+            case TextDelta(text, tokens) if tokens and self._spec.logprobs:
+                logprobs = replies.CompletionLogprobs.of(tokens, self._names, self._num_chars[index])
+                self._num_chars[index] += sum(map(len, logprobs.tokens))
+                return self._send(_text_choice(index, text, logprobs))
+            case TextDelta(text) | ReasoningDelta(text):
+                if not text:
+                    return b""
+                if (template := self._templates.get(index)) is None:
+                    template = self._templates[index] = _Template(self._around(_text_choice(index, TEXT)))
+                return template.write(text)
             case Finished():
-                self._tally.add(index, event.usage)
-                reason = finish_reason(event)
-                return self._send(
-                    CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason, stop_reason=event.stop)
-                )
+                self._usages[index] = event.usage
+                return self._send({**_text_choice(index, ""), **_end(event)})
             case _:
                 return b""
 
-    def _text(self, index: int, text: str) -> bytes:
-        if (template := self._templates.get(index)) is None:
-            choice = CompletionChoice(index=index, text=TEXT, logprobs=None, finish_reason=None)
-            template = self._templates[index] = _Template(self._around(choice.to_json()))
-        return template.write(text)
+
+def _text_choice(index: int, text: str, logprobs: replies.CompletionLogprobs | None = None) -> dict[str, Any]:
+    """The choice of a chunk that adds `text` to a completion."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
 
 def chat_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
-    def write(choices: Sequence[FoldedChoice]) -> ChatCompletion:
-        return ChatCompletion(
+    def write(choices: Sequence[FoldedChoice]) -> replies.ChatCompletion:
+        return replies.ChatCompletion(
             id=spec.reply_id,
-            object="chat.completion",
             created=spec.created,
             model=spec.model,
             choices=[_chat_choice(index, choice, spec, names) for index, choice in enumerate(choices)],
-            usage=_usage(choices, spec),
+            usage=_folded_usage(choices, spec),
         )
 
     return ReplyFold(write, num_choices=spec.num_choices, reasoning=spec.reasoning)
 
 
 def completion_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
-    def write(choices: Sequence[FoldedChoice]) -> Completion:
-        return Completion(
+    def write(choices: Sequence[FoldedChoice]) -> replies.Completion:
+        return replies.Completion(
             id=spec.reply_id,
-            object="text_completion",
             created=spec.created,
             model=spec.model,
             choices=[_completion_choice(index, choice, spec, names) for index, choice in enumerate(choices)],
-            usage=_usage(choices, spec),
+            usage=_folded_usage(choices, spec),
         )
 
     return ReplyFold(write, num_choices=spec.num_choices)
 
 
-def _usage(choices: Sequence[FoldedChoice], spec: ReplySpec) -> ChatUsage:
-    tally = UsageTally(spec.choices_per_prompt)
-    for index, choice in enumerate(choices):
-        tally.add(index, choice.finished.usage)
-    return ChatUsage.of(tally.total())
+def _folded_usage(choices: Sequence[FoldedChoice], spec: ReplySpec) -> replies.ChatUsage:
+    return _usage({index: choice.finished.usage for index, choice in enumerate(choices)}, spec)
 
 
-def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> ChatChoice:
-    return ChatChoice(
-        index=index,
-        message=_message(choice),
-        logprobs=chat_logprobs(choice.logprobs, names) if spec.logprobs else None,
-        finish_reason=finish_reason(choice.finished),
-        stop_reason=choice.finished.stop,
-    )
+def _usage(usages: Mapping[int, Usage], spec: ReplySpec) -> replies.ChatUsage:
+    return replies.ChatUsage.of(total_usage(usages, spec.choices_per_prompt))
 
 
-def _message(choice: FoldedChoice) -> ChatMessageReply:
+def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> replies.ChatChoice:
     text, reasoning = choice.text("text"), choice.text("reasoning") or None
-    message = ChatMessageReply(
-        role="assistant",
-        content=None if choice.calls and not text else text,
+    calls = [
+        replies.ToolCallReply(id=call.call_id, function=replies.FunctionReply(name=call.name, arguments=arguments))
+        for call, arguments in choice.calls
+    ]
+    message = replies.ChatMessageReply(
+        content=None if calls and not text else text,
         reasoning_content=reasoning,
         reasoning=reasoning,
+        **given(tool_calls=calls or None),
     )
-    if choice.calls:
-        message.tool_calls = [_call(call, arguments) for call, arguments in choice.calls]
-    return message
+    logprobs = replies.ChatLogprobs.of(choice.logprobs, names) if spec.logprobs else None
+    return replies.ChatChoice(index=index, message=message, logprobs=logprobs, **_end(choice.finished))
 
 
-def _call(call: ToolCallStart, arguments: str) -> ToolCallReply:
-    function = FunctionReply(name=call.name, arguments=arguments)
-    return ToolCallReply(id=call.call_id, type="function", function=function)
-
-
-def _completion_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> CompletionChoice:
+def _completion_choice(
+    index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames
+) -> replies.CompletionChoice:
     """A completion has one text: what the engine recognised as reasoning belongs to it."""
-    return CompletionChoice(
-        index=index,
-        text=choice.text("text", "reasoning"),
-        logprobs=CompletionLogprobWriter(names).write(choice.logprobs) if spec.logprobs else None,
-        finish_reason=finish_reason(choice.finished),
-        stop_reason=choice.finished.stop,
-    )
+    logprobs = replies.CompletionLogprobs.of(choice.logprobs, names) if spec.logprobs else None
+    text = choice.text("text", "reasoning")
+    return replies.CompletionChoice(index=index, text=text, logprobs=logprobs, **_end(choice.finished))

@@ -1,12 +1,13 @@
 """Wire types of replies, and the log-probabilities of chat and completions."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from pydantic import Field
 
 from ...core.events import TokenLogprob, Usage
-from ..replies import CacheShortfall, Reply, TokenNames, shortfall_of
+from ..replies import CacheShortfall, Reply, TokenNames, given, shortfall_of
 
 
 class PromptTokensDetails(Reply):
@@ -33,18 +34,14 @@ class ChatUsage(Reply):
 
     @classmethod
     def of(cls, usage: Usage) -> "ChatUsage":
-        reply = cls(
+        return cls(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            **given(max_completion_tokens=usage.clamped_max_tokens, cache_shortfall=shortfall_of(usage.receipt)),
         )
-        if usage.clamped_max_tokens is not None:
-            reply.max_completion_tokens = usage.clamped_max_tokens
-        if (shortfall := shortfall_of(usage.receipt)) is not None:
-            reply.cache_shortfall = shortfall
-        return reply
 
 
 class TopLogprob(Reply):
@@ -60,6 +57,18 @@ class ContentLogprob(TopLogprob):
 class ChatLogprobs(Reply):
     content: list[ContentLogprob]
 
+    @classmethod
+    def of(cls, tokens: Iterable[TokenLogprob], names: TokenNames) -> "ChatLogprobs":
+        def top(token_id: int, logprob: float) -> TopLogprob:
+            text, spelled = names.token_text(token_id), list(names.token_bytes(token_id))
+            return TopLogprob(token=text, logprob=_finite(logprob), bytes=spelled)
+
+        def content(token: TokenLogprob) -> ContentLogprob:
+            sampled = top(token.token_id, token.logprob)
+            return ContentLogprob(**dict(sampled), top_logprobs=[top(*likely) for likely in token.top])
+
+        return cls(content=[content(token) for token in tokens])
+
 
 class FunctionReply(Reply):
     name: str
@@ -68,14 +77,14 @@ class FunctionReply(Reply):
 
 class ToolCallReply(Reply):
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionReply
 
 
 class ChatMessageReply(Reply):
     """`reasoning` repeats `reasoning_content`: a client reads one of the two names."""
 
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -94,48 +103,11 @@ class ChatChoice(Reply):
 
 class ChatCompletion(Reply):
     id: str
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: ChatUsage
-
-
-class FunctionChunk(Reply):
-    name: str = ""
-    arguments: str
-
-
-class ToolCallChunk(Reply):
-    index: int
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: FunctionChunk
-
-
-class Delta(Reply):
-    role: Literal["assistant"] = "assistant"
-    content: str = ""
-    reasoning_content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCallChunk] = Field(default_factory=list)
-
-
-class ChunkChoice(Reply):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | None = None
-
-
-class ChatCompletionChunk(Reply):
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: ChatUsage | None = None
 
 
 class CompletionLogprobs(Reply):
@@ -143,6 +115,19 @@ class CompletionLogprobs(Reply):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenLogprob], names: TokenNames, offset: int = 0) -> "CompletionLogprobs":
+        """`offset`: the characters of the reply before these tokens."""
+        texts = [names.token_text(token.token_id) for token in tokens]
+        return cls(
+            tokens=texts,
+            token_logprobs=[_finite(token.logprob) for token in tokens],
+            top_logprobs=[
+                {names.token_text(token_id): _finite(logprob) for token_id, logprob in token.top} for token in tokens
+            ],
+            text_offset=list(accumulate(map(len, texts), initial=offset))[:-1],
+        )
 
 
 class CompletionChoice(Reply):
@@ -157,7 +142,7 @@ class Completion(Reply):
     """A complete reply, or a chunk of a stream, which has the same form."""
 
     id: str
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
@@ -168,69 +153,27 @@ class ModelCard(Reply):
     """A model with the fields that OpenAI's clients read, and the ones that Anthropic's clients read."""
 
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
     owned_by: str
     root: str
     max_model_len: int
-    type: Literal["model"]
+    type: Literal["model"] = "model"
     display_name: str
     created_at: str
-    lifecycle: Literal["active"]
+    lifecycle: Literal["active"] = "active"
     max_input_tokens: int
 
 
 class ModelList(Reply):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[ModelCard]
     first_id: str
     last_id: str
-    has_more: Literal[False]
+    has_more: Literal[False] = False
 
 
 FLOOR = -9999.0  # written for minus infinity, which JSON does not have
-
-
-def chat_logprobs(tokens: Iterable[TokenLogprob], names: TokenNames) -> ChatLogprobs:
-    return ChatLogprobs(content=[_content(token, names) for token in tokens])
-
-
-def _content(token: TokenLogprob, names: TokenNames) -> ContentLogprob:
-    return ContentLogprob(
-        token=names.token_text(token.token_id),
-        logprob=_finite(token.logprob),
-        bytes=list(names.token_bytes(token.token_id)),
-        top_logprobs=[
-            TopLogprob(
-                token=names.token_text(token_id), logprob=_finite(logprob), bytes=list(names.token_bytes(token_id))
-            )
-            for token_id, logprob in token.top
-        ],
-    )
-
-
-class CompletionLogprobWriter:
-    """Writes log-probabilities part by part: `text_offset` counts characters from the start of the reply."""
-
-    def __init__(self, names: TokenNames) -> None:
-        self._names = names
-        self._offset = 0
-
-    def write(self, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        texts = [self._names.token_text(token.token_id) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return CompletionLogprobs(
-            tokens=texts,
-            token_logprobs=[_finite(token.logprob) for token in tokens],
-            top_logprobs=[
-                {self._names.token_text(token_id): _finite(logprob) for token_id, logprob in token.top}
-                for token in tokens
-            ],
-            text_offset=offsets,
-        )
 
 
 def _finite(logprob: float) -> float:
