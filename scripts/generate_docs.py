@@ -21,8 +21,8 @@ from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa:
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody  # noqa: E402
 from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
-from vllm_mlx.cli.options import default_text, field_kind, metavar, takes_several  # noqa: E402
-from vllm_mlx.cli.settings import POSITIONAL, Panel, flag_name, help_text, settings_fields  # noqa: E402
+from vllm_mlx.cli.options import default_text, field_kind, metavar  # noqa: E402
+from vllm_mlx.cli.settings import PANELS, POSITIONAL, flag_name, help_text, settings_fields, takes_several  # noqa: E402
 
 FIELDS = {"chat completions, completions": GenerationBody.extras or {}, "responses": ResponsesBody.extras or {}}
 PAGES = ("configuration.md", "api.md")
@@ -34,25 +34,25 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def value_text(field: FieldInfo) -> str:
+def value_text(name: str, field: FieldInfo) -> str:
     kind = field_kind(field)
     if kind is bool:
         return "true, false"
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
-    return metavar(kind).lower() + (", several" if takes_several(field) else "")
+    return metavar(name, field).lower() + (", several" if takes_several(field) else "")
 
 
 def settings_tables() -> str:
     parts = []
-    for panel in Panel:
+    for panel in PANELS:
         rows = []
         for name, field, own_panel in settings_fields():
-            if own_panel is not panel:
+            if own_panel != panel:
                 continue
             flag = name.upper() if name in POSITIONAL else flag_name(name)
             default = "false" if field.default is False else default_text(field)
-            rows.append([f"`{flag}`", value_text(field), f"`{default}`" if default else "", help_text(field)])
+            rows.append([f"`{flag}`", value_text(name, field), f"`{default}`" if default else "", help_text(name)])
         parts.append(f"## {panel}\n\n" + table(["flag", "value", "default", "meaning"], rows))
     return "\n\n".join(parts)
 

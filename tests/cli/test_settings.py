@@ -11,13 +11,11 @@ import pytest
 
 from tests.project.sources import PACKAGE
 from tests.support.rows import row
-from vllm_mlx.cli.serve import server_config
-from vllm_mlx.cli.settings import Settings, flag_name
-from vllm_mlx.cli.sources import load_settings, unknown_variables
+from vllm_mlx.cli.options import load_settings, unknown_variables
+from vllm_mlx.cli.settings import GROUPS, AllSettings, flag_name, settings_fields
 from vllm_mlx.core.config import EngineConfig, MediaConfig, ReasoningStrings
 from vllm_mlx.core.errors import ConfigError, setting
-from vllm_mlx.core.request import RequestLimits
-from vllm_mlx.server.config import ConnectionLimits, ServerConfig
+from vllm_mlx.server.config import ServerConfig
 
 
 @pytest.fixture
@@ -177,10 +175,10 @@ def test_another_name_for_keeping_reasoning_cached() -> None:
 
 def test_the_server_gets_what_is_its_own() -> None:
     given = {"separate_reasoning": False, "keep_alive_s": 3, "max_body": "1MiB", "served_model_name": ["m"]}
-    config = server_config(load_settings({**given, "messages_thinking": "always"}))
+    config = load_settings({**given, "messages_thinking": "always"}).server_config()
     assert (config.separate_reasoning, config.keep_alive_s, config.max_body_bytes) == (False, 3, 1 << 20)
     assert config.messages_thinking == "always"
-    assert server_config(load_settings({"served_model_name": ["m"]})) == ServerConfig(served_model_names=("m",))
+    assert load_settings({"served_model_name": ["m"]}).server_config() == ServerConfig(served_model_names=("m",))
 
 
 def test_what_is_said_of_images_reaches_the_engine() -> None:
@@ -229,13 +227,12 @@ def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) ->
     assert words in refusal(flags)
 
 
-def test_a_setting_has_the_type_of_its_declaration() -> None:
-    groups = (EngineConfig, MediaConfig, RequestLimits, ServerConfig, ConnectionLimits)
-    declared = {name: field for group in groups for name, field in group.__pydantic_fields__.items()}
-    shared = declared.keys() & Settings.model_fields.keys()
-    assert len(shared) > 40
-    for name in shared:
-        assert (name, Settings.model_fields[name].annotation) == (name, declared[name].annotation)
+def test_each_setting_is_declared_once_and_listed_once() -> None:
+    names = [name for name, _, _ in settings_fields()]
+    assert sorted(names) == sorted(AllSettings.model_fields)
+    documented = {name for group in GROUPS for name, field in group.__pydantic_fields__.items() if field.description}
+    assert documented <= set(names)
+    assert [name for name, field, _ in settings_fields() if not field.description] == []
 
 
 @pytest.mark.parametrize("name", ["max_queue", "media_timeout_s", "max_tools", "slow_client_s"])
@@ -267,12 +264,12 @@ def test_messages_name_settings_that_exist() -> None:
                 texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
                 named |= {text for text in texts if text not in ("image", "_s")}  # not a name, but what is compared
     assert len(named) > 30
-    assert named <= Settings.model_fields.keys()
+    assert named <= AllSettings.model_fields.keys()
     assert setting("max_queue") == flag_name("max_queue")
 
 
 def test_without_settings_the_engine_runs_on_its_own_defaults() -> None:
-    assert Settings().engine_config() == EngineConfig(model="demo")
+    assert AllSettings().engine_config() == EngineConfig(model="demo")
 
 
 def test_a_share_of_memory_is_of_this_machine() -> None:

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperArgument
 
 from vllm_mlx.cli.main import app
-from vllm_mlx.cli.settings import Settings, env_name
+from vllm_mlx.cli.settings import env_name, settings_fields
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -32,7 +32,7 @@ def settings() -> dict[str, dict[str, Any]]:
     """Each setting by its TOML key."""
     return {
         name: {"variable": env_name(name), "default": _plain(field.get_default(call_default_factory=True))}
-        for name, field in Settings.model_fields.items()
+        for name, field, _ in settings_fields()
     }
 
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from tests.project.sources import PACKAGE, ROOT, imported_modules
 
 MIN_LINES = 60  # of a file that one module alone imports and no test is named after
-SMALL = {
-    "cli/per_prompt.py",
-}
+SMALL: set[str] = set()
 CIRCLES: set[frozenset[str]] = set()  # packages that import each other, here with the ones below them only
 
 Imports = Mapping[Path, set[Path]]

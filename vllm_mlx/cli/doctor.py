@@ -18,9 +18,9 @@ from rich.text import Text
 
 from ..core.errors import ConfigError, VLLMMLXError
 from .models import cache_folder, describe, local_folder
+from .options import load_settings
 from .remote import Remote
 from .settings import Settings, local_url
-from .sources import load_settings
 from .terminal import ExitCode, console, readable
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def check_memory(settings: Settings) -> Check:
 def _budget(settings: Settings, device: "DeviceMemory") -> int:
     """Bytes that the server would take on this machine."""
     asked = settings.memory_budget
-    return device.default_budget_bytes if asked is None else asked.to_bytes(device.total_bytes)
+    return device.default_budget_bytes if asked is None else asked
 
 
 def _wired_setting() -> str:

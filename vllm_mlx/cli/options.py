@@ -1,18 +1,35 @@
-"""Turns the settings into the parameters of a Typer command, so that no flag is listed twice. Knows none by name."""
+"""How settings are given: as a flag, else an environment variable, else a key of a TOML file. Knows none by name."""
 
+import difflib
 import inspect
-from collections.abc import Callable
+import os
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from .settings import POSITIONAL, Panel, Settings, flag_name, help_text, settings_fields
-from .sources import CONFIG_ENV, load_settings
+from ..core.config import explain
+from ..core.errors import ConfigError
+from .settings import (
+    ENV_PREFIX,
+    FORMS,
+    POSITIONAL,
+    AllSettings,
+    Settings,
+    env_name,
+    flag_name,
+    help_text,
+    settings_fields,
+    takes_several,
+)
+from .values import reason
 
+CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "FILE"}
 _ConfigFile = Annotated[
     Path | None,
@@ -21,77 +38,129 @@ _ConfigFile = Annotated[
         envvar=CONFIG_ENV,
         metavar="FILE",
         show_default=False,
-        help="TOML file of settings. Default: `~/.config/vllm-mlx/config.toml`, where there is one.",
+        help="TOML file of settings. Default: `~/.config/vllm-mlx/config.toml`, if it exists.",
     ),
 ]
 
 
-def takes_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """Gives `command(settings)` one parameter for each setting, and `--config`.
+def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> Settings:
+    """`flags` holds the values of the command line by setting name. Raises ConfigError, naming a bad value's origin."""
+    path = config_file or _default_config_file()
+    file = {} if path is None else _read_config_file(path)
+    variables = _variables()
+    try:
+        return AllSettings(**{**file, **variables, **flags})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        name = str(fault["loc"][0])
+        origin = flag_name(name) if name in flags else env_name(name) if name in variables else f"`{name}` in {path}"
+        value = "" if name == "api_key" else f", got {fault['input']!r}"
+        raise ConfigError(f"{origin}{explain(fault)}{value}.") from error
 
-    Typer hands values on as the strings they are; only the settings judge them, wherever they come from.
+
+def _default_config_file() -> Path | None:
+    path = Path("~/.config/vllm-mlx/config.toml").expanduser()
+    return path if path.is_file() else None
+
+
+def _read_config_file(path: Path) -> dict[str, Any]:
+    """Values by setting name; keys may be written with dashes, as flags are. Raises ConfigError."""
+    try:
+        values = tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the config file {path}: {reason(error)}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from error
+    named = {key.replace("-", "_"): value for key, value in values.items()}
+    for key in named.keys() - AllSettings.model_fields.keys():
+        raise ConfigError(f"Unknown setting `{key}` in {path}.{_did_you_mean(key)}")
+    return named
+
+
+def _variables() -> dict[str, str]:
+    """Values by setting name. The case of a variable's name does not matter; an empty variable gives no value."""
+    given = {name.upper(): value for name, value in os.environ.items() if value}
+    return {name: given[env_name(name)] for name in AllSettings.model_fields if env_name(name) in given}
+
+
+def unknown_variables() -> list[str]:
+    """A line for each environment variable that looks like a setting and is none: a misspelt one would do nothing."""
+    names = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != CONFIG_ENV]
+    keys = {name: name.removeprefix(ENV_PREFIX).lower() for name in sorted(names)}
+    return [
+        f"The environment variable {name} is no setting and has no effect.{_did_you_mean(key, env_name)}"
+        for name, key in keys.items()
+        if key not in AllSettings.model_fields
+    ]
+
+
+def _did_you_mean(key: str, spell: Callable[[str], str] = str) -> str:
+    nearest = difflib.get_close_matches(key, AllSettings.model_fields, n=1)
+    return f" Did you mean `{spell(nearest[0])}`?" if nearest else ""
+
+
+def takes_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
+    """Turn `command(settings)` into a Typer command with one parameter for each setting, and `--config`.
+
+    Typer passes values on as strings; only the settings validate them, whatever their origin.
     """
 
     def run(config: Path | None = None, **values: Any) -> None:
         command(load_settings({name: value for name, value in values.items() if value not in (None, [])}, config))
 
-    config_parameter = _parameter("config", _ConfigFile)
-    parameters = [_parameter(name, _annotation(name, field, panel)) for name, field, panel in settings_fields()]
-    run.__signature__ = inspect.Signature([*parameters, config_parameter])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, config_parameter]}
+    annotations = {name: _annotation(name, field, panel) for name, field, panel in settings_fields()}
+    annotations["config"] = _ConfigFile
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = annotations
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     return run
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _annotation(name: str, field: FieldInfo, panel: Panel) -> Any:
-    kind = field_kind(field)
+def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
     flag = flag_name(name)
-    show: dict[str, Any] = {"help": _help(field), "show_default": False}
+    show: dict[str, Any] = {"help": _help(name, field), "show_default": False}
     if name in POSITIONAL:
         return Annotated[str | None, typer.Argument(metavar=name.upper(), **show)]
-    if kind is bool:
-        return Annotated[
-            bool | None, typer.Option(f"{flag}/--no-{name.replace('_', '-')}", rich_help_panel=panel, **show)
-        ]
-    option = typer.Option(flag, metavar=metavar(kind), rich_help_panel=panel, **show)
+    if field_kind(field) is bool:
+        switch = typer.Option(f"{flag}/--no-{flag.removeprefix('--')}", rich_help_panel=panel, **show)
+        return Annotated[bool | None, switch]
+    option = typer.Option(flag, metavar=metavar(name, field), rich_help_panel=panel, **show)
     return Annotated[list[str] | None if takes_several(field) else str | None, option]
 
 
-def _help(field: FieldInfo) -> str:
+def _help(name: str, field: FieldInfo) -> str:
     default = default_text(field)
     several = " Repeat it for more." if takes_several(field) else ""
-    return f"{help_text(field)}{several}" + (f" Default: {default}." if default else "")
+    return f"{help_text(name)}{several}" + (f" Default: {default}." if default else "")
 
 
 def default_text(field: FieldInfo) -> str:
     """Empty where the description has to explain the default."""
-    if field.default is None or field.default == () or field.default is False:
-        return ""
-    if isinstance(field.default, tuple):
-        return ", ".join(field.default)
-    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+    match field.default:
+        case None | () | False:
+            return ""
+        case tuple(values):
+            return ", ".join(values)
+        case float(value):
+            return f"{value:g}"
+        case value:
+            return str(value).lower() if value is True else str(value)
 
 
 def field_kind(field: FieldInfo) -> Any:
     """The type of one value: `tuple[X, ...]` and `X | None` are X."""
-    return _strip(field.annotation)
+    kind = field.annotation
+    return get_args(kind)[0] if get_origin(kind) in (tuple, Union, UnionType) else kind
 
 
-def _strip(annotation: Any) -> Any:
-    if get_origin(annotation) in (Union, UnionType):
-        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-        return kinds[0]
-    return get_args(annotation)[0] if get_origin(annotation) is tuple else annotation
-
-
-def takes_several(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is tuple
-
-
-def metavar(kind: Any) -> str:
-    return "|".join(get_args(kind)) if get_origin(kind) is Literal else _METAVARS.get(kind, "SIZE")
+def metavar(name: str, field: FieldInfo) -> str:
+    """How help and docs name a value of a setting."""
+    kind = field_kind(field)
+    if name in FORMS:
+        return FORMS[name].metavar
+    return "|".join(get_args(kind)) if get_origin(kind) is Literal else _METAVARS[kind]

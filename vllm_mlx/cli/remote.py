@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 
+from .options import load_settings
 from .settings import local_url
-from .sources import load_settings
 from .terminal import CommandFailed, WrongUsage
 
 CONNECT_S = 5.0

@@ -16,10 +16,9 @@ from rich.text import Text
 from .. import __version__
 from ..core.config import ModelInfo
 from ..core.errors import ConfigError, EngineDead, VLLMMLXError
-from ..server.config import MAX_BODY_BYTES, ConnectionLimits, ServerConfig
+from .options import unknown_variables
 from .output import Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
-from .sources import unknown_variables
 from .terminal import BrokeDown, console, readable
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ def _serve(settings: Settings) -> None:
     from ..server.app import create_app
     from ..server.run import listen, run
 
-    config = server_config(settings)
+    config = settings.server_config()
     refuse_open_door(
         settings.host, has_keys=not all(key.is_admin for key in config.api_keys), insecure=settings.insecure
     )
@@ -62,7 +61,7 @@ def _serve(settings: Settings) -> None:
     banner = Banner(
         info=engine.info,
         loaded=engine.model_facts,
-        text_only=settings.text_only,
+        text_only=engine_config.text_only,
         budget_bytes=engine.memory.total_bytes,
         load_s=time.monotonic() - started_s,
         names=config.served_model_names,
@@ -78,27 +77,6 @@ def _serve(settings: Settings) -> None:
         drain_s=settings.drain_s,
         started=lambda: show(banner, screen),
         connections=config.connections,
-    )
-
-
-def server_config(settings: Settings) -> ServerConfig:
-    """Raises ConfigError."""
-    return ServerConfig(
-        served_model_names=settings.served_model_names,
-        api_keys=settings.keys,
-        metrics_open=settings.metrics_open,
-        host_names=settings.host_names,
-        cors_origins=settings.cors_origin,
-        separate_reasoning=settings.separate_reasoning,
-        messages_thinking=settings.messages_thinking,
-        keep_alive_s=settings.keep_alive_s,
-        limits=settings.request_limits(),
-        connections=ConnectionLimits(
-            max_connections=settings.max_connections, head_s=settings.slow_client_s, take_s=settings.slow_client_s
-        ),
-        max_requests_per_minute=settings.max_requests_per_minute,
-        body_s=settings.slow_client_s,
-        max_body_bytes=settings.max_body_bytes or MAX_BODY_BYTES,
     )
 
 

@@ -1,12 +1,12 @@
 """Settings of one engine, resolved and immutable. This module reads no file, no environment and no machine.
 
-A setting is declared here, or in another `SettingsGroup`, with its default and its range.
+A setting is declared here or in another `SettingsGroup`: its type, default and range, and its help text as a docstring.
 """
 
 import dataclasses
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -16,6 +16,7 @@ MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about t
 CacheReasoning = Literal["auto", "keep", "drop"]
 ToolGrammar = Literal["auto", "strict", "off"]
 Wired = Literal["none", "weights"]
+DOCUMENTED = ConfigDict(use_attribute_docstrings=True)  # the docstring below a field is its description
 
 _RANGES = {
     "greater_than": ("gt", "must be greater than"),
@@ -49,16 +50,22 @@ def explain(fault: Any) -> str:
     return f": {text[:1].lower()}{text[1:]}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
+class SamplingDefaults(SettingsGroup):
     """Values for fields that a request leaves out. None: the checkpoint's generation_config, then 1.0 / 1.0 / 0."""
 
     temperature: float | None = None
+    """Sampling temperature; 0 always takes the likeliest token. A request's own sampling fields win over these."""
     top_p: float | None = None
+    """Keep the likeliest tokens that together have this probability."""
     top_k: int | None = None
+    """Keep this many of the likeliest tokens; 0 keeps all."""
     min_p: float | None = None
+    """Keep tokens that are at least this likely, relative to the likeliest one."""
     repetition_penalty: float | None = None
+    """Above 1, tokens that have already occurred become less likely."""
     max_tokens: int | None = None
+    """Longest reply, in tokens. Default: up to the context."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,28 +76,36 @@ class ReasoningStrings:
     end: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class MediaConfig(SettingsGroup):
     """Limits of a request's images and videos, and the sources that they may come from."""
 
     max_images: int = Field(default=100, ge=0)  # in one request
     max_videos: int = Field(default=4, ge=0)  # in one request
-    max_image_bytes: int = Field(default=20_000_000, gt=0)  # size of one encoded file
-    max_video_bytes: int = Field(default=100_000_000, gt=0)  # size of one encoded file
-    max_image_pixels: int = Field(
-        default=50_000_000, gt=0, le=MAX_IMAGE_PIXELS
-    )  # pixels of one image, or of one frame of a video
-    max_video_pixels: int = Field(
-        default=24 << 20, gt=0
-    )  # pixels of all sampled frames of a video, which are scaled down to it
-    max_decode_s: float = Field(default=30.0, gt=0)  # seconds for one video
-    max_request_pixels: int = 256_000_000  # pixels of all images of one request, and of all images decoded at once
-    media_timeout_s: float = Field(default=10.0, gt=0)  # seconds for all media that one request fetches
+    max_image_bytes: int = Field(default=20_000_000, gt=0)
+    """Size of the largest image file that is sent or fetched."""
+    max_video_bytes: int = Field(default=100_000_000, gt=0)
+    """Size of the largest video file that is sent or fetched."""
+    max_image_pixels: int = Field(default=50_000_000, gt=0, le=MAX_IMAGE_PIXELS)
+    """Pixels of the largest image or video frame; a larger one is refused before it is decoded."""
+    max_video_pixels: int = Field(default=24 << 20, gt=0)
+    """Pixels of all sampled frames of a video; larger frames are scaled down to fit."""
+    max_decode_s: float = Field(default=30.0, gt=0)
+    """Longest time to decode one video, in seconds."""
+    max_request_pixels: int = 256_000_000
+    """Pixels of all images and videos of one request, and of all that are decoded at the same time."""
+    media_timeout_s: float = Field(default=10.0, gt=0)
+    """Longest time to fetch all media of one request, in seconds."""
     max_media_redirects: int = Field(default=3, ge=0)
+    """Redirects that the fetch of one address may follow."""
     media_content_type: tuple[str, ...] = ("image/*", "video/*", "application/octet-stream", "binary/octet-stream")
-    media_root: str | None = None  # folder whose files a request may name; None: no file
-    allow_private_media: bool = False  # whether to fetch from addresses that are not public
-    media_cache_bytes: int = Field(default=256_000_000, ge=0)  # decoded images kept for the next turn
+    """Content type that fetched media may have; `*` matches anything."""
+    media_root: str | None = None
+    """Folder whose files a request may name as images or videos. Default: no file may be named."""
+    allow_private_media: bool = False
+    """Fetch media also from addresses that are not on the public internet, such as this machine's."""
+    media_cache_bytes: int = Field(default=256_000_000, ge=0)
+    """Size of the decoded images and videos that are kept for the next turn; 0: none."""
 
     def __post_init__(self) -> None:
         if self.max_request_pixels < self.max_image_pixels:
@@ -100,47 +115,71 @@ class MediaConfig(SettingsGroup):
         return self.max_image_bytes if kind == "image" else self.max_video_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class EngineConfig(SettingsGroup):
     """All settings of one engine."""
 
     model: str  # local folder or Hugging Face id
-    max_num_seqs: int = Field(default=32, gt=0)  # sequences that run at once; others wait
-    max_queue: int = Field(default=256, ge=0)  # sequences that may wait
-    max_queue_s: float | None = Field(default=None, gt=0)  # longest time in the admission queue; None: no limit
-    max_request_s: float | None = Field(
-        default=None, gt=0
-    )  # longest time of a request, waiting included; None: no limit
-    max_prepare_s: float = Field(
-        default=120.0, gt=0
-    )  # longest time to prepare a request's prompt, media and waiting included
-    watchdog_s: float = Field(default=120.0, gt=0)  # a step that takes longer is reported as hanging
-    max_model_len: int | None = Field(default=None, ge=2)  # None: the checkpoint's context, or as much as memory holds
-    max_stall_ms: float = Field(
-        default=200.0, gt=0
-    )  # longest gap that a prefill may put between two tokens of a running reply
-    max_prefill_chunk: int = Field(default=2048, gt=0)  # tokens of one chunk while nothing decodes
+    max_num_seqs: int = Field(default=32, gt=0)
+    """Sequences that run at the same time; further ones wait."""
+    max_queue: int = Field(default=256, ge=0)
+    """Sequences that may wait; further ones are refused, with the time after which to try again."""
+    max_queue_s: float | None = Field(default=None, gt=0)
+    """Longest time in the admission queue, in seconds. Default: no limit."""
+    max_request_s: float | None = Field(default=None, gt=0)
+    """Longest time of a request, waiting included, in seconds. Default: no limit."""
+    max_prepare_s: float = Field(default=120.0, gt=0)
+    """Longest time to prepare a request's prompt, in seconds: fetching, decoding, rendering, tokenising, waiting."""
+    watchdog_s: float = Field(default=120.0, gt=0)
+    """Seconds after which a step of the engine counts as hung, and `/health` reports it."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest prompt and reply together, in tokens. Default: the checkpoint's context, or as much as memory holds."""
+    max_stall_ms: float = Field(default=200.0, gt=0)
+    """Longest pause of running replies while a prompt is computed, in milliseconds."""
+    max_prefill_chunk: int = Field(default=2048, gt=0)
+    """Prompt tokens computed in one step while no reply is running."""
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
-    wired: Wired = "none"  # what Metal keeps wired: nothing, or the weights, set once after load
-    keep_awake: bool = True  # on macOS, whether running requests keep the machine from falling asleep
+    wired: Wired = "none"
+    """Memory that Metal never pages out: nothing (`none`), or the weights, which then answer faster after a pause. On
+    some versions of macOS wiring may restart the Mac; docs/mac-checklist.md has a test."""
+    keep_awake: bool = True
+    """On macOS, keep the machine from falling asleep while requests run."""
     prefix_cache: bool = True
-    repeatable: bool = False  # fixed chunks of prompts and no batches; it turns the prefix cache off
+    """Keep the state of prompts and replies, so that a common beginning is computed only once."""
+    repeatable: bool = False
+    """Give the same request the same reply, bit for bit, whatever else runs, for tests of prompts and models. It turns
+    the prefix cache and batches off: each prompt is computed from its start, each reply is computed alone, and
+    `max_stall_ms` does not hold. A request repeats only with the same seed, or with temperature 0, on the same machine
+    and versions."""
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
-    snapshot_every: int = Field(default=8192, ge=0)  # tokens between copies of state during a long prefill; 0: none
-    cache_reasoning: CacheReasoning = "auto"  # reasoning kept: what the next turn contains, all, none
-    enable_thinking: bool | None = None  # None: on
-    default_thinking_token_budget: int | None = Field(
-        default=None, ge=0
-    )  # default of requests that set none; None: no limit
-    reasoning_config: ReasoningStrings | None = None  # None: the reasoning parser's tags
+    snapshot_every: int = Field(default=8192, ge=0)
+    """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
+    cache_reasoning: CacheReasoning = "auto"
+    """Reasoning that stays in the prefix cache: what the next turn contains (`auto`), all (`keep`) or none (`drop`)."""
+    enable_thinking: bool | None = None
+    """Whether a model that can reason does so when the request does not say. Default: it does."""
+    default_thinking_token_budget: int | None = Field(default=None, ge=0)
+    """Longest reasoning, in tokens, of a request that sets no budget. Default: no limit."""
+    reasoning_config: ReasoningStrings | None = None
+    """The text that begins reasoning, and the text that ends it once its budget is spent. Default: the reasoning
+    parser's tags."""
     reasoning_parser: str = "auto"
+    """Format of the model's reasoning; `auto` detects it in the chat template."""
     tool_call_parser: str = "auto"
-    tool_grammar: ToolGrammar = "auto"  # calls that must follow their schema: strict tools, all, none
-    chat_template: str | None = None  # text of a template that replaces the checkpoint's
+    """Format of the model's tool calls; `auto` detects it in the chat template."""
+    tool_grammar: ToolGrammar = "auto"
+    """Tool calls that must follow their schema: those of strict tools (`auto`), all (`strict`), or none (`off`). A call
+    that a request forces must follow it too; with `off`, no call can be forced."""
+    chat_template: str | None = None
+    """Jinja chat template that replaces the checkpoint's."""
     trust_remote_code: bool = False
-    text_only: bool = False  # load a vision checkpoint without its vision encoder
-    max_pixels: int = Field(default=4 << 20, gt=0)  # pixels of one image; larger images are scaled down
+    """Run Python code that comes with the checkpoint, if a part of it needs that."""
+    text_only: bool = False
+    """Load a vision checkpoint without its vision encoder: it takes less memory, and no images."""
+    max_pixels: int = Field(default=4 << 20, gt=0)
+    """Pixels of an image that a vision model sees; larger images are scaled down."""
     revision: str | None = None
+    """Branch, tag or commit on Hugging Face."""
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
     media: MediaConfig = Field(default_factory=MediaConfig)
 

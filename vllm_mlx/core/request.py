@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pydantic.dataclasses
 from pydantic import Field
 
-from .config import CacheReasoning, SettingsGroup
+from .config import DOCUMENTED, CacheReasoning, SettingsGroup
 from .errors import InvalidParameter, setting, shown
 from .messages import Message, ToolChoice, ToolSpec
 
@@ -250,14 +250,18 @@ class Request:
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission
 
 
-@pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class RequestLimits(SettingsGroup):
     """Limits on the size of one request, the same for every protocol."""
 
     max_messages: int = Field(default=10_000, gt=0)
+    """Messages of one request."""
     max_tools: int = Field(default=1024, gt=0)
-    max_schema_bytes: int = Field(default=256 * 1024, gt=0)  # size of one JSON schema, written as JSON
-    max_choices: int = Field(default=1024, gt=0)  # replies to all prompts of one HTTP request together
+    """Tools of one request."""
+    max_schema_bytes: int = Field(default=256 * 1024, gt=0)
+    """Size of one JSON schema, of a tool or of a reply, in bytes."""
+    max_choices: int = Field(default=1024, gt=0)
+    """Replies to one request: `n` for each of its prompts."""
 
     def check(self, request: Request) -> None:
         """Raises InvalidParameter, naming the limit."""

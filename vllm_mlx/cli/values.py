@@ -1,0 +1,127 @@
+"""Values as people write them, where their type has no form of its own: sizes, lists, templates, limits of media."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from ..core.config import MediaConfig, ReasoningStrings
+from ..core.memory import physical_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How people write the value of a setting. `read` raises ValueError, which says what to write."""
+
+    metavar: str
+    note: str  # the end of the help text
+    read: Callable[[object], object]
+
+
+def read_list(value: object) -> object:
+    """Environment variables hold several values as `a,b`."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+_SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[a-z]*", re.IGNORECASE)  # `ByteSize` alone ignores what follows a unit
+_SHARE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%?)")
+_BYTE_SIZE = TypeAdapter(ByteSize)
+_LEAST_MEMORY = 10**6  # bytes; whoever writes less has forgotten the unit
+_MEMORY_HINT = "give bytes, such as 24GB or 800MiB, or a share of the machine's memory, such as 0.7"
+
+
+def read_bytes(value: object) -> int:
+    """A number of bytes, such as the size of a file."""
+    text = str(value).strip()
+    try:
+        return int(_BYTE_SIZE.validate_python(text if _SIZE.fullmatch(text) else ""))
+    except ValidationError as error:
+        raise ValueError("give bytes, such as 20MB") from error
+
+
+def read_memory(value: object) -> int | None:
+    """Bytes. Percents and numbers up to 1 are a share of the machine's memory."""
+    if value is None:
+        return None
+    share = _SHARE.fullmatch(str(value).strip())
+    if share and (share[2] or float(share[1]) <= 1):
+        part = float(share[1]) / (100 if share[2] else 1)
+        if part > 1:
+            raise ValueError("a share is at most 100%")
+        num_bytes = int(part * physical_memory())
+    else:
+        try:
+            num_bytes = read_bytes(value)
+        except ValueError as error:
+            raise ValueError(_MEMORY_HINT) from error
+    if num_bytes < _LEAST_MEMORY:
+        raise ValueError(_MEMORY_HINT)
+    return num_bytes
+
+
+def read_template(value: object) -> object:
+    """A text with a brace is a template; any other text names a file, because no template is without a brace."""
+    if not isinstance(value, str) or "{" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the template file {value}: {reason(error)}") from error
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read as text."""
+    return (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
+def read_reasoning_strings(value: object) -> object:
+    """JSON with two texts, under vLLM's names or its older ones."""
+    if not isinstance(value, str):
+        return value
+    try:
+        given = json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    known = {"reasoning_start_str", "reasoning_end_str", "think_start_str", "think_end_str"}
+    if not isinstance(given, dict) or given.keys() - known:
+        raise ValueError("it takes an object with `reasoning_start_str` and `reasoning_end_str`")
+    start, end = (given.get(f"reasoning_{part}_str") or given.get(f"think_{part}_str") for part in ("start", "end"))
+    if not (isinstance(start, str) and start.strip() and isinstance(end, str) and end.strip()):
+        raise ValueError("it needs the texts `reasoning_start_str` and `reasoning_end_str`")
+    return ReasoningStrings(start, end)
+
+
+_MEDIA_HINT = 'write image=4,video=1, or {"image": 4, "video": 1}'
+_PAIR = re.compile(r"\s*(\w+)\s*=\s*(\d{1,9})\s*")
+DEFAULT_MEDIA_LIMITS = f"image={MediaConfig().max_images},video={MediaConfig().max_videos}"
+
+
+def read_media_limits(value: object) -> str:
+    """Return `image=4,video=1`; a kind that is left out has its default. vLLM takes the same forms."""
+    given = value if isinstance(value, dict) else _media_limits(str(value))
+    if not given or any(type(number) is not int or number < 0 for number in given.values()):
+        raise ValueError(_MEDIA_HINT)
+    limits = media_limits(DEFAULT_MEDIA_LIMITS)
+    for kind in given.keys() - limits.keys():
+        if given[kind] != 0:
+            raise ValueError(f"this server takes no {kind}; {_MEDIA_HINT}")
+    return ",".join(f"{kind}={given.get(kind, number)}" for kind, number in limits.items())
+
+
+def media_limits(text: str) -> dict[str, int]:
+    """Limits by kind, from the text that `read_media_limits` returned."""
+    return {kind: int(number) for kind, number in _PAIR.findall(text)}
+
+
+def _media_limits(text: str) -> dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise ValueError(_MEDIA_HINT) from error
+    pairs = [_PAIR.fullmatch(part) for part in text.split(",")]
+    return {pair[1]: int(pair[2]) for pair in pairs if pair} if all(pairs) else {}
