@@ -97,7 +97,7 @@ class _Responses:
         _found(store, response_id)
         await self._background.cancel(response_id)
         store.remove(response_id)
-        return as_json(Deleted(id=response_id, object="response", deleted=True))
+        return as_json(Deleted(id=response_id))
 
     async def cancel(self, response_id: str, http: Request) -> Response:
         """Cancel a background response. A response that has ended is not changed."""

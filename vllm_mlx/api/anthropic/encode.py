@@ -1,14 +1,16 @@
 """Events → one message, streamed or complete. A streamed text costs one escape and one join."""
 
 from collections.abc import Sequence
-from json.encoder import encode_basestring as escape
+from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 from typing import Any, Literal
 
+from pydantic_core import to_json
+
 from ...core.errors import VLLMMLXError
-from ...core.events import Finished, FinishReason, GenerationEvent, Started, ToolCallStart, Usage
+from ...core.events import Finished, FinishReason, GenerationEvent, Started, Usage
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind, ReasoningMode
 from ..error_replies import ANTHROPIC
-from ..replies import CacheShortfall, FoldedChoice, Reply, ReplyFold, shortfall_of
+from ..replies import CacheShortfall, FoldedChoice, Reply, ReplyFold, given, shortfall_of
 from ..sealed import seal
 from ..text import decode_arguments
 from .content import encode_call_id
@@ -35,22 +37,15 @@ class MessageUsage(Reply):
     cache_shortfall: CacheShortfall | None = None
 
     @classmethod
-    def at_start(cls, *, prompt_tokens: int, cached_tokens: int) -> "MessageUsage":
+    def of(cls, usage: Usage, *, at_end: bool = True) -> "MessageUsage":
+        details = ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens) if at_end else None
         return cls(
-            input_tokens=prompt_tokens - cached_tokens,
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
             cache_creation_input_tokens=0,
-            cache_read_input_tokens=cached_tokens,
-            output_tokens=0,
+            cache_read_input_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            **given(output_tokens_details=details, cache_shortfall=shortfall_of(usage.receipt)),
         )
-
-    @classmethod
-    def of(cls, usage: Usage) -> "MessageUsage":
-        reply = cls.at_start(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
-        reply.output_tokens = usage.completion_tokens
-        reply.output_tokens_details = ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens)
-        if (shortfall := shortfall_of(usage.receipt)) is not None:
-            reply.cache_shortfall = shortfall
-        return reply
 
 
 class TextReply(Reply):
@@ -71,43 +66,39 @@ class ToolUseReply(Reply):
     input: dict[str, Any]
 
 
-class MessageReply(Reply):
-    """`to_json` writes all fields except those of `usage` that were not set: `stop_sequence` may be null."""
+ContentReply = TextReply | ThinkingReply | ToolUseReply
 
+
+class MessageReply(Reply):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[TextReply | ThinkingReply | ToolUseReply]
+    content: list[ContentReply]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-
-    def to_json(self) -> str:
-        unset = MessageUsage.model_fields.keys() - self.usage.model_fields_set
-        return self.model_dump_json(exclude={"usage": unset})
 
 
 class TokenCount(Reply):
     input_tokens: int
 
 
-def stop_of(event: Finished) -> tuple[StopReason, str | None]:
+def stop_of(event: Finished) -> dict[str, Any]:
     """`stop_reason` and `stop_sequence`. The length limit takes precedence over a stop string, that over a call.
 
     If the context left fewer tokens than `max_tokens`, the length limit has a reason of its own.
     """
     assert event.reason is not FinishReason.ABORT, "an aborted reply is an error, not an end"
+    reason: StopReason = "tool_use" if event.reason is FinishReason.TOOL_CALLS else "end_turn"
+    sequence = None
     if event.reason is FinishReason.LENGTH:
         is_clamped = event.usage.clamped_max_tokens is not None
-        return ("model_context_window_exceeded" if is_clamped else "max_tokens"), None
-    if isinstance(event.stop, str):
-        return "stop_sequence", event.stop
-    return ("tool_use" if event.reason is FinishReason.TOOL_CALLS else "end_turn"), None
+        reason = "model_context_window_exceeded" if is_clamped else "max_tokens"
+    elif isinstance(event.stop, str):
+        reason, sequence = "stop_sequence", event.stop
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
-
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 _DELTAS: dict[Kind, str] = {
     "text": '"delta":{"type":"text_delta","text":',
@@ -133,7 +124,7 @@ class MessageStream:
         return b""
 
     def keep_alive(self) -> bytes:
-        return self._start(cached_tokens=0) + PING
+        return self._start(cached_tokens=0) + _event("ping")
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         if isinstance(event, Started):
@@ -150,28 +141,19 @@ class MessageStream:
         return blocks + f"event: error\ndata: {ANTHROPIC.error(error).body.to_json()}\n\n".encode()
 
     def close(self) -> bytes:
-        return STOP
+        return _event("message_stop")
 
     def _start(self, cached_tokens: int) -> bytes:
         if self._is_started:
             return b""
         self._is_started = True
-        message = MessageReply(
-            id=self._spec.reply_id,
-            model=self._spec.model,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=MessageUsage.at_start(prompt_tokens=self._prompt_tokens, cached_tokens=cached_tokens),
-        )
-        return f'event: message_start\ndata: {{"type":"message_start","message":{message.to_json()}}}\n\n'.encode()
+        usage = MessageUsage.of(Usage(prompt_tokens=self._prompt_tokens, cached_tokens=cached_tokens), at_end=False)
+        message = _message(self._spec, [], usage)
+        return _event("message_start", f',"message":{message.to_json()}')
 
     def _end(self, event: Finished) -> bytes:
-        reason, sequence = stop_of(event)
-        matched = "null" if sequence is None else escape(sequence)
-        delta = f'{{"stop_reason":"{reason}","stop_sequence":{matched}}}'
-        usage = MessageUsage.of(event.usage).to_json()
-        return f'event: message_delta\ndata: {{"type":"message_delta","delta":{delta},"usage":{usage}}}\n\n'.encode()
+        delta = to_json(stop_of(event)).decode()
+        return _event("message_delta", f',"delta":{delta},"usage":{MessageUsage.of(event.usage).to_json()}')
 
     def _block(self, event: BlockEvent) -> bytes:
         match event:
@@ -179,23 +161,20 @@ class MessageStream:
                 if kind == "reasoning" and self._spec.thinking == "sealed":
                     return b""
                 return f"{_DELTA_HEAD}{index},{_DELTAS[kind]}{escape(text)}}}}}\n\n".encode()
-            case BlockStart():
-                return self._block_start(event)
-            case BlockEnd():
-                return self._block_end(event)
+            case BlockStart(index):
+                block = _content(self._spec, event).to_json()
+                return _event("content_block_start", f',"index":{index},"content_block":{block}')
+            case BlockEnd(index, kind, text):
+                signed = b""
+                if kind == "reasoning":
+                    delta = f'"delta":{{"type":"signature_delta","signature":"{signature(self._spec, text)}"}}'
+                    signed = f"{_DELTA_HEAD}{index},{delta}}}\n\n".encode()
+                return signed + _event("content_block_stop", f',"index":{index}')
 
-    def _block_start(self, event: BlockStart) -> bytes:
-        block = _start_of(event).model_dump_json()
-        data = f'{{"type":"content_block_start","index":{event.index},"content_block":{block}}}'
-        return f"event: content_block_start\ndata: {data}\n\n".encode()
 
-    def _block_end(self, event: BlockEnd) -> bytes:
-        signed = ""
-        if event.kind == "reasoning":
-            delta = f'"delta":{{"type":"signature_delta","signature":"{signature(self._spec, event.text)}"}}'
-            signed = f"{_DELTA_HEAD}{event.index},{delta}}}\n\n"
-        stop = f'{{"type":"content_block_stop","index":{event.index}}}'
-        return f"{signed}event: content_block_stop\ndata: {stop}\n\n".encode()
+def _event(name: str, fields: str = "") -> bytes:
+    """`fields`: JSON members, each after a comma."""
+    return f'event: {name}\ndata: {{"type":"{name}"{fields}}}\n\n'.encode()
 
 
 def signature(spec: MessageSpec, thinking: str) -> str:
@@ -206,37 +185,28 @@ def signature(spec: MessageSpec, thinking: str) -> str:
 def message_fold(spec: MessageSpec) -> ReplyFold:
     def write(choices: Sequence[FoldedChoice]) -> MessageReply:
         [choice] = choices
-        reason, sequence = stop_of(choice.finished)
-        return MessageReply(
-            id=spec.reply_id,
-            model=spec.model,
-            content=[_content(spec, block) for block in choice.blocks],
-            stop_reason=reason,
-            stop_sequence=sequence,
-            usage=MessageUsage.of(choice.finished.usage),
-        )
+        content = [_content(spec, block) for block in choice.blocks]
+        return _message(spec, content, MessageUsage.of(choice.finished.usage), **stop_of(choice.finished))
 
     return ReplyFold(write, reasoning=_reasoning_mode(spec))
+
+
+def _message(spec: MessageSpec, content: list[ContentReply], usage: MessageUsage, **stop: Any) -> MessageReply:
+    stop = {"stop_reason": None, "stop_sequence": None, **stop}
+    return MessageReply(id=spec.reply_id, model=spec.model, content=content, usage=usage, **stop)
 
 
 def _reasoning_mode(spec: MessageSpec) -> ReasoningMode:
     return "hidden" if spec.thinking == "hidden" else "separate"
 
 
-def _content(spec: MessageSpec, block: BlockEnd) -> TextReply | ThinkingReply | ToolUseReply:
+def _content(spec: MessageSpec, block: BlockStart | BlockEnd) -> ContentReply:
+    """The content of a block: empty if the block starts."""
+    text = block.text if isinstance(block, BlockEnd) else ""
     if block.call is not None:
-        return _tool_use(block.call, decode_arguments(block.text))
-    if block.kind == "reasoning":
-        thinking = "" if spec.thinking == "sealed" else block.text
-        return ThinkingReply(thinking=thinking, signature=signature(spec, block.text))
-    return TextReply(text=block.text)
-
-
-def _start_of(block: BlockStart) -> TextReply | ThinkingReply | ToolUseReply:
-    if block.call is not None:
-        return _tool_use(block.call, {})
-    return ThinkingReply(thinking="", signature="") if block.kind == "reasoning" else TextReply(text="")
-
-
-def _tool_use(call: ToolCallStart, arguments: dict[str, Any]) -> ToolUseReply:
-    return ToolUseReply(id=encode_call_id(call.call_id), name=call.name, input=arguments)
+        call_id = encode_call_id(block.call.call_id)
+        return ToolUseReply(id=call_id, name=block.call.name, input=decode_arguments(text))
+    if block.kind == "text":
+        return TextReply(text=text)
+    thinking = "" if spec.thinking == "sealed" else text
+    return ThinkingReply(thinking=thinking, signature=signature(spec, text) if isinstance(block, BlockEnd) else "")

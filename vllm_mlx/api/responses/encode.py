@@ -104,11 +104,11 @@ class ResponseStream:
         self._place = place if isinstance(started, FunctionCall | CustomCall) else f'{place},"content_index":0'
         match started:
             case OutputMessage():
-                return wire + self._part("added", OutputText(type="output_text", text="", annotations=[], logprobs=[]))
+                return wire + self._part("added", OutputText.of(""))
             case Reasoning():
                 if self._spec.shows_summary:
                     wire += self._summary("added", "")
-                return wire + self._part("added", ReasoningText(type="reasoning_text", text=""))
+                return wire + self._part("added", ReasoningText(text=""))
             case FunctionCall() | CustomCall():
                 return wire
 
@@ -122,21 +122,20 @@ class ResponseStream:
             case OutputMessage(content=[part]):
                 fields = f'{self._place},"text":{escape(part.text)},"logprobs":[]'
                 return self._event("response.output_text.done", fields) + self._part("done", part)
+            case Reasoning(content=[part]):
+                text = f'"text":{escape(part.text)}'
+                wire = self._event("response.reasoning_text.done", f"{self._place},{text}") + self._part("done", part)
+                if self._spec.shows_summary:
+                    wire += self._event("response.reasoning_summary_text.done", f"{self._summary_place},{text}")
+                    wire += self._summary("done", part.text)
+                return wire
             case FunctionCall():
                 fields = f'{self._place},"name":{escape(ended.name)},"arguments":{escape(ended.arguments)}'
                 return self._event("response.function_call_arguments.done", fields)
             case CustomCall():
-                text = escape(ended.input)
-                wire = self._event("response.custom_tool_call_input.delta", f'{self._place},"delta":{text}')
-                return wire + self._event("response.custom_tool_call_input.done", f'{self._place},"input":{text}')
-            case Reasoning(content=[part]):
-                text = f'"text":{escape(part.text)}'
-                wire = self._event("response.reasoning_text.done", f"{self._place},{text}")
-                wire += self._part("done", part)
-                if not self._spec.shows_summary:
-                    return wire
-                wire += self._event("response.reasoning_summary_text.done", f"{self._summary_place},{text}")
-                return wire + self._summary("done", part.text)
+                text, event = escape(ended.input), "response.custom_tool_call_input"
+                wire = self._event(f"{event}.delta", f'{self._place},"delta":{text}')
+                return wire + self._event(f"{event}.done", f'{self._place},"input":{text}')
             case _:
                 raise AssertionError("a completed item has one part")
 
@@ -147,7 +146,7 @@ class ResponseStream:
         return self._event(f"response.content_part.{what}", f'{self._place},"part":{part.to_json()}')
 
     def _summary(self, what: str, text: str) -> bytes:
-        part = SummaryText(type="summary_text", text=text).to_json()
+        part = SummaryText(text=text).to_json()
         return self._event(f"response.reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
 
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from ...core.events import Finished, FinishReason, Usage
+from ...core.events import Finished, FinishReason, ToolCallStart, Usage
 from ...core.messages import ToolSpec
 from ..blocks import BlockEnd, BlockStart
-from ..replies import CacheShortfall, ErrorText, Reply, shortfall_of
+from ..replies import CacheShortfall, ErrorText, Reply, given, shortfall_of
 from ..sealed import seal
 from ..text import decode_arguments
 
@@ -46,33 +46,37 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class OutputText(Reply):
-    type: Literal["output_text"]
+    type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any]
     logprobs: list[Any]
 
+    @classmethod
+    def of(cls, text: str) -> "OutputText":
+        return cls(text=text, annotations=[], logprobs=[])
+
 
 class ReasoningText(Reply):
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
 class SummaryText(Reply):
-    type: Literal["summary_text"]
+    type: Literal["summary_text"] = "summary_text"
     text: str
 
 
 class OutputMessage(Reply):
     id: str
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     status: ItemStatus
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     content: list[OutputText]
 
 
 class Reasoning(Reply):
     id: str
-    type: Literal["reasoning"]
+    type: Literal["reasoning"] = "reasoning"
     status: ItemStatus
     summary: list[SummaryText]
     content: list[ReasoningText]
@@ -81,7 +85,7 @@ class Reasoning(Reply):
 
 class FunctionCall(Reply):
     id: str
-    type: Literal["function_call"]
+    type: Literal["function_call"] = "function_call"
     status: ItemStatus
     call_id: str
     name: str
@@ -91,7 +95,7 @@ class FunctionCall(Reply):
 
 class CustomCall(Reply):
     id: str
-    type: Literal["custom_tool_call"]
+    type: Literal["custom_tool_call"] = "custom_tool_call"
     status: ItemStatus
     call_id: str
     name: str
@@ -120,16 +124,14 @@ class ResponseUsage(Reply):
 
     @classmethod
     def of(cls, usage: Usage) -> "ResponseUsage":
-        reply = cls(
+        return cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            **given(cache_shortfall=shortfall_of(usage.receipt)),
         )
-        if (shortfall := shortfall_of(usage.receipt)) is not None:
-            reply.cache_shortfall = shortfall
-        return reply
 
 
 class ResponseError(Reply):
@@ -138,7 +140,7 @@ class ResponseError(Reply):
 
 
 class IncompleteDetails(Reply):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseReply(Reply):
@@ -147,7 +149,7 @@ class ResponseReply(Reply):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     id: str
-    object: Literal["response"]
+    object: Literal["response"] = "response"
     created_at: int
     status: Status
     model: str
@@ -159,7 +161,7 @@ class ResponseReply(Reply):
 
 
 class InputItemList(Reply):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[dict[str, Any]]
     first_id: str | None
     last_id: str | None
@@ -168,8 +170,8 @@ class InputItemList(Reply):
 
 class Deleted(Reply):
     id: str
-    object: Literal["response"]
-    deleted: Literal[True]
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
 def response(
@@ -182,13 +184,12 @@ def response(
 ) -> ResponseReply:
     return ResponseReply(
         id=spec.reply_id,
-        object="response",
         created_at=spec.created_at,
         status=status,
         model=spec.model,
         output=list(output),
         error=error,
-        incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
+        incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=None if usage is None else ResponseUsage.of(usage),
         **spec.echo,
     )
@@ -214,59 +215,28 @@ def is_custom(spec: ResponseSpec, block: BlockStart | BlockEnd) -> bool:
 
 def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -> OutputItem:
     """The item of a block: with its content if the block has ended, without if it starts."""
-    text = block.text if isinstance(block, BlockEnd) else None
-    if is_custom(spec, block):
-        return _custom_call(spec, block, text or "", status)
+    texts = [block.text] if isinstance(block, BlockEnd) else []
     if block.call is not None:
-        return _function_call(spec, block, text or "", status)
-    if block.kind == "reasoning":
-        return _reasoning(spec, block, text, status)
-    content = [] if text is None else [OutputText(type="output_text", text=text, annotations=[], logprobs=[])]
-    return OutputMessage(id=item_id(spec, block), type="message", status=status, role="assistant", content=content)
-
-
-def _custom_call(spec: ResponseSpec, block: BlockStart | BlockEnd, arguments: str, status: ItemStatus) -> CustomCall:
-    """The call's one argument is its input; if the model wrote other arguments, all of its JSON is."""
-    assert block.call is not None, "a custom call comes from a call"
-    text = decode_arguments(arguments).get(CUSTOM_INPUT)
-    return CustomCall(
+        return _call(spec, block, block.call, "".join(texts), status)
+    if block.kind == "text":
+        return OutputMessage(id=item_id(spec, block), status=status, content=list(map(OutputText.of, texts)))
+    sealed = seal(block.text) if spec.seals_reasoning and isinstance(block, BlockEnd) else None
+    return Reasoning(
         id=item_id(spec, block),
-        type="custom_tool_call",
         status=status,
-        call_id=block.call.call_id,
-        name=block.call.name,
-        input=text if isinstance(text, str) else arguments,
+        summary=[SummaryText(text=text) for text in texts] if spec.shows_summary else [],  # the reasoning itself
+        content=[ReasoningText(text=text) for text in texts],
+        **given(encrypted_content=sealed),
     )
 
 
-def _function_call(
-    spec: ResponseSpec, block: BlockStart | BlockEnd, arguments: str, status: ItemStatus
-) -> FunctionCall:
-    assert block.call is not None, "a function call comes from a call"
-    namespace, name = spec.tools.namespaces.get(block.call.name, (None, block.call.name))
-    call = FunctionCall(
-        id=item_id(spec, block),
-        type="function_call",
-        status=status,
-        call_id=block.call.call_id,
-        name=name,
-        arguments=arguments,
-    )
-    if namespace is not None:
-        call.namespace = namespace
-    return call
-
-
-def _reasoning(spec: ResponseSpec, block: BlockStart | BlockEnd, text: str | None, status: ItemStatus) -> Reasoning:
-    """The summary, if one was requested, is the reasoning itself."""
-    texts = [] if text is None else [text]
-    reply = Reasoning(
-        id=item_id(spec, block),
-        type="reasoning",
-        status=status,
-        summary=[SummaryText(type="summary_text", text=part) for part in texts] if spec.shows_summary else [],
-        content=[ReasoningText(type="reasoning_text", text=part) for part in texts],
-    )
-    if spec.seals_reasoning and text is not None:
-        reply.encrypted_content = seal(text)
-    return reply
+def _call(
+    spec: ResponseSpec, block: BlockStart | BlockEnd, call: ToolCallStart, arguments: str, status: ItemStatus
+) -> FunctionCall | CustomCall:
+    """A custom call's one argument is its input; if the model wrote other arguments, all of its JSON is."""
+    place: Any = {"id": item_id(spec, block), "status": status, "call_id": call.call_id}
+    if is_custom(spec, block):
+        text = decode_arguments(arguments).get(CUSTOM_INPUT)
+        return CustomCall(**place, name=call.name, input=text if isinstance(text, str) else arguments)
+    namespace, name = spec.tools.namespaces.get(call.name, (None, call.name))
+    return FunctionCall(**place, name=name, arguments=arguments, **given(namespace=namespace))

@@ -83,7 +83,6 @@ def item_list(
     start = ids.index(after) + 1 if after is not None and after in ids else 0
     page = [dict(item) for item in ordered[start : start + limit]]
     return InputItemList(
-        object="list",
         data=page,
         first_id=page[0]["id"] if page else None,
         last_id=page[-1]["id"] if page else None,
