@@ -6,7 +6,7 @@ from functools import partial
 from .bodies import NewBody
 from .bodies.compose import Listing, Name, StepsBody, Tag, after, choice, several
 from .bodies.nested_xml import NestedXmlBody
-from .bodies.xml_tags import XmlTags
+from .bodies.xml_body import XmlTags
 from .call_layouts import (
     ARG_KEY,
     ARG_KEY_CALL,

@@ -9,10 +9,8 @@ from functools import partial
 from .bodies import Body, BodyContext, NewBody
 from .bodies.compose import Listing, Name, Step, StepsBody, after, several
 from .bodies.expression_body import PYTHON, Dialect, ExpressionBody
-from .bodies.json_body import JsonBody
-from .bodies.object_body import ObjectBody
-from .bodies.xml_body import XmlBody
-from .bodies.xml_tags import XmlTags
+from .bodies.json_body import JsonBody, ObjectBody
+from .bodies.xml_body import XmlBody, XmlTags
 from .family import Calls, Opening, Place, ToolFormat
 from .spelling import CallKind, ExpressionCall, JsonCall, Spelling, XmlCall
 
@@ -22,6 +20,7 @@ IN_A_ROW = Listing()
 
 JSON: NewBody = JsonBody
 BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
+KEYED_JSON: NewBody = partial(JsonBody, is_keyed=True)
 JSON_LIST = several(JSON, LIST)
 
 

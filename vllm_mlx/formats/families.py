@@ -11,9 +11,7 @@ from functools import lru_cache
 from . import call_formats as calls
 from . import call_layouts as layouts
 from .bodies import BodyStatus
-from .bodies.compose import choice, several
-from .bodies.header_body import header, suffix_route
-from .bodies.object_body import KeyedBody
+from .bodies.compose import choice, header, several, suffix_route
 from .call_layouts import JSON, between, invoke_tags, json_list, one_a_line, xml_section
 from .family import Calls, Family, Opening, Place, ReasoningFormat, ReasoningTags, Signature
 from .reasoning_formats import ALWAYS, HARMONY, MUSE, THINK, tags
@@ -202,7 +200,7 @@ FAMILIES = (
     Family(
         "apertus",
         tags("<|inner_prefix|>", "<|inner_suffix|>"),
-        json_list("<|tools_prefix|>", "<|tools_suffix|>", KeyedCall(), several(KeyedBody, layouts.LIST)),
+        json_list("<|tools_prefix|>", "<|tools_suffix|>", KeyedCall(), several(layouts.KEYED_JSON, layouts.LIST)),
         reasoning_names=("apertus", "apertus2509"),
         reasoning_signs=(_has("<|inner_prefix|>"),),
         call_signs=(_has("<|tools_prefix|>"),),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .bodies.header_body import harmony_route, header, recipient_route
+from .bodies.compose import harmony_route, header, recipient_route
 from .family import Opening, Place, ReasoningFormat, ReasoningTags
 
 

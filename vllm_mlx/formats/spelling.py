@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .bodies.expression_body import Dialect
-from .bodies.xml_tags import XmlTags
+from .bodies.xml_body import XmlTags
 
 
 @dataclass(frozen=True, slots=True)

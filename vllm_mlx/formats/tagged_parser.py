@@ -25,6 +25,14 @@ class _Call:
         self.is_started = False
         self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
 
+    def consume(self, text: str, *, final: bool) -> int:
+        """Read text and return how many characters were taken. Leaves the reading to the body that the body chose."""
+        end = self.body.consume(text, final=final)
+        while self.body.chosen is not None:
+            self.body = self.body.chosen
+            end += self.body.consume(text[end:], final=final)
+        return end
+
     @property
     def is_blank(self) -> bool:
         return not self.is_started and not any(text.strip() for text in self.raw)
@@ -242,7 +250,7 @@ class OutputParser:
         end, marker = self._end_of(call, final)
         text = self._pending if end == len(self._pending) else self._pending[:end]
         is_end = final or marker is not None
-        self._take_text(call, call.body.consume(text, final=is_end), out)
+        self._take_text(call, call.consume(text, final=is_end), out)
         self._sync(call, out)
         match call.body.status:
             case BodyStatus.DONE:
@@ -325,9 +333,8 @@ class OutputParser:
             out.append(ToolCallEnd(self._num_calls - 1))
 
     def _continue_call(self, call: _Call) -> None:
-        body = call.body.follow()
-        if body is not None:
-            self._call = _Call(body, call.opening)
+        if call.body.follow is not None:
+            self._call = _Call(call.body.follow(), call.opening)
             self._call.is_at_own_marker = False
 
     def _end_list(self, call: _Call, out: list[ContentEvent]) -> None:

@@ -1,14 +1,18 @@
 """The body of a tool call: name and arguments, read while they arrive."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from .tool_schema import Schemas
 
+_WHITE = re.compile(r"\s*")
+
 
 class BodyStatus(Enum):
     OPEN = auto()
+    WAITING = auto()  # more text is needed to decide what the next character is
     DONE = auto()  # the call is complete; text that follows is not part of it
     STUCK = auto()  # the next character is wrong here, unless it begins a tag around the body
     FAILED = auto()  # this is no call
@@ -28,25 +32,35 @@ class BodyContext:
 
 
 class Body:
-    """Reads the text of one call. Every body has these methods."""
+    """Reads the text of one call. Every body has these methods and attributes."""
 
     name: str | None = None
     call_id: str | None = None  # written by the model
+    chosen: "Body | None" = None  # the body that reads everything from here on in place of this one
+    follow: "Callable[[], Body] | None" = None
+    """Makes the body of a further call without an opening tag of its own, behind a complete call."""
+
+    def __init__(self) -> None:
+        self.status = BodyStatus.OPEN
 
     @property
     def reads_tags(self) -> bool:
         """Whether the body waits for a tag of its own, which a tag around the body may resemble."""
         return False
 
-    @property
-    def status(self) -> BodyStatus:
-        raise NotImplementedError
-
     def consume(self, text: str, *, final: bool = False) -> int:
         """Read text and return how many characters were taken; the caller passes the rest again, with more text.
 
         `final`: no more text of this body follows, so nothing is held back.
         """
+        self.status = BodyStatus.OPEN
+        position = 0
+        while position < len(text) and self.status is BodyStatus.OPEN:
+            position = self._read(text, position, final)
+        return position
+
+    def _read(self, text: str, position: int, final: bool) -> int:
+        """Read some text from `position` and return where reading continues. Sets the status where it does not."""
         raise NotImplementedError
 
     def take_arguments(self) -> str:
@@ -66,63 +80,34 @@ class Body:
         Text that was held back because it may be a tag is dropped, and so is an item with no value yet.
         """
 
-    def follow(self) -> "Body | None":
-        """Return the body that reads a further call without an opening tag of its own, behind a complete call."""
-        return None
-
 
 NewBody = Callable[[BodyContext], Body]
 
 
-class Wrapper(Body):
-    """A body that chooses another body and then leaves the reading to it."""
+class Chooser(Body):
+    """A body that reads up to where another begins, sets `chosen`, and is read no more."""
 
-    def __init__(self) -> None:
-        self._inner: Body | None = None
-        self._status = BodyStatus.OPEN
-
-    @property
-    def status(self) -> BodyStatus:
-        return self._inner.status if self._inner is not None else self._status
+    def __init__(self, context: BodyContext) -> None:
+        super().__init__()
+        self._context = context
 
     @property
     def reads_tags(self) -> bool:
-        return self._inner is None or self._inner.reads_tags
-
-    @property
-    def name(self) -> str | None:  # type: ignore[override]
-        return self._inner.name if self._inner is not None else None
-
-    @property
-    def call_id(self) -> str | None:  # type: ignore[override]
-        return self._inner.call_id if self._inner is not None else None
+        return True
 
     def consume(self, text: str, *, final: bool = False) -> int:
-        position = 0
-        if self._inner is None:
-            self._status = BodyStatus.OPEN
-            position = self._choose(text, final)
-        if self._inner is None:
-            return position
-        return position + self._inner.consume(text[position:], final=final)
+        self.status = BodyStatus.OPEN
+        end = self._choose(text, final)
+        if self.chosen is not None and self.follow is not None:
+            self.chosen.follow = self.follow
+        return end
 
     def _choose(self, text: str, final: bool) -> int:
         """Read up to where the inner body begins, and set it or the status. Returns how many characters were taken."""
         raise NotImplementedError
 
-    def take_arguments(self) -> str:
-        return self._inner.take_arguments() if self._inner is not None else ""
 
-    def close(self) -> bool:
-        return self._inner is not None and self._inner.close()
-
-    def cut(self, rest: str) -> None:
-        if self._inner is not None:
-            self._inner.cut(rest)
-
-    def end(self) -> None:
-        if self._inner is not None:
-            self._inner.end()
-
-    def follow(self) -> Body | None:
-        return self._inner.follow() if self._inner is not None else None
+def skip_white(text: str, position: int) -> int:
+    """Return where the white space at `position` ends."""
+    white = _WHITE.match(text, position)
+    return white.end() if white else position

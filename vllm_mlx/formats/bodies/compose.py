@@ -1,13 +1,15 @@
-"""Bodies built from bodies: behind tags, chosen by their first character, or one after the other."""
+"""Bodies that choose a body: behind tags, by the first character, one after the other, or by a message's header."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from .body import Body, BodyContext, BodyStatus, NewBody, Wrapper
+from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .json_body import ObjectBody
 
-_WHITE = re.compile(r"\s*")
+_MAX_HEADER = 512
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
 
 
@@ -27,33 +29,33 @@ class Name:
 
 
 Step = Tag | Name
+Route = Callable[[str, BodyContext], Body | BodyStatus]  # gets a header without its last tag
 Finish = Callable[[BodyContext, list[str]], Body]  # gets the names that were read, in order
 
 
-class StepsBody(Wrapper):
+class StepsBody(Chooser):
     """Tags and names in a fixed order, white space between them allowed, then another body."""
 
     def __init__(self, context: BodyContext, steps: tuple[Step, ...], finish: Finish):
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._steps = list(steps)
         self._finish = finish
         self._names: list[str] = []
 
     def _choose(self, text: str, final: bool) -> int:
         position = 0
-        while self._steps and self._status is BodyStatus.OPEN:
-            start = _skip(text, position)
-            end = self._read(self._steps[0], text, start, final)
+        while self._steps and self.status is BodyStatus.OPEN:
+            start = skip_white(text, position)
+            end = self._read_step(self._steps[0], text, start, final)
             if end is None:
-                return position if self._status is BodyStatus.OPEN else start
+                return position if self.status is BodyStatus.OPEN else start
             self._steps.pop(0)
             position = end
         if not self._steps:
-            self._inner = self._finish(self._context, self._names)
+            self.chosen = self._finish(self._context, self._names)
         return position
 
-    def _read(self, step: Step, text: str, start: int, final: bool) -> int | None:
+    def _read_step(self, step: Step, text: str, start: int, final: bool) -> int | None:
         """Return where the step ends; None: more text is needed, or the status says that the step is wrong here."""
         tags = step.texts if isinstance(step, Tag) else (step.after,) if step.after else ()
         encoded = [self._context.encode(tag) for tag in tags]
@@ -63,39 +65,38 @@ class StepsBody(Wrapper):
                 return None
             if isinstance(step, Name) or step.optional:
                 return start
-            self._status = BodyStatus.STUCK
+            self.status = BodyStatus.STUCK
             return None
         if isinstance(step, Tag):
             return end
-        start = _skip(text, start if end is None else end)
+        start = skip_white(text, start if end is None else end)
         name = _NAME.match(text, start)
         if name is not None and (final or name.end() < len(text)):
             self._names.append(name.group())
             return name.end()
         if name is None and (final or start < len(text)):
-            self._status = BodyStatus.STUCK
+            self.status = BodyStatus.STUCK
         return None
 
 
-class ChoiceBody(Wrapper):
+class ChoiceBody(Chooser):
     """Chooses a body by the first character that is no white space."""
 
     def __init__(self, context: BodyContext, bodies: Mapping[str, NewBody], default: NewBody | None = None):
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._bodies = bodies
         self._default = default
 
     def _choose(self, text: str, final: bool) -> int:
-        position = _skip(text, 0)
+        position = skip_white(text, 0)
         if position < len(text):
             # A token of the tokenizer arrives as one lone surrogate; a token that begins a body is a tag.
             char = "<" if "\ud800" <= text[position] <= "\udfff" else text[position]
             body = self._bodies.get(char, self._default)
             if body is None:
-                self._status = BodyStatus.STUCK
+                self.status = BodyStatus.STUCK
             else:
-                self._inner = body(self._context)
+                self.chosen = body(self._context)
         return position
 
 
@@ -109,27 +110,27 @@ class Listing:
     needs_opener: bool = False
 
 
-class ListBody(Wrapper):
+class ListBody(Chooser):
     """Reads one of several calls; `follow` returns the body of the next."""
 
     def __init__(self, context: BodyContext, inner: NewBody, listing: Listing, *, is_first: bool = True):
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._new_inner = inner
         self._listing = listing
         self._is_first = is_first
         self._is_at_element = False
+        self.follow = self._next
 
     def _choose(self, text: str, final: bool) -> int:
-        position = _skip(text, 0)
+        position = skip_white(text, 0)
         if position < len(text) and not self._is_at_element:
             position = self._read_punctuation(text, position)
-            if self._status is not BodyStatus.OPEN:
+            if self.status is not BodyStatus.OPEN:
                 return position
             self._is_at_element = True
-            position = _skip(text, position)
+            position = skip_white(text, position)
         if position < len(text):
-            self._inner = self._new_inner(self._context)
+            self.chosen = self._new_inner(self._context)
         return position
 
     def _read_punctuation(self, text: str, position: int) -> int:
@@ -139,19 +140,19 @@ class ListBody(Wrapper):
             if listing.opener and char == listing.opener:
                 return position + 1
             if listing.needs_opener:
-                self._status = BodyStatus.STUCK
+                self.status = BodyStatus.STUCK
             else:
                 self._listing = Listing(listing.separators)
         elif listing.closer and char == listing.closer:
-            self._status = BodyStatus.ENDED
+            self.status = BodyStatus.ENDED
             return position + 1
         elif char in listing.separators:
             return position + 1
         elif listing.closer:
-            self._status = BodyStatus.STUCK
+            self.status = BodyStatus.STUCK
         return position
 
-    def follow(self) -> Body | None:
+    def _next(self) -> Body:
         return ListBody(self._context, self._new_inner, self._listing, is_first=False)
 
 
@@ -168,6 +169,64 @@ def several(inner: NewBody, listing: Listing) -> NewBody:
     return partial(ListBody, inner=inner, listing=listing)
 
 
-def _skip(text: str, position: int) -> int:
-    white = _WHITE.match(text, position)
-    return white.end() if white else position
+class HeaderBody(Chooser):
+    """`route` says what follows: the body of a call, or a status for reasoning, content or an unknown header."""
+
+    def __init__(self, context: BodyContext, end: str, route: Route):
+        super().__init__(context)
+        self._end = context.encode(end)
+        self._route = route
+        self._num_searched = 0
+
+    def _choose(self, text: str, final: bool) -> int:
+        end = text.find(self._end, max(0, self._num_searched - len(self._end)))
+        self._num_searched = len(text)
+        if end < 0 or end > _MAX_HEADER:
+            if final or len(text) > _MAX_HEADER:
+                self.status = BodyStatus.STUCK
+            return 0
+        target = self._route(text[:end], self._context)
+        if isinstance(target, BodyStatus):
+            self.status = target
+            return 0 if target is BodyStatus.STUCK else end + len(self._end)
+        self.chosen = target
+        return end + len(self._end)
+
+
+def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
+    """`[role] [to=recipient] [<|channel|>]channel [to=recipient] [<|constrain|>format]`."""
+    channel_tag, constrain_tag = context.encode("<|channel|>"), context.encode("<|constrain|>")
+    header = header.replace(constrain_tag, " ")
+    recipient = _RECIPIENT.search(header.replace(channel_tag, " "))
+    if recipient is not None and recipient.group(1).startswith("functions.") and context.may_call:
+        return ObjectBody(context, recipient.group(1).removeprefix("functions."))
+    words = header.rpartition(channel_tag)[2].split()
+    match words[:1]:
+        case ["analysis"]:
+            return BodyStatus.REASONING
+        case ["final"]:
+            return BodyStatus.TEXT
+        case ["commentary"] if recipient is None:
+            return BodyStatus.TEXT
+    return BodyStatus.STUCK
+
+
+def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
+    """`[role] to=self` heads reasoning, any other recipient content."""
+    recipient = _RECIPIENT.search(header)
+    if recipient is None:
+        return BodyStatus.TEXT if header.strip() in ("", "assistant") else BodyStatus.STUCK
+    return BodyStatus.REASONING if recipient.group(1) == "self" else BodyStatus.TEXT
+
+
+def suffix_route(status: BodyStatus) -> Route:
+    """Accept a tag that carries a word, as `<think:word>`."""
+
+    def route(header: str, context: BodyContext) -> BodyStatus:
+        return status if re.fullmatch(r"[\w-]{1,64}", header) else BodyStatus.STUCK
+
+    return route
+
+
+def header(end: str, route: Route) -> NewBody:
+    return partial(HeaderBody, end=end, route=route)

@@ -274,10 +274,8 @@ class LiteralScanner:
 
 
 class ExpressionBody(Body):
-    status = BodyStatus.OPEN
-
     def __init__(self, context: BodyContext, dialect: Dialect, opener: str):
-        self.status = BodyStatus.OPEN
+        super().__init__()
         self._dialect = replace(dialect, quotes=tuple(map(context.encode, dialect.quotes)))
         self._opener = opener
         self._scanner: LiteralScanner | None = None

@@ -1,4 +1,4 @@
-"""`{"name": …, "arguments": {…}}`, keys in any order."""
+"""Calls as JSON: `{"name": …, "arguments": {…}}`, keys in any order, `{"name": {…}}`, or the arguments alone."""
 
 import json
 from enum import Enum, auto
@@ -22,14 +22,16 @@ class _State(Enum):
 
 
 class JsonBody(Body):
-    """`is_bare`: no tag says that this is a call, so it must begin like one and have arguments."""
+    """`is_bare`: no tag says that this is a call, so it must begin like one and have arguments.
 
-    status = BodyStatus.OPEN
+    `is_keyed`: the name is the one key of the object, its value the arguments.
+    """
 
-    def __init__(self, context: BodyContext | None = None, *, is_bare: bool = False):
-        self.status = BodyStatus.OPEN
+    def __init__(self, context: BodyContext, *, is_bare: bool = False, is_keyed: bool = False):
+        super().__init__()
         self._name: str | None = None
         self._is_bare = is_bare
+        self._is_keyed = is_keyed
         self._state = _State.START
         self._scanner: JsonScanner | None = None  # reads the current key or value
         self._key = ""
@@ -42,17 +44,12 @@ class JsonBody(Body):
         is_known = not self._is_bare or self._has_arguments or self._streams
         return self._name if is_known else None
 
-    def consume(self, text: str, *, final: bool = False) -> int:
-        self.status = BodyStatus.OPEN
-        position = 0
-        while position < len(text) and self.status is BodyStatus.OPEN:
-            if self._scanner is not None:
-                position = self._scan(self._scanner, text, position)
-            elif text[position] in _WHITE:
-                position += 1
-            else:
-                position += self._read_structure(text[position])
-        return position
+    def _read(self, text: str, position: int, final: bool) -> int:
+        if self._scanner is not None:
+            return self._scan(self._scanner, text, position)
+        if text[position] in _WHITE:
+            return position + 1
+        return position + self._read_structure(text[position])
 
     def take_arguments(self) -> str:
         arguments, self._arguments = self._arguments, ""
@@ -62,7 +59,7 @@ class JsonBody(Body):
         if self._scanner is not None or self._name is None:
             return False
         if not self._has_arguments:
-            if self._is_bare:
+            if self._is_bare or self._is_keyed:
                 return False
             self._set_arguments("{}")
         return True
@@ -92,11 +89,13 @@ class JsonBody(Body):
                 return 0
             case _State.COLON, ":":
                 self._state = _State.VALUE
-            case _State.VALUE, _:
+                if self._is_keyed:
+                    self._name, self._key = self._key, _ARGUMENT_KEYS[0]
+            case _State.VALUE, _ if char == "{" or not self._is_keyed:
                 self._scanner = JsonScanner()
                 self._streams = self._key in _ARGUMENT_KEYS and char == "{" and not self._has_arguments
                 return 0
-            case _State.COMMA_OR_END, ",":
+            case _State.COMMA_OR_END, "," if not self._is_keyed:
                 self._state = _State.KEY
             case ((_State.KEY_OR_END | _State.COMMA_OR_END), "}") if self.close():
                 self.status = BodyStatus.DONE
@@ -118,7 +117,8 @@ class JsonBody(Body):
             else:
                 self._key = json.loads(scanner.take())
                 self._state = _State.COLON
-                if self._is_bare and self._key not in _CALL_KEYS and self.name is None:
+                is_foreign = self._is_bare and self._key not in _CALL_KEYS and self.name is None
+                if is_foreign or (self._is_keyed and not self._key):
                     self.status = BodyStatus.FAILED
         return position
 
@@ -145,6 +145,64 @@ class JsonBody(Body):
     def _set_arguments(self, arguments: str) -> None:
         self._arguments += arguments
         self._has_arguments = True
+
+
+class ObjectBody(Body):
+    """One JSON object. If `trailer` follows the object, it ends the body; a model may omit it."""
+
+    def __init__(self, context: BodyContext, name: str, *, call_id: str | None = None, trailer: str = ""):
+        super().__init__()
+        self.name = name
+        self.call_id = call_id
+        self._trailer = context.encode(trailer)
+        self._scanner: JsonScanner | None = None
+        self._arguments = ""
+
+    def _read(self, text: str, position: int, final: bool) -> int:
+        if self._scanner is not None and not self._scanner.done:
+            return self._scan(self._scanner, text, position)
+        if text[position] in _WHITE:
+            return position + 1
+        if self._scanner is not None:
+            return self._read_trailer(text, position, final)
+        if text[position] == "{":
+            self._scanner = JsonScanner()
+        else:
+            self.status = BodyStatus.STUCK
+        return position
+
+    def _scan(self, scanner: JsonScanner, text: str, position: int) -> int:
+        position = scanner.consume(text, position)
+        self._arguments += scanner.take()
+        if scanner.failed:
+            self.status = BodyStatus.FAILED
+        elif scanner.done and not self._trailer:
+            self.status = BodyStatus.DONE
+        return position
+
+    def _read_trailer(self, text: str, position: int, final: bool) -> int:
+        rest = text[position : position + len(self._trailer)]
+        may_grow = rest != self._trailer and self._trailer.startswith(rest) and not final
+        self.status = BodyStatus.WAITING if may_grow else BodyStatus.DONE
+        return position + len(rest) if rest == self._trailer else position
+
+    def take_arguments(self) -> str:
+        arguments, self._arguments = self._arguments, ""
+        return arguments
+
+    def close(self) -> bool:
+        if self._scanner is None:
+            self._arguments = "{}"
+            self._scanner = JsonScanner()
+            self._scanner.done = True
+        return self._scanner.done
+
+    def cut(self, rest: str) -> None:
+        if self._scanner is not None and not self._scanner.done:
+            self._arguments += self._scanner.take_partial()
+
+    def end(self) -> None:
+        self._arguments += "{}" if self._scanner is None else self._scanner.closing()
 
 
 def _closed(value: str) -> str:

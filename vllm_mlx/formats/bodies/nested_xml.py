@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .arguments import ArgumentsWriter, decode
-from .body import Body, BodyContext, BodyStatus
+from .body import Body, BodyContext, BodyStatus, skip_white
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
 _INVOKE = re.compile(r"<invoke\s+name\s*=\s*[\"']?([^\"'<>]{1,256}?)[\"']?\s*>")
@@ -39,39 +39,28 @@ class _Element:
 class NestedXmlBody(Body):
     """Text is streamed if the schema says that it is a string; other arguments are emitted when they are complete."""
 
-    status = BodyStatus.OPEN
-
     def __init__(self, context: BodyContext, prefix: str):
-        self.status = BodyStatus.OPEN
+        super().__init__()
         self._prefix = context.encode(prefix)
-        self._encode = context.encode
         self._schemas = context.schemas
         self._writer = ArgumentsWriter(None)
         self._schema = ANY_ARGUMENTS
         self._elements: list[_Element] = []
         self._streams = False
 
-    def consume(self, text: str, *, final: bool = False) -> int:
-        self.status = BodyStatus.OPEN
-        position = 0
-        while position < len(text) and self.status is BodyStatus.OPEN:
-            start = position if self._elements else position + len(text[position:]) - len(text[position:].lstrip())
-            tag = text.find(self._prefix, start) if self._elements else start
-            if self._elements and tag != start:
-                end = tag if tag >= 0 else len(text) if final else _safe_end(text, start, self._prefix)
-                self._add_text(text[start:end])
-                if end == start:
-                    return start
-                position = end
-                continue
-            after = self._read_tag(text, start, final)
-            if after is None:
-                return start
-            position = after
-        return position
+    def _read(self, text: str, position: int, final: bool) -> int:
+        if not self._elements:
+            return self._read_tag(text, skip_white(text, position), final)
+        tag = text.find(self._prefix, position)
+        if tag == position:
+            return self._read_tag(text, position, final)
+        end = tag if tag >= 0 else len(text) if final else _safe_end(text, position, self._prefix)
+        self._add_text(text[position:end])
+        if end == position:
+            self.status = BodyStatus.WAITING
+        return end
 
-    def _read_tag(self, text: str, start: int, final: bool) -> int | None:
-        """Return where the tag ends; None: more text is needed, or the status says that the tag is wrong here."""
+    def _read_tag(self, text: str, start: int, final: bool) -> int:
         begin = start + len(self._prefix)
         is_prefixed = text.startswith(self._prefix, start)
         if is_prefixed and self.name is None and (invoke := _INVOKE.match(text, begin)):
@@ -85,12 +74,13 @@ class NestedXmlBody(Body):
         elif not final and len(text) - start < _MAX_TAG:
             may_grow = self._prefix.startswith(text[start:]) or (is_prefixed and ">" not in text[begin:])
             if may_grow and (begin >= len(text) or text[begin] == "<"):
-                return None
+                self.status = BodyStatus.WAITING
+                return start
         if self._elements:
             self._add_text(text[start : start + 1])
             return start + 1
         self.status = BodyStatus.STUCK
-        return None
+        return start
 
     def _take_tag(self, name: str, *, is_end: bool) -> bool:
         """Return whether the tag is right here, and act on it."""

@@ -1,16 +1,84 @@
 """Calls with a tag for each argument: `<function=name><parameter=key>value</parameter></function>`."""
 
+import html
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
 
 from .arguments import ArgumentsWriter
-from .body import Body, BodyContext, BodyStatus
-from .xml_tags import MAX_HEAD, Head, XmlTags
+from .body import Body, BodyContext, BodyStatus, skip_white
 
+_MAX_HEAD = 256
+_HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
+_ATTRIBUTE = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
+_NAMES = ("name", "tool", "key")
 _MAX_MARGIN = 64  # characters of white space behind a closing tag, after which the tag counts in any case
-_WHITE = re.compile(r"\s*")
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the tag of a call or an argument says. `is_string`: whether the value is text; None: it does not say."""
+
+    name: str
+    is_string: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class XmlTags:
+    """`function` and `parameter` begin a tag; its head ends with `head_end`.
+
+    Without `function`, the name of the call is written before; without `end_function`, the enclosing tag ends the call.
+    """
+
+    parameter: str
+    end_parameter: str
+    function: str = ""
+    end_function: str = ""
+    head_end: str = ">"
+    value: str = ""  # between the head of an argument and its value
+    type: str = ""  # before `value`, may hold the type of the argument
+    end_type: str = ""
+    has_attributes: bool = False  # a head is name="…"; otherwise it is the name alone
+    trims_breaks: bool = False  # one line break at either end of a value is layout, not text
+    has_cdata: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(text for field in fields(self) if isinstance(text := getattr(self, field.name), str) and text)
+
+    def encoded(self, encode: Callable[[str], str]) -> "XmlTags":
+        return _encoded(self, encode)
+
+    def head_at(self, text: str, start: int, end_tag: str) -> tuple[int, Head | None]:
+        """Return (end, head) of the head that `end_tag` ends at `end`. If head is None, reading stopped at `end`."""
+        match = _HEAD.match(text, start)
+        end = match.end() if match else start
+        written = text[start:end]
+        if not text.startswith(end_tag, end):
+            return end, None
+        if not self.has_attributes:
+            name = written.strip()
+            return end, Head(name) if name else None
+        values = {key: quoted or single or bare for key, quoted, single, bare in _ATTRIBUTE.findall(written)}
+        name = next((values[key] for key in _NAMES if values.get(key)), "")
+        return end, Head(html.unescape(name), _is_string(values)) if name else None
+
+
+@lru_cache(maxsize=256)
+def _encoded(tags: XmlTags, encode: Callable[[str], str]) -> XmlTags:
+    values = {field.name: getattr(tags, field.name) for field in fields(tags)}
+    coded: dict[str, Any] = {name: encode(text) for name, text in values.items() if isinstance(text, str)}
+    return replace(tags, **coded)
+
+
+def _is_string(values: dict[str, str]) -> bool | None:
+    if "string" in values:
+        return values["string"] == "true"
+    return values["type"] == "string" if "type" in values else None
 
 
 class _State(Enum):
@@ -30,10 +98,8 @@ class XmlBody(Body):
     A tag around the body ends a value, too, if it begins a line. `name`: the call's name, if it was read before.
     """
 
-    status = BodyStatus.OPEN
-
     def __init__(self, context: BodyContext, tags: XmlTags, name: str | None = None):
-        self.status = BodyStatus.OPEN
+        super().__init__()
         self._schemas = context.schemas
         self._enclosing = context.enclosing
         self._tags = tags = tags.encoded(context.encode)
@@ -42,7 +108,6 @@ class XmlBody(Body):
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
         self._head = Head("")  # the head of the argument that is being read
-        self._is_waiting = False  # more text is needed to decide what this text is
         self._is_fresh = False  # no character of the value was read
         self._is_empty = False  # no character of the value was emitted
         self._ends_line = False  # the value so far ends with a line break
@@ -50,23 +115,17 @@ class XmlBody(Body):
         if name is not None:
             self._set_name(name)
 
-    def consume(self, text: str, *, final: bool = False) -> int:
-        self.status = BodyStatus.OPEN
-        self._is_waiting = False
-        position = 0
-        while position < len(text) and self.status is BodyStatus.OPEN and not self._is_waiting:
-            match self._state:
-                case _State.VALUE if self._is_fresh:
-                    position = self._begin_value(text, position, final)
-                case _State.VALUE:
-                    position = self._read_value(text, position, final)
-                case _State.CDATA:
-                    position = self._read_cdata(text, position, final)
-                case _State.NAME | _State.KEY:
-                    position = self._read_head(text, position, final)
-                case _:
-                    position = self._read_tag(text, _skip_white(text, position), final)
-        return position
+    def _read(self, text: str, position: int, final: bool) -> int:
+        match self._state:
+            case _State.VALUE if self._is_fresh:
+                return self._begin_value(text, position, final)
+            case _State.VALUE:
+                return self._read_value(text, position, final)
+            case _State.CDATA:
+                return self._read_cdata(text, position, final)
+            case _State.NAME | _State.KEY:
+                return self._read_head(text, position, final)
+        return self._read_tag(text, skip_white(text, position), final)
 
     @property
     def reads_tags(self) -> bool:
@@ -107,10 +166,7 @@ class XmlBody(Body):
         for tag in tags:
             if text.startswith(tag, position):
                 return self._enter(tag, text, position, final)
-        if not final and _may_become(text, position, tags):
-            self._is_waiting = True
-        else:
-            self.status = BodyStatus.STUCK
+        self._stop(may_grow=not final and _may_become(text, position, tags))
         return position
 
     def _next_tags(self) -> tuple[str, ...]:
@@ -149,9 +205,7 @@ class XmlBody(Body):
         head_end = self._tags.head_end
         end, head = self._tags.head_at(text, position, head_end)
         if head is None:
-            self._is_waiting = not final and head_end.startswith(text[end:])
-            if not self._is_waiting:
-                self.status = BodyStatus.STUCK
+            self._stop(may_grow=not final and head_end.startswith(text[end:]))
             return position
         if self._state is _State.NAME:
             self._set_name(head.name)
@@ -165,14 +219,19 @@ class XmlBody(Body):
     def _read_type(self, text: str, position: int, final: bool) -> int:
         tags = self._tags
         start = position + len(tags.type)
-        end = text.find(tags.end_type, start, start + MAX_HEAD)
+        end = text.find(tags.end_type, start, start + _MAX_HEAD)
         if end >= 0:
             self._head = Head(self._head.name, text[start:end].strip() == "string")
             return end + len(tags.end_type)
-        self._is_waiting = not final and len(text) - start < MAX_HEAD
-        if not self._is_waiting:
-            self.status = BodyStatus.STUCK
+        self._stop(may_grow=not final and len(text) - start < _MAX_HEAD)
         return position
+
+    def _stop(self, *, may_grow: bool) -> None:
+        self.status = BodyStatus.WAITING if may_grow else BodyStatus.STUCK
+
+    def _wait_if(self, may_grow: bool) -> None:
+        if may_grow:
+            self.status = BodyStatus.WAITING
 
     # Values
 
@@ -185,13 +244,13 @@ class XmlBody(Body):
 
     def _begin_value(self, text: str, position: int, final: bool) -> int:
         if self._tags.has_cdata:
-            start = _skip_white(text, position)
+            start = skip_white(text, position)
             if text.startswith(_CDATA, start):
                 self._is_fresh = False
                 self._state = _State.CDATA
                 return start + len(_CDATA)
-            if not final and len(text) - position <= MAX_HEAD and _may_become(text, start, (_CDATA,)):
-                self._is_waiting = True
+            if not final and len(text) - position <= _MAX_HEAD and _may_become(text, start, (_CDATA,)):
+                self.status = BodyStatus.WAITING
                 return position
         self._is_fresh = False
         return position + (self._tags.trims_breaks and text[position] == "\n")
@@ -206,7 +265,7 @@ class XmlBody(Body):
         while not final and end > position and len(text) - end < len(_END_CDATA) - 1 and text[end - 1] == "]":
             end -= 1
         self._keep(text[position:end])
-        self._is_waiting = end < len(text)
+        self._wait_if(end < len(text))
         return end
 
     def _read_value(self, text: str, position: int, final: bool) -> int:
@@ -217,7 +276,7 @@ class XmlBody(Body):
             end = less - (less > position and follows_break and self._tags.trims_breaks)
             starts_line = follows_break or (less == position and self._is_empty)
             next_position = self._tag_at(text, less, starts_line, final)
-            if self._is_waiting:
+            if self.status is BodyStatus.WAITING:
                 self._keep(text[position:end])
                 return end
             if next_position is not None:
@@ -230,7 +289,7 @@ class XmlBody(Body):
         if final:
             self._final_break = text[end:]
             return len(text)
-        self._is_waiting = end < len(text)
+        self._wait_if(end < len(text))
         return end
 
     def _keep(self, text: str) -> None:
@@ -244,7 +303,7 @@ class XmlBody(Body):
         self._state = _State.BETWEEN
 
     def _tag_at(self, text: str, start: int, starts_line: bool, final: bool) -> int | None:
-        """Return where to continue if a tag at `start` ends the value. Sets `_is_waiting` if more text is needed."""
+        """Return where to continue if a tag at `start` ends the value. Waits if more text is needed."""
         tags = self._tags
         if text.startswith(tags.end_parameter, start):
             end = start + len(tags.end_parameter)
@@ -259,33 +318,28 @@ class XmlBody(Body):
         if any(text.startswith(tag, start) for tag in enclosing):
             return start
         candidates = (tags.end_parameter, tags.end_function, tags.parameter, *enclosing)
-        self._is_waiting = not final and _may_become(text, start, candidates)
+        self._wait_if(not final and _may_become(text, start, candidates))
         return None
 
     def _is_followed(self, text: str, position: int, followers: tuple[str, ...], final: bool) -> bool:
-        following = _skip_white(text, position)
+        following = skip_white(text, position)
         if (final and following == len(text)) or following - position > _MAX_MARGIN:
             return True
         if any(text.startswith(tag, following) for tag in followers):
             return True
-        self._is_waiting = not final and _may_become(text, following, followers)
+        self._wait_if(not final and _may_become(text, following, followers))
         return False
 
     def _is_next_parameter(self, text: str, position: int, starts_line: bool, final: bool) -> bool:
         """Whether an argument's tag inside a value begins the next argument: the model omitted the closing tag."""
         end, head = self._tags.head_at(text, position, self._tags.head_end)
         if head is None:
-            self._is_waiting = not final and self._tags.head_end.startswith(text[end:])
+            self._wait_if(not final and self._tags.head_end.startswith(text[end:]))
             return False
         is_expected = self._writer.expects(head.name)
         return starts_line if is_expected is None else is_expected
 
 
-def _skip_white(text: str, position: int) -> int:
-    white = _WHITE.match(text, position)
-    return white.end() if white else position
-
-
 def _may_become(text: str, start: int, tags: Iterable[str]) -> bool:
-    rest = text[start : start + MAX_HEAD]
+    rest = text[start : start + _MAX_HEAD]
     return any(tag.startswith(rest) for tag in tags)
