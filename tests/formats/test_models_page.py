@@ -20,7 +20,7 @@ def names(cell: str) -> list[str]:
 
 def listed(heading: str) -> list[list[str]]:
     section = PAGE.split(f"### {heading}\n")[1].split("\n#")[0]
-    return [names(item) for item in re.split(r"^- ", section, flags=re.MULTILINE)[1:]]
+    return [names(item.split("\n\n")[0]) for item in re.split(r"^- ", section, flags=re.MULTILINE)[1:]]
 
 
 @pytest.mark.parametrize(("heading", "formats"), [("Reasoning", REASONING_FORMATS), ("Tools", TOOL_FORMATS)])
