@@ -13,7 +13,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
-from vllm_mlx.server.garbage import freeze_garbage_collector
+from vllm_mlx.server.run import freeze_garbage_collector
 
 from .figures import milliseconds
 from .probe import seen_by, start_probe

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_mlx.server.garbage import DUE, MAX_OBJECTS, MAX_WAIT_S, GarbageCollector
+from vllm_mlx.server.run import DUE, MAX_OBJECTS, MAX_WAIT_S, GarbageCollector
 
 
 class Interpreter:

@@ -11,8 +11,8 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineStatus
+from vllm_mlx.server.guards import with_tenant
 from vllm_mlx.server.status import Recent
-from vllm_mlx.server.tenants import with_tenant
 
 from .documents import documented_reply
 

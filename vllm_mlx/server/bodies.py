@@ -30,8 +30,8 @@ from ..core.request import RequestLimits
 from ..core.tasks import settle
 from ..core.tenants import has_room
 from .error_handlers import http_error
+from .guards import priority_of, tenant_of
 from .json_bytes import LARGE_BYTES, read_json
-from .tenants import priority_of, tenant_of
 
 LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
 BODIES = 4  # running requests may hold so many bodies of the largest size together

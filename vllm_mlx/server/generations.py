@@ -5,7 +5,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol
 
@@ -36,7 +35,7 @@ class Generation(Protocol):
         """Why the prompt does not continue the previous one of its conversation, if that is known."""
         ...
 
-    async def __aenter__(self) -> object: ...
+    async def __aenter__(self) -> "Generation": ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,38 +98,22 @@ class Engine(Protocol):
 
 
 class PromptBatch:
-    """The generations of a request with several prompts, as one.
+    """The entered generations of a request with several prompts, as one.
 
     Choices are numbered prompt by prompt. Events are in order within a choice.
     """
 
-    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int, stack: AsyncExitStack) -> None:
+    prompt_change: PromptChange | None = None  # texts to complete belong to no conversation
+
+    def __init__(self, generations: Sequence[Generation], choices_per_prompt: int) -> None:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
-        self._stack = stack
         self._events: asyncio.Queue[tuple[int, GenerationEvent] | None] = asyncio.Queue(MAX_BUFFERED_EVENTS)
         self._readers: list[asyncio.Task[None]] = []
-
-    @classmethod
-    async def submit(cls, engine: Engine, requests: Sequence[Request]) -> "PromptBatch":
-        """Submit all requests. If one raises, the others are ended."""
-        async with AsyncExitStack() as stack:
-            generations = []
-            for request in requests:
-                generation = await engine.submit(request)
-                await stack.enter_async_context(generation)
-                generations.append(generation)
-            return cls(generations, requests[0].sampling.n, stack.pop_all())
-        raise AssertionError("an exit stack without callbacks suppresses nothing")
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(generation.num_prompt_tokens for generation in self._generations)
-
-    @property
-    def prompt_change(self) -> PromptChange | None:
-        """None: texts to complete belong to no conversation."""
-        return None
 
     async def __aenter__(self) -> "PromptBatch":
         self._readers = [
@@ -139,15 +122,10 @@ class PromptBatch:
         ]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for reader in self._readers:
             reader.cancel()
-        try:
-            await asyncio.gather(*self._readers, return_exceptions=True)
-        finally:
-            await self._stack.aclose()
+        await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
         num_running = len(self._readers)

@@ -1,4 +1,8 @@
-"""Guards: they refuse requests by host name, API key or rate, before a route or a body is read."""
+"""Who may ask for what: guards refuse requests by host name, API key or rate, before a route or a body is read.
+
+The tenant of a request is the API key that owns it. Tenants share no cached state, so none can time another's prompts.
+A tenant cannot cancel, clear or read what another one owns; an administrator may cancel and clear it.
+"""
 
 import hashlib
 import hmac
@@ -7,22 +11,27 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import TooManyRequests, setting, shown
+from ..core.request import Request
 from ..core.tenants import APIKey
 from .error_handlers import envelope_of, http_error, respond
-from .log import record_of
-from .tenants import tenant_of
 
 ANY = "*"
 _ALWAYS = frozenset({"localhost", "host.docker.internal"})  # the second is this machine's name in its containers
 # The page asks for the key itself and displays nothing without it. Clients probe the others before they send a key.
 OPEN_PATHS = frozenset({"/", "/health", "/api/hello"})
 METRICS_PATH = "/metrics"
+_NOT_ADMIN = (
+    "Only clients on the server's machine or holders of an admin key may do this: start the server with "
+    f"{setting('admin_key_file')}, and send a key of that file."
+)
 NO_KEY = "Send a valid API key: `Authorization: Bearer KEY` or `x-api-key: KEY`."
 MAX_CLIENTS = 10_000  # the client that was silent longest is forgotten, and then treated like a new one
 
@@ -151,7 +160,7 @@ class RateLimit:
             f"This client may send {self._per_minute} requests a minute ({setting('max_requests_per_minute')}).",
             retry_after_s=wait_s,
         )
-        record_of(scope).error_code = error.code
+        scope["state"]["record"].error_code = error.code
         return respond(envelope_of(scope["path"]).error(error))
 
     def _take(self, client: str) -> float:
@@ -164,3 +173,60 @@ class RateLimit:
         if len(self._left) > MAX_CLIENTS:
             self._left.popitem(last=False)
         return 0.0 if may_come else (1 - left) * 60 / self._per_minute
+
+
+def tenant_of(scope: Scope) -> str:
+    """The tenant of the API key that was sent; empty if no key is needed."""
+    tenant: str = scope.get("state", {}).get("tenant", "")
+    return tenant
+
+
+def priority_of(scope: Scope) -> int:
+    """The priority of the API key that was sent."""
+    priority: int = scope.get("state", {}).get("priority", 1)
+    return priority
+
+
+def is_admin(scope: Scope) -> bool:
+    """Whether the sender may see, cancel and clear what any client owns.
+
+    An admin key allows this, and so does the only key. If there are no keys, clients on this machine may do it.
+    """
+    by_key: bool | None = scope.get("state", {}).get("is_admin")
+    return _comes_from_this_machine(scope) if by_key is None else by_key
+
+
+def managed_salts(scope: Scope) -> str:
+    """The prefix of the salts of all requests that the sender may cancel or clear. Raises HTTPException."""
+    if is_admin(scope):
+        return ""
+    tenant = tenant_of(scope)
+    if not tenant:
+        raise HTTPException(403, _NOT_ADMIN)
+    return _salts_of(tenant)
+
+
+def with_tenant(request: Request, scope: Scope) -> Request:
+    """The request with its tenant and priority, and with a salt that no other tenant has."""
+    tenant = tenant_of(scope)
+    if not tenant:
+        return request
+    salt = _salts_of(tenant) + request.cache_salt
+    return replace(request, tenant=tenant, priority=priority_of(scope), cache_salt=salt)
+
+
+def _salts_of(tenant: str) -> str:
+    return f"{tenant}/"
+
+
+def _comes_from_this_machine(scope: Scope) -> bool:
+    """Whether the client is on this machine. A client of a Unix socket has no address."""
+    client = scope.get("client")
+    if client is None:
+        return True
+    try:
+        address = ipaddress.ip_address(client[0].partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

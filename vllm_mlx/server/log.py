@@ -27,8 +27,8 @@ from ..core.events import (
 from ..core.fence import Fence
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from .error_handlers import CLIENT_GONE, internal_error
+from .guards import tenant_of
 from .status import LastReply, Recent
-from .tenants import tenant_of
 
 logger = logging.getLogger(__name__)
 requests_logger = logging.getLogger("vllm_mlx.requests")

@@ -1,7 +1,7 @@
 """Responses that outlive their HTTP request: stored for later turns, or made in the background."""
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,19 +78,12 @@ class ResponseStore:
         return chain
 
 
-class TenantStores:
+def tenant_stores(num_keys: int) -> defaultdict[str, ResponseStore]:
     """One store per tenant, or one for all if no API key is needed. They divide the limits evenly."""
-
-    def __init__(self, num_keys: int) -> None:
-        self._share = max(1, num_keys)
-        self._stores: dict[str, ResponseStore] = {}
-
-    def of(self, tenant: str) -> ResponseStore:
-        if tenant not in self._stores:
-            self._stores[tenant] = ResponseStore(
-                max_responses=max(1, MAX_RESPONSES // self._share), max_bytes=MAX_BYTES // self._share
-            )
-        return self._stores[tenant]
+    share = max(1, num_keys)
+    return defaultdict(
+        lambda: ResponseStore(max_responses=max(1, MAX_RESPONSES // share), max_bytes=MAX_BYTES // share)
+    )
 
 
 class BackgroundReplies:

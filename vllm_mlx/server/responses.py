@@ -13,22 +13,22 @@ from starlette.responses import Response
 from ..api.error_replies import OpenAIError
 from ..api.responses.decode import DecodedResponse, decode_response
 from ..api.responses.encode import ResponseStream, failed, response_fold
-from ..api.responses.replies import Deleted, InputItemList, ResponseReply, response
+from ..api.responses.replies import Deleted, InputItemList, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
-from ..core.events import GenerationEvent
 from ..core.fence import Fence
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
 from .generations import Engine
+from .guards import tenant_of
 from .log import record_of
-from .response_store import BackgroundReplies, ResponseStore, TenantStores
+from .response_store import BackgroundReplies, ResponseStore, tenant_stores
 from .routes import ServedModels, as_json, documented
 from .streaming import Submission, respond_with, submit, while_connected
-from .tenants import tenant_of
 
 StoredItem = Mapping[str, Any]
+Keep = Callable[[ResponseReply], None]
 Stored = Mapping[str, StoredItem]  # by the items' ids
 
 EVENTS = "OpenAI's events, response.created to response.completed"
@@ -55,7 +55,7 @@ class _Responses:
     def __init__(self, engine: Engine, config: ServerConfig, models: ServedModels) -> None:
         self._engine = engine
         self._models = models
-        self._stores = TenantStores(len(config.api_keys))
+        self._stores = tenant_stores(len(config.api_keys))
         self._background = BackgroundReplies()
 
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
@@ -74,14 +74,18 @@ class _Responses:
         found = await decoded(http, body, decode, is_long=previous_id is not None)
         spec = found.reply
         submission = submit(self._engine, [found.request], http, spec)
-        keep = _Keeper(store, found, previous_id)
+
+        def keep(reply: ResponseReply) -> None:
+            if spec.store:
+                store.put(stored(found.kept, reply, previous_id))
+
         if spec.background:
-            return await self._in_background(http, submission, found, keep)
+            return await self._in_background(http, submission, spec, keep)
         return await respond_with(
             submission,
             http,
             spec,
-            stream=lambda _: _KeptStream(ResponseStream(spec), keep),
+            stream=lambda _: _KeptStream(spec, keep),
             fold=response_fold(spec, keep),
         )
 
@@ -123,65 +127,39 @@ class _Responses:
         return as_json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
 
     def _store(self, http: Request) -> ResponseStore:
-        return self._stores.of(tenant_of(http.scope))
+        return self._stores[tenant_of(http.scope)]
 
-    async def _in_background(
-        self, http: Request, submission: Submission, decoded: DecodedResponse, keep: "_Keeper"
-    ) -> Response:
+    async def _in_background(self, http: Request, submission: Submission, spec: ResponseSpec, keep: Keep) -> Response:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
-        spec = decoded.reply
         fold, answer = response_fold(spec, keep), as_json(response(spec, "queued"))
         keep(response(spec, "in_progress"))
         starting = self._background.start(
-            spec.reply_id,
-            submission,
-            fold,
-            record_of(http.scope),
-            failed=lambda error: keep(failed(spec, error)),
+            spec.reply_id, submission, fold, record_of(http.scope), failed=lambda error: keep(failed(spec, error))
         )
         try:
             await while_connected(http.receive, starting)
         except BaseException:
-            keep.forget()
+            self._store(http).remove(spec.reply_id)
             raise
         return answer
 
 
-class _Keeper:
-    """Stores a response under its id, if the request asks for that."""
+class _KeptStream(ResponseStream):
+    """Keeps the response once it has ended. A client that disconnects leaves nothing."""
 
-    def __init__(self, store: ResponseStore, decoded: DecodedResponse, previous_id: str | None) -> None:
-        self._store = store
-        self._decoded = decoded
-        self._previous_id = previous_id
-
-    def __call__(self, reply: ResponseReply) -> None:
-        if self._decoded.reply.store:
-            self._store.put(stored(self._decoded.kept, reply, self._previous_id))
-
-    def forget(self) -> None:
-        self._store.remove(self._decoded.reply.reply_id)
-
-
-class _KeptStream:
-    """A `StreamEncoder` that keeps the response once it has ended. A client that disconnects leaves nothing."""
-
-    def __init__(self, stream: ResponseStream, keep: Callable[[ResponseReply], None]) -> None:
-        self._stream = stream
+    def __init__(self, spec: ResponseSpec, keep: Keep) -> None:
+        super().__init__(spec)
         self._keep = keep
-        self.open = stream.open
-        self.feed: Callable[[int, GenerationEvent], bytes] = stream.feed
-        self.keep_alive = stream.keep_alive
 
     def fail(self, error: VLLMMLXError) -> bytes:
-        wire = self._stream.fail(error)
+        wire = super().fail(error)
         with Fence("the stream's last event, which the client gets although its failed response is not stored"):
-            self._keep(self._stream.reply)
+            self._keep(self.reply)
         return wire
 
     def close(self) -> bytes:
-        self._keep(self._stream.reply)
-        return self._stream.close()
+        self._keep(self.reply)
+        return super().close()
 
 
 def _decoded(body: ResponsesBody, referenced: Stored, earlier: Sequence[StoredItem], **spec: Any) -> DecodedResponse:

@@ -27,7 +27,7 @@ from ..core.errors import EngineDead, VLLMMLXError, shown
 from ..engine.monitoring.counters import ReplyProgress
 from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
 from .generations import Engine
-from .tenants import is_admin, managed_salts, tenant_of
+from .guards import is_admin, managed_salts, tenant_of
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30

@@ -8,7 +8,7 @@ A submission is entered where its response is written, so that every generation 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -24,8 +24,8 @@ from ..core.request import Request
 from .bodies import beside_loop
 from .error_handlers import CLIENT_GONE, ClientGone, error_code
 from .generations import Engine, Generation, PromptBatch
+from .guards import with_tenant
 from .log import RequestRecord, error_of, record_of
-from .tenants import with_tenant
 
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[Generation]
@@ -56,8 +56,11 @@ async def submit(
     num_choices = requests[0].sampling.n
     http.app.state.config.limits.check_choices(num_choices * len(requests))
     ready = [await admitted(request, http) for request in requests]
-    generation = await (engine.submit(ready[0]) if len(ready) == 1 else PromptBatch.submit(engine, ready))
-    async with generation:
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(await engine.submit(request)) for request in ready]
+        generation: Generation = opened[0]
+        if len(opened) > 1:
+            generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
         record_of(http.scope).begin_reply(
             reply_id=spec.reply_id,
             model=spec.model,
