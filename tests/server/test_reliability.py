@@ -58,17 +58,32 @@ import sys
 from vllm_mlx.cli.main import main
 from vllm_mlx.engine.engine import Engine
 
-def die(self, deliver):
-    raise SystemError("the device is gone")
+from vllm_mlx.runner.runner import Runner
 
-Engine.step = die
+def die(self, *args):
+    raise {error}
+
+{seam} = die
 sys.argv = ["vllm-mlx", "serve", {path!r}, "--port", "0"]
 main()
 """
 
 
-def test_a_process_whose_engine_died_asks_to_be_started_again(checkpoint: Callable[..., Path]) -> None:
-    process = start_python(DYING.format(path=str(checkpoint("qwen3"))))
+GONE = "The engine has stopped: SystemError: the device is gone."
+FAILED = "The GPU failed 3 times in a row, so that only a restart of the server helps: [METAL] Command buffer"
+
+
+@pytest.mark.parametrize(
+    ("seam", "error", "words"),
+    [
+        ("Engine.step", 'SystemError("the device is gone")', GONE),
+        ("Runner.prefill", 'RuntimeError("[METAL] Command buffer execution failed: Ignored (00000004).")', FAILED),
+    ],
+)
+def test_a_process_whose_engine_died_asks_to_be_started_again(
+    checkpoint: Callable[..., Path], seam: str, error: str, words: str
+) -> None:
+    process = start_python(DYING.format(path=str(checkpoint("qwen3")), seam=seam, error=error))
     assert process.stdout is not None
     try:
         printed = ""
@@ -76,9 +91,34 @@ def test_a_process_whose_engine_died_asks_to_be_started_again(checkpoint: Callab
             printed += process.stdout.readline()
         url = re.findall(r"http://127.0.0.1:\d+", printed)[0]
         answer = httpx.post(f"{url}/v1/chat/completions", json=HI, trust_env=False, timeout=60)
-        assert answer.status_code == 503 and "the device is gone" in answer.json()["error"]["message"]
+        assert answer.status_code == 503 and words in answer.json()["error"]["message"]
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == ExitCode.RESTART == 75
-    assert "The engine has stopped: SystemError: the device is gone." in err.splitlines()[-1]
+    assert words in err.splitlines()[-1]
+
+
+def test_gpu_faults_in_a_row_end_every_open_request_in_its_envelope_and_new_ones_are_refused(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=4096))
+
+    def failing(self: Runner) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Impacting Interactivity (0000000e).")
+
+    long: Any = {**HI, "max_tokens": 4000}
+    with serving(engine) as server, server.http() as client:
+        stream = client.stream("POST", "/v1/chat/completions", json={**long, "stream": True})
+        with stream as chat, server.http().stream("POST", "/v1/messages", json={**long, "stream": True}) as message:
+            lines = [response.iter_lines() for response in (chat, message)]
+            for read in lines:
+                assert next(read)
+            monkeypatch.setattr(Runner, "_check_device", failing)
+            ends = ["\n".join(list(read)[-8:]) for read in lines]
+        assert '"code":"engine_dead"' in ends[0].replace(" ", "") and "The GPU failed 3 times" in ends[0]
+        assert "event: error" in ends[1] and '"type":"api_error"' in ends[1].replace(" ", "")
+        health = client.get("/health")
+        assert health.status_code == 503 and "Impacting Interactivity" in health.json()["error"]
+        refused = client.post("/v1/chat/completions", json=HI)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_dead"

@@ -74,6 +74,16 @@ def state_arrays(caches: Iterable[Any]) -> list[mx.array]:
     return [array for cache in caches for array in arrays(cache.state)]
 
 
+def complete(*work: Any) -> None:
+    """Evaluate arrays, and wait until MLX knows whether this and all earlier work of the thread succeeded.
+
+    Raises RuntimeError if it did not. An evaluation alone may return before the error is known
+    (mlx/backend/metal/event.cpp).
+    """
+    mx.eval(*work)
+    mx.synchronize()
+
+
 def state_bytes(caches: Iterable[Any]) -> int:
     """Bytes by shape and type, which is exact for lazy arrays too and evaluates nothing."""
     return sum(array.nbytes for array in state_arrays(caches))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.memory import allocated_slots
-from .layers import Kind, LayerCaches, can_batch, kind, leaves, state_arrays
+from .layers import Kind, LayerCaches, can_batch, complete, kind, leaves, state_arrays
 from .node import ResumeRule
 
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
@@ -63,7 +63,7 @@ class KVSegment:
             _cut(self.windows, cut, num_windowed),
             max(self.window_offset - at, 0),
         )
-        mx.eval(*left.arrays(), *right.arrays())  # a lazy copy would keep its source alive
+        complete(*left.arrays(), *right.arrays())  # a lazy copy would keep its source alive
         return left, right
 
     def arrays(self) -> list[mx.array]:
@@ -165,7 +165,7 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
     windows = tuple(_tail(kv, end - window_start) for kv in row.windows)
     recurrent = tuple(tuple(_own(a) for a in layer) for layer in row.recurrent)
     segment = KVSegment(end - start, blocks, windows, window_start - start)
-    mx.eval(segment.arrays(), [array for layer in recurrent for array in layer if array is not None])
+    complete(segment.arrays(), [array for layer in recurrent for array in layer if array is not None])
     return segment, window_start, RecurrentState(recurrent) if recurrent else None
 
 
@@ -196,7 +196,7 @@ def restore(
                 recurrent += 1
             case _:
                 raise TypeError(f"{type(leaf).__name__} cannot be restored")
-    mx.eval(state_arrays(caches))
+    complete(state_arrays(caches))
 
 
 def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:

@@ -8,6 +8,8 @@ import traceback
 from types import TracebackType
 from typing import Self
 
+from .faults import device_fault
+
 logger = logging.getLogger(__name__)
 
 
@@ -35,6 +37,15 @@ class Fence:
         if self._is_logged:
             logger.error("An error was contained. Unharmed: %s", self._protects, exc_info=error)
         return True
+
+
+class RowFence(Fence):
+    """A fence around the work of some rows. A device fault passes it, because it leaves no row unharmed."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return device_fault(error) is None and super().__exit__(kind, error, trace)
 
 
 def clear_locals(error: BaseException) -> None:

@@ -171,6 +171,7 @@ class Sequence:
     num_stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
     scheduled_s: float | None = None  # time of its first admission, by the scheduler's clock
     num_preemptions: int = 0  # including restarts after a fault
+    num_faults: int = 0  # device faults since its last token
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended the sequence
 

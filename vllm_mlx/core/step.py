@@ -89,6 +89,7 @@ class StepOutput:
     failed: tuple[tuple[int, VLLMMLXError], ...] = ()
     suspects: tuple[int, ...] = ()  # seq_ids whose state is lost to a fault that may be another row's
     snapshots: tuple[Snapshot, ...] = ()
+    refused: tuple[tuple[int, int], ...] = ()  # (seq_id, tokens) of chunks for which the device had no memory
     failed_restores: tuple[Restore, ...] = ()  # rows that were not started, because the match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
     decode_s: float | None = None  # time of one decode forward of all groups, if it was measured

@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from ..cache.stats import Entry
 from ..cache.tree import PrefixTree
-from ..core.errors import EngineDead, GenerationError
+from ..core.errors import EngineDead, GenerationError, first_line
+from ..core.faults import MAX_FAULTS, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
-from ..core.step import SequenceUpdate, StepPlan
+from ..core.step import SequenceUpdate, StepOutput, StepPlan
 from ..core.tasks import settle
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
@@ -39,6 +40,7 @@ class Engine:
         self._watch = watch
         self._aborts: list[int] = []  # handled in the next step, inside its fence, because an abort captures state
         self._is_stalled = False
+        self._num_faults = 0  # device faults since the last good step
         self.num_steps = 0
 
     @property
@@ -125,24 +127,65 @@ class Engine:
     def step(self, deliver: Deliver) -> None:
         """Run one step. Tokens are delivered before the prefill of the same step runs.
 
-        If a step fails as a whole, its sequences restart or fail; the next step starts clean.
+        If a step fails as a whole, its sequences restart or fail; the next step starts clean. Raises EngineDead.
         """
         self.num_steps += 1
         self._is_stalled = False
-        plan = StepPlan()
+        plan, num_tokens = StepPlan(), 0
         with Fence("the engine, which continues with its next step") as fence:
             while self._aborts:
                 self._scheduler.abort(self._aborts.pop())
             plan = self._scheduler.schedule(time.monotonic())
-            if updates := self._scheduler.update(self._runner.decode(plan)):
-                deliver(updates)
-            self._is_stalled = plan == StepPlan() and not updates and self._scheduler.awaits_inputs
-            if plan.prefill and (updates := self._scheduler.update(self._runner.prefill(plan.prefill))):
-                deliver(updates)
-        if (error := fence.error) is not None:
-            failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
-            self._runner.reset()
-            deliver(self._scheduler.recover(failure))
+            self._raise_fault()
+            has_news = self._take(self._runner.decode(plan), deliver)
+            self._is_stalled = plan == StepPlan() and not has_news and self._scheduler.awaits_inputs
+            if plan.prefill:
+                num_tokens = max(chunk.end - chunk.start for chunk in plan.prefill)
+                self._take(self._runner.prefill(plan.prefill), deliver)
+        if fence.error is not None:
+            self.recover(fence.error, deliver, num_tokens)
+
+    def ask(self, question: Callable[["Engine"], T], deliver: Deliver) -> T:
+        """Answer a question between two steps. A device fault that it meets is everyone's, and is raised too."""
+        try:
+            return question(self)
+        except RuntimeError as error:
+            if device_fault(error) is not None:
+                self.recover(error, deliver)
+            raise
+
+    def recover(self, error: Exception, deliver: Deliver, num_tokens: int = 0) -> None:
+        """Drop all rows, so that the next step starts clean, and let their sequences restart or fail.
+
+        `num_tokens`: the longest chunk that ran, if any did. Raises EngineDead after several device faults without a
+        good step in between, because then only a new process helps.
+        """
+        fault = device_fault(error)
+        self._runner.reset()
+        if fault is not None:
+            self._num_faults += 1
+            logger.error("Device fault %d since the last good step: %s", self._num_faults, error)
+        if self._num_faults >= MAX_FAULTS:
+            raise EngineDead(
+                f"The GPU failed {self._num_faults} times in a row, so that only a restart of the server helps: "
+                f"{first_line(error, 300)}"
+            )
+        failure = GenerationError(f"The engine could not complete a step: {type(error).__name__}: {error}")
+        deliver(self._scheduler.recover(failure, fault, num_tokens))
+
+    def _take(self, output: StepOutput, deliver: Deliver) -> bool:
+        """Deliver the results of decode or prefill. Returns whether there are any. Raises a device fault after that."""
+        if output.tokens or output.prefilled:
+            self._num_faults = 0
+        if updates := self._scheduler.update(output):
+            deliver(updates)
+        self._raise_fault()
+        return bool(updates)
+
+    def _raise_fault(self) -> None:
+        """Raise the device fault that a change of cached state met, once nothing else is lost by it."""
+        if self._scheduler.prefix_cache is not None:
+            self._scheduler.prefix_cache.raise_fault()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +286,7 @@ class EngineThread:
                         engine.rest()
         except BaseException as error:
             logger.exception("The engine thread ended")
-            self.error = EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")
+            self.error = _end_of(error)
             self._died(self.error)
         self._end = self.error or EngineDead("The engine has been shut down.")
         self._refuse_questions(self._end)
@@ -270,10 +313,16 @@ class EngineThread:
                 case None:
                     return False
                 case _Question(ask, answer):
-                    settle(answer, partial(ask, engine))
+                    settle(answer, partial(engine.ask, ask, self._deliver))
                 case act:
                     act(engine)
             block = False
+
+
+def _end_of(error: BaseException) -> EngineDead:
+    if isinstance(error, EngineDead):
+        return error
+    return EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")
 
 
 def _nobody_listens(_: object) -> None:

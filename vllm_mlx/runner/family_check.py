@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..core.errors import ModelLoadError, Unsupported, first_line, setting
+from ..core.faults import device_fault
 from ..core.sequence import PromptInputs, Sequence, TokenSampling
 from .model import MultimodalModel
 from .vision_inputs import KNOWN_INPUTS, chunk_positions, input_arrays
@@ -48,6 +49,8 @@ def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[st
     try:
         fault = _difference(model, prompt, inputs)
     except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        if device_fault(error) is not None:
+            raise
         fault = first_line(error, 200)
     model.forget_images()
     return None if fault is None else fault.rstrip(".")

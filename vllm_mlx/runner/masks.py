@@ -10,7 +10,7 @@ import numpy as np
 from llguidance.mlx import apply_token_bitmask
 
 from ..core.errors import GenerationError
-from ..core.fence import Fence
+from ..core.fence import Fence, RowFence
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
 from .row_constraint import Clock, Grace, RowConstraint, thread_time
@@ -81,7 +81,7 @@ class Masks:
 
     @contextmanager
     def _fence(self, seq_id: int) -> Iterator[Fence]:
-        with Fence("all rows but this guided one", is_logged=False) as fence:
+        with RowFence("all rows but this guided one", is_logged=False) as fence:
             yield fence
         if fence.error is not None:
             self._fail(seq_id, fence.error)

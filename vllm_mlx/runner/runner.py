@@ -2,11 +2,15 @@
 
 Decode runs one step ahead of reading: the forward pass of a step is launched on the unread samples of the previous
 step, which are read while the device works. So the device works while Python does its part of a step.
+
+A device fault is everyone's: it leaves `decode` and `prefill` as an error, and nothing of them is reported or stored.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +20,8 @@ from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
-from ..core.fence import Fence
+from ..core.faults import DeviceFault, Fault, device_fault
+from ..core.fence import RowFence
 from ..core.sequence import Sequence
 from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
 from .batch import Batch, InFlight
@@ -25,6 +30,7 @@ from .masks import Masks
 from .model import Model
 from .vision_inputs import Features
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLEAR_INTERVAL = 32  # decode steps between returns of freed buffers to the system
@@ -38,6 +44,7 @@ class Runner:
         self._batches: list[Batch] = []
         self._in_flight: list[InFlight] = []
         self._masks = Masks()
+        self._probe = mx.array(0)
         self._unstarted: set[int] = set()  # rows of this plan whose restore failed
         self._num_steps = 0
 
@@ -84,6 +91,7 @@ class Runner:
             unread, self._in_flight = self._in_flight, []
             tokens += self._read(unread, fences)
             decode_s = time.perf_counter() - start
+        self._check_device()
         self._num_steps += 1
         if self._num_steps % _CLEAR_INTERVAL == 0:
             mx.clear_cache()
@@ -105,7 +113,7 @@ class Runner:
         for chunk in chunks:
             if chunk.seq.seq_id in self._unstarted:
                 continue
-            seconds = fences.run([chunk.seq], partial(self._prefill_chunk, chunk))
+            seconds = self._run_chunk(chunk, fences)
             if seconds is None:
                 self._prefilled.pop(chunk.seq.seq_id, None)
                 continue
@@ -117,6 +125,7 @@ class Runner:
         return StepOutput(
             prefilled=tuple(prefilled),
             failed=tuple(fences.failed),
+            refused=tuple(fences.refused),
             snapshots=tuple(snapshots),
             chunk_timings=tuple(timings),
             overrun=self._watch.overrun(),
@@ -128,6 +137,7 @@ class Runner:
 
     def reset(self) -> None:
         """Drop all rows, after a step that failed outside of any row's work."""
+        self._drain()
         self._prefilled.clear()
         self._batches.clear()
         self._in_flight.clear()
@@ -164,6 +174,9 @@ class Runner:
                 self._lose(launched.seqs, fences)
             else:
                 tokens += read
+        unknown = next((token.token_id for token in tokens if not 0 <= token.token_id < self._model.vocab_size), None)
+        if unknown is not None:
+            raise DeviceFault(f"The device sampled {unknown}, which is no token id")
         self._masks.feed(tokens)
         return tokens
 
@@ -178,6 +191,36 @@ class Runner:
             launched for launched in self._in_flight if lost.isdisjoint(seq.seq_id for seq in launched.seqs)
         ]
 
+    def _check_device(self) -> None:
+        """Raise the error of a failed command buffer before its tokens are sent: reading them does not raise it.
+
+        MLX raises it when it begins to encode other work, here a tiny operation, without waiting for that work.
+        """
+        if self._in_flight:
+            mx.async_eval(self._probe + 1)  # type: ignore[no-untyped-call]
+        else:
+            mx.synchronize()
+
+    def _drain(self) -> None:
+        """Wait for the device, and forget the error of work whose results are dropped."""
+        with suppress(RuntimeError):
+            mx.synchronize()
+
+    def _run_chunk(self, chunk: PrefillChunk, fences: "_RowFences") -> float | None:
+        """Run a chunk. Returns its seconds; None if the row has failed, or if the device had no memory for the chunk.
+
+        Nothing else is in flight, so that a lack of memory concerns this chunk alone.
+        """
+        try:
+            return fences.run([chunk.seq], partial(self._prefill_chunk, chunk))
+        except RuntimeError as error:
+            if device_fault(error) is not Fault.OUT_OF_MEMORY:
+                raise
+            logger.warning("The device had no memory for a chunk of %d tokens: %s", chunk.end - chunk.start, error)
+        fences.refused.append((chunk.seq.seq_id, chunk.end - chunk.start))
+        self._drain()
+        return None
+
     def _prefill_chunk(self, chunk: PrefillChunk) -> float:
         """Run a chunk. Returns its seconds, without the time to encode its images."""
         self._model.encode(chunk.seq, chunk.start, chunk.end)
@@ -187,7 +230,7 @@ class Runner:
             caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
         self._model.prefill(chunk.seq, chunk.start, chunk.end, caches)
         layers.leave_window(caches)
-        mx.eval(layers.state_arrays(caches))
+        layers.complete(layers.state_arrays(caches))
         return time.perf_counter() - start
 
     def _capture(self, capture: Capture) -> Snapshot | None:
@@ -195,7 +238,7 @@ class Runner:
         caches, row = self._find(capture.seq.seq_id)
         if caches is None:
             return None
-        with Fence("the row whose snapshot failed"):
+        with RowFence("the row whose snapshot failed"):
             view = snapshot.view(caches, row, capture.row_length)
             return Snapshot(capture, *snapshot.capture(view, capture.start, capture.end, self._model.window))
         return None
@@ -203,7 +246,7 @@ class Runner:
     def _restore(self, restore: Restore) -> bool:
         seq, match = restore.seq, restore.match
         caches = self._model.new_caches()
-        with Fence("the row, which begins without its cached prefix") as fence:
+        with RowFence("the row, which begins without its cached prefix") as fence:
             snapshot.restore(caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens)
             self._prefilled[seq.seq_id] = caches
         return fence.error is None
@@ -285,9 +328,10 @@ class _RowFences:
     def __init__(self) -> None:
         self.failed: list[tuple[int, VLLMMLXError]] = []
         self.suspects: dict[int, None] = {}  # an ordered set of seq_ids
+        self.refused: list[tuple[int, int]] = []  # (seq_id, tokens) of chunks for which the device had no memory
 
     def run(self, seqs: Rows[Sequence], work: Callable[[], T]) -> T | None:
-        with Fence("rows outside the batch whose device work failed") as fence:
+        with RowFence("rows outside the batch whose device work failed") as fence:
             try:
                 return work()
             except RequestError as error:  # no failure of the server: an image that changed at its address

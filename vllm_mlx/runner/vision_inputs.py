@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..cache.layers import complete
 from ..core.errors import Unsupported
 from ..core.sequence import EncoderInputs, MediaItem
 
@@ -51,7 +52,7 @@ def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
         mx.contiguous(merged["inputs_embeds"][0]),
         () if deepstack is None else tuple(_at_all(layer, merged["visual_pos_masks"]) for layer in deepstack),
     )
-    mx.eval(features.embeddings, *features.deepstack)
+    complete(features.embeddings, *features.deepstack)
     return features
 
 

@@ -2,6 +2,7 @@
 
 import logging
 
+from ..core.faults import Fault
 from ..core.memory import NO_OVERRUN, MemoryBudget, Pressure
 from ..core.step import StepOutput
 from .prefill_pacer import PrefillPacer
@@ -10,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 _GROWTH_STEPS = 1024  # steps within the limit after which the complete pool is used again
 _LEVELS = list(Pressure)  # in rising order
+_REFUSED_SHARE = 4  # the pool shrinks by a quarter of what is used when the device has no memory
 _MARGIN = 16  # a pool that has grown by 1/16 has room again
 _KEPT_UNDER_PRESSURE = {Pressure.WARNING: 0.75, Pressure.CRITICAL: 0.5}  # share of the used bytes
 
@@ -74,6 +76,17 @@ class MemoryPool:
         self.num_shortened += self._pacer.shorten(self._pacer.longest_chunk)
         kept = int(self._used_bytes * _KEPT_UNDER_PRESSURE[pressure])
         self._shrink_to(kept if pressure is Pressure.CRITICAL else max(self._rows_bytes, kept))
+
+    def heed(self, fault: Fault, num_tokens: int = 0) -> bool:
+        """Ask less of a device that failed: shorter chunks if a chunk of `num_tokens` ran, less memory if it had none.
+
+        Returns whether chunks have become shorter.
+        """
+        is_shorter = num_tokens > 0 and self._pacer.shorten(num_tokens)
+        self.num_shortened += is_shorter
+        if fault is Fault.OUT_OF_MEMORY:
+            self._shrink_to(self._used_bytes - self._used_bytes // _REFUSED_SHARE)
+        return is_shorter
 
     def _shrink_to(self, num_bytes: int) -> None:
         if num_bytes >= self.num_bytes:

@@ -3,14 +3,16 @@
 This is one model's view of the shared tree. It is pure: it hands state on without looking at it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.node import NODE_BYTES, Match, ResumeRule, Space
 from ..cache.tree import NEAR_FORK, PrefixTree
-from ..core.fence import Fence
+from ..core.faults import device_fault
+from ..core.fence import Fence, RowFence
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
@@ -50,6 +52,7 @@ class PrefixPlanner:
         self._open_matches: list[Match] = []  # pinned for the restores of the running step
         self._trims: list[tuple[Sequence, int]] = []  # (sequence, tokens to keep)
         self._unusable: set[int] = set()  # seq_ids whose match was damaged: they start without the cache
+        self._fault: RuntimeError | None = None
         self.num_skipped_captures = 0  # because memory was short
         tree.add_model(fingerprint, rule)
 
@@ -111,12 +114,14 @@ class PrefixPlanner:
             if seq.status is not SequenceStatus.FINISHED:
                 self._trims.append((seq, num_tokens))
             elif seq.num_tokens > num_tokens:
-                self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
+                with self._hold_fault():
+                    self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
 
     def drop(self, match: Match, seq: Sequence) -> None:
         """Remove a damaged path. The sequence continues without the cache."""
         self._unusable.add(seq.seq_id)
-        self.tree.drop(match.space, self._key(seq, match.length))
+        with self._hold_fault():
+            self.tree.drop(match.space, self._key(seq, match.length))
 
     def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
         """Decide where the prefill of this sequence stops for a capture.
@@ -189,8 +194,24 @@ class PrefixPlanner:
         self._planned.pop(id(snapshot.capture), None)
         return self._or_skip(partial(self._insert, snapshot, now), False)
 
+    def raise_fault(self) -> None:
+        """Raise the device fault that an earlier change of cached state met."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    @contextmanager
+    def _hold_fault(self) -> Iterator[None]:
+        """Keep a device fault for `raise_fault`. Copies that fail leave the tree as it was."""
+        try:
+            yield
+        except RuntimeError as error:
+            if device_fault(error) is None:
+                raise
+            self._fault = error
+
     def _or_skip(self, work: Callable[[], T], skipped: T) -> T:
-        with Fence("the row, whose state is not stored"):
+        with self._hold_fault(), RowFence("the row, whose state is not stored"):
             return work()
         self.num_skipped_captures += 1
         return skipped
@@ -247,7 +268,8 @@ class PrefixPlanner:
 
     def shrink_to(self, num_bytes: int) -> None:
         """Limit cached state to `num_bytes`, because rows need the rest."""
-        self.tree.set_limit(min(self._max_bytes, num_bytes))
+        with self._hold_fault():
+            self.tree.set_limit(min(self._max_bytes, num_bytes))
 
     def _space(self, seq: Sequence) -> Space:
         return (self._fingerprint, seq.cache_salt)

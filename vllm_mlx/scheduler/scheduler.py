@@ -12,8 +12,9 @@ from dataclasses import replace
 from functools import partial
 
 from ..core.config import EngineConfig
-from ..core.errors import VLLMMLXError
+from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import FinishReason
+from ..core.faults import MAX_FAULTS, Fault
 from ..core.memory import MemoryBudget, RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import PrefillChunk, SequenceUpdate, StepOutput, StepPlan, TokenOutput
@@ -45,7 +46,7 @@ class Scheduler:
         self.pool = MemoryPool(memory, pacer)
         self._footprint = footprint
         self._pacer = pacer
-        self._prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache
         self._seqs = RunningSet()
         self._pending = Pending()
         self._turns = Turns(lambda row: footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens)))
@@ -69,21 +70,13 @@ class Scheduler:
         return len(self._seqs)
 
     @property
-    def prefix_cache(self) -> PrefixPlanner | None:
-        return self._prefix_cache
-
-    @property
     def has_work(self) -> bool:
-        has_trims = self._prefix_cache is not None and self._prefix_cache.has_trims
+        has_trims = self.prefix_cache is not None and self.prefix_cache.has_trims
         return bool(self._seqs.waiting or len(self._seqs) or self._pending.release or has_trims)
 
-    def live_bytes(self) -> int:
-        """Bytes of all rows, including padding. A prefilling row counts with its complete prompt."""
-        return self._row_bytes(extra=0)
-
     def add(self, seq: Sequence) -> None:
-        if self._prefix_cache is not None:
-            self._prefix_cache.open(seq)
+        if self.prefix_cache is not None:
+            self.prefix_cache.open(seq)
         self._turns.join(seq)
         self._seqs.waiting.append(seq)
 
@@ -96,35 +89,50 @@ class Scheduler:
 
     def keep(self, seq: Sequence, num_tokens: int) -> None:
         """Once the sequence has ended, keep only its first `num_tokens` in the prefix cache."""
-        if self._prefix_cache is not None:
-            self._prefix_cache.keep(seq, num_tokens)
+        if self.prefix_cache is not None:
+            self.prefix_cache.keep(seq, num_tokens)
 
-    def recover(self, error: VLLMMLXError) -> list[SequenceUpdate]:
+    def recover(self, error: VLLMMLXError, fault: Fault | None = None, num_tokens: int = 0) -> list[SequenceUpdate]:
         """Continue after a step that failed as a whole: the device has no rows, so nothing is captured or released.
 
-        The culprit is unknown: all rows restart, each isolated. If all were isolated already, or there is only one
-        row, the youngest fails. If no row ran, or results of the step may be lost, all sequences fail.
+        All rows restart, unless they failed too often. If results of the step may be lost, all sequences end.
+        After a device fault while a chunk of `num_tokens` ran, chunks become shorter. Unless it was one for another
+        reason than memory, rows restart isolated: they need no copies, and a row that causes the error fails alone.
         """
-        if self._prefix_cache is not None:
-            self._prefix_cache.release_matches()
+        if self.prefix_cache is not None:
+            self.prefix_cache.release_matches()
         rows = list(self._seqs)
-        are_isolated = all(self._groups.is_isolated(seq.seq_id) for seq in rows)
-        failing = rows[-1:] if are_isolated or len(rows) == 1 else []
         ended = self._pending.ended
-        if ended is not None or not rows:
-            failing = [*rows, *self._seqs.waiting]
+        failing = [*rows, *self._seqs.waiting] if ended is not None else self._ending(rows, fault)
+        if fault is not None:
+            self.pool.heed(fault, num_tokens)
         for seq in failing:
             self._finish(seq, FinishReason.ABORT, keep=False)
-        self._restart_isolated([seq.seq_id for seq in self._seqs])
+        self._restart([seq.seq_id for seq in self._seqs], isolated=fault is not Fault.FAILED)
         self._pending = Pending()
         seq_ids = dict.fromkeys(seq.seq_id for seq in (*failing, *(ended or ())))
         return [SequenceUpdate(seq_id=seq_id, error=error) for seq_id in seq_ids]
 
+    def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
+        """The sequences that end because a step failed as a whole.
+
+        A device fault is nobody's, so a row ends only if several came without a token of it in between. Otherwise the
+        culprit is unknown: the youngest row ends if all were isolated already; if no row ran, all sequences do.
+        """
+        if fault is not None:
+            for seq in rows:
+                seq.num_faults += 1
+            return [seq for seq in rows if seq.num_faults >= MAX_FAULTS]
+        if not rows:
+            return list(self._seqs.waiting)
+        are_isolated = all(self._groups.is_isolated(seq.seq_id) for seq in rows)
+        return rows[-1:] if are_isolated or len(rows) == 1 else []
+
     def schedule(self, now: float = 0.0) -> StepPlan:
         """Plan the next step. `now` is in seconds, from any monotonic clock; the cache orders entries by it."""
         self._now = now
-        if self._prefix_cache is not None:
-            self._prefix_cache.forget_planned(but=self._pending.captures)
+        if self.prefix_cache is not None:
+            self.prefix_cache.forget_planned(but=self._pending.captures)
         self._preempt_if_short()
         self._admit()
         favoured = self._turns.favoured(self._seqs, now)
@@ -141,8 +149,6 @@ class Scheduler:
 
     def update(self, output: StepOutput) -> list[SequenceUpdate]:
         """Take in the results of a step, or of its decode or prefill alone, and return what clients must hear."""
-        if self._prefix_cache is not None:
-            self._prefix_cache.release_matches()
         for timing in output.chunk_timings:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
@@ -151,11 +157,11 @@ class Scheduler:
         self._turns.charge(output, self._seqs.by_id)
         self._pending.ended = []
         self._store(output)
-        self._restart_isolated(output.suspects)
+        self._restart(output.suspects, isolated=True)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
+        updates += [self._run_shorter(seq_id, num_tokens) for seq_id, num_tokens in output.refused]
         updates += self._report_admitted()
-        prefilled = (self._seqs.by_id.get(seq_id) for seq_id, _ in output.prefilled)
-        updates += [SequenceUpdate.of(seq) for seq in prefilled if seq is not None]
+        updates += [SequenceUpdate.of(seq) for seq_id, _ in output.prefilled if (seq := self._seqs.by_id.get(seq_id))]
         updates += self._take_tokens(output.tokens)
         self._pending.ended = None
         return [update for update in updates if update is not None]
@@ -184,8 +190,8 @@ class Scheduler:
 
         Returns False, with nothing preempted, if that is impossible.
         """
-        num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
-        coming_bytes = self._footprint.bytes_at(num_tokens)
+        coming_tokens = min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
+        coming_bytes = self._footprint.bytes_at(seq.num_tokens + coming_tokens)
         leaving = self._turns.rows_above(
             seq,
             [row for row in self._seqs.rows() if row not in self._pending.admitted],
@@ -202,8 +208,8 @@ class Scheduler:
     def _start(self, seq: Sequence) -> None:
         if seq.scheduled_s is None:
             seq.scheduled_s = self._now
-        if self._prefix_cache is not None:
-            restore = self._prefix_cache.resume(seq, self._now)
+        if self.prefix_cache is not None:
+            restore = self.prefix_cache.resume(seq, self._now)
             if restore is not None:
                 self._pending.restores.append(restore)
         if not seq.num_preemptions:
@@ -217,12 +223,11 @@ class Scheduler:
         The common prefix becomes a resume point of that prefill, and this sequence resumes from it. If the leader ends
         before, the first sequence that waited becomes the leader.
         """
-        cache = self._prefix_cache
+        cache = self.prefix_cache
         if cache is None:
             return False
-        if any(cache.awaits(seq, capture) for capture in self._pending.captures):
-            return True
-        return any(cache.follow(seq, leader) for leader in self._seqs.prefilling())
+        is_coming = any(cache.awaits(seq, capture) for capture in self._pending.captures)
+        return is_coming or any(cache.follow(seq, leader) for leader in self._seqs.prefilling())
 
     def _preempt_if_short(self) -> None:
         """Make memory for the next step: evict cached state first, then preempt rows."""
@@ -249,10 +254,10 @@ class Scheduler:
         if self._seqs.requeue(seq):
             self._leave(seq, num_computed_tokens, keep=keep)
 
-    def _restart_isolated(self, seq_ids: Collection[int]) -> None:
-        """Restart rows that lost their state, each isolated, so that a row that causes the fault fails alone."""
+    def _restart(self, seq_ids: Collection[int], *, isolated: bool) -> None:
+        """Restart rows that lost their state. `isolated`: each alone, so that one that causes the fault fails alone."""
         for seq in [*self._seqs.waiting, *self._seqs]:
-            if seq.seq_id in seq_ids:
+            if isolated and seq.seq_id in seq_ids:
                 self._groups.isolate(seq.seq_id)
         for seq in reversed([seq for seq in self._seqs if seq.seq_id in seq_ids]):
             if seq not in self._pending.admitted:  # a row admitted in this step does not count as preempted
@@ -261,24 +266,32 @@ class Scheduler:
             self.pool.relieve()
             self.num_restarts += 1
 
+    def _run_shorter(self, seq_id: int, num_tokens: int) -> SequenceUpdate | None:
+        """Restart a row for whose chunk the device had no memory, with shorter chunks. At the shortest one it fails."""
+        if self.pool.heed(Fault.OUT_OF_MEMORY, num_tokens):
+            self._restart([seq_id], isolated=False)
+            return None
+        return self._fail(seq_id, GenerationError("The device has no memory for a prompt of this length now."))
+
     def _leave(self, seq: Sequence, num_computed_tokens: int, *, keep: bool = True) -> None:
         """Release a row. Capture first what the cache lacks of its state, if that is to be kept."""
         self._pending.release.append(seq.seq_id)
-        if self._prefix_cache is not None and keep:
+        if self.prefix_cache is not None and keep:
             self._shrink_cache(self._row_bytes(extra=1))  # the row's memory becomes free for its copy
-            capture = self._prefix_cache.plan_capture(seq, min(num_computed_tokens, seq.num_tokens))
+            capture = self.prefix_cache.plan_capture(seq, min(num_computed_tokens, seq.num_tokens))
             if capture is not None:
                 self._pending.captures.append(capture)
 
     def _shrink_cache(self, rows_bytes: int) -> None:
         """Keep cached state within the memory that rows leave of the pool."""
-        if self._prefix_cache is not None:
-            self._prefix_cache.shrink_to(max(0, self.pool.num_bytes - rows_bytes))
+        if self.prefix_cache is not None:
+            self.prefix_cache.shrink_to(max(0, self.pool.num_bytes - rows_bytes))
 
     def _store(self, output: StepOutput) -> None:
-        cache = self._prefix_cache
+        cache = self.prefix_cache
         if cache is None:
             return
+        cache.release_matches()
         for snapshot in output.snapshots:
             cache.insert(snapshot, self._now)
         cache.trim_ended()
@@ -295,10 +308,10 @@ class Scheduler:
 
     def _kept_bytes(self) -> int:
         """Bytes of the pool that cached state takes."""
-        return 0 if self._prefix_cache is None else self._prefix_cache.tree.used_bytes
+        return 0 if self.prefix_cache is None else self.prefix_cache.tree.used_bytes
 
     def _row_bytes(self, *, extra: int) -> int:
-        """Bytes of all rows once each decoding row has grown by `extra` tokens."""
+        """Bytes of all rows, padded and with complete prompts, once each decoding row has grown by `extra` tokens."""
         lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._seqs.rows()}
         lengths |= self._groups.padded({seq.seq_id: seq.num_computed_tokens for seq in self._seqs})
         return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
@@ -314,8 +327,8 @@ class Scheduler:
             else:
                 self._seqs.drain(seq)
                 self._leave(seq, seq.num_computed_tokens)
-        lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
-        groups = self._groups.plan(lengths, alone={seq.seq_id for seq in favoured})
+        alone = {seq.seq_id for seq in favoured}
+        groups = self._groups.plan({row: seq.num_computed_tokens for row, seq in rows.items()}, alone=alone)
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
     def _plan_prefill(self, favoured: list[Sequence], decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
@@ -326,7 +339,7 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
         """Plan the next chunk of a row. It may be empty."""
-        start, cache = seq.num_computed_tokens, self._prefix_cache
+        start, cache = seq.num_computed_tokens, self.prefix_cache
         end = self._chunk_end(seq, max_tokens)
         seq.num_computed_tokens = end
         if end == seq.prefill_end:
@@ -337,7 +350,7 @@ class Scheduler:
     def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
         if self._fixed_chunk is not None:
             return fixed_chunk_end(seq, self._fixed_chunk)
-        limit = seq.prefill_end if self._prefix_cache is None else self._prefix_cache.next_point(seq)
+        limit = seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq)
         return min(limit, seq.num_computed_tokens + max_tokens)
 
     # -- results
@@ -351,6 +364,7 @@ class Scheduler:
                 continue  # it ended while this sample was in flight
             touched[seq.seq_id] = seq
             taken.setdefault(seq.seq_id, []).append(output)
+            seq.num_faults = 0
             seq.output_token_ids.append(output.token_id)
             if output.token_id in seq.stop_token_ids:
                 seq.stop_token_id = output.token_id
@@ -382,5 +396,5 @@ class Scheduler:
         self._groups.forget(seq.seq_id)
         if self._seqs.remove(seq):
             self._leave(seq, seq.num_computed_tokens, keep=keep)
-        if self._prefix_cache is not None:
-            self._prefix_cache.close(seq)
+        if self.prefix_cache is not None:
+            self.prefix_cache.close(seq)

@@ -1,0 +1,44 @@
+"""Decides what an error says about the device, by the texts that MLX gives its errors. Pure: it knows no mlx.
+
+MLX raises the failure of a command buffer once, as a RuntimeError, at whoever submits work or waits next. That may be
+anybody's call, and what the command buffer was to write is garbage (mlx/backend/metal/device.cpp). An allocation that
+fails raises where it was asked for, and hides failures of earlier work (metal/allocator.cpp, mlx/transforms.cpp).
+"""
+
+from enum import Enum, auto
+
+MAX_FAULTS = 3  # device faults without progress in between, after which a row fails and the engine ends
+
+
+class Fault(Enum):
+    """What is wrong with the device, and so with all work that it has not proven good yet."""
+
+    FAILED = auto()  # a command buffer failed: a time limit of macOS, a reset, an invalid resource
+    OUT_OF_MEMORY = auto()  # less work at a time may run
+
+
+class DeviceFault(RuntimeError):
+    """The device returned what no model can compute."""
+
+
+_FAILED_WORK = ("[METAL]", "Command buffer", "Failed to create Metal shared event")
+_FAILED_ALLOCATION = ("[metal::malloc]", "[malloc] Unable to allocate", "[malloc_or_wait]")
+_NO_MEMORY = ("Insufficient Memory", "00000008", "CallbackErrorOutOfMemory")
+
+
+def device_fault(error: BaseException | None) -> Fault | None:
+    """What the error says about the device. None: the device is not at fault."""
+    if isinstance(error, DeviceFault):
+        return Fault.FAILED
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    if _holds_any(text, _FAILED_ALLOCATION):
+        return Fault.OUT_OF_MEMORY
+    if not _holds_any(text, _FAILED_WORK):
+        return None
+    return Fault.OUT_OF_MEMORY if _holds_any(text, _NO_MEMORY) else Fault.FAILED
+
+
+def _holds_any(text: str, marks: tuple[str, ...]) -> bool:
+    return any(mark in text for mark in marks)
