@@ -11,8 +11,7 @@ from typing import Any
 
 import httpx
 
-from vllm_mlx.cli.bench import quantile
-from vllm_mlx.cli.load import Words
+from vllm_mlx.cli.bench import Words, quantile
 
 from .client import BenchmarkError, Reply, Stream, read, start
 from .figures import OURS, Aim, Figure

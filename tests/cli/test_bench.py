@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import refusal, run
-from vllm_mlx.cli.bench import figures, quantile
-from vllm_mlx.cli.load import Sizes, Timed, Words, conversations
+from vllm_mlx.cli.bench import Sizes, Words, conversations, figures, quantile
+from vllm_mlx.cli.remote import Reply
 
-SIZES = Sizes(prompt_words=20, reply_tokens=4, turns=3)
+SIZES = Sizes(prompt_words=20, turns=3)
 
 
 def test_all_workloads_are_measured_and_drawn(demo_url: str, tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_wrong_input_and_failing_requests_are_one_sentence(demo_url: str) -> Non
 def test_figures_are_those_of_the_moments() -> None:
     usage = {"completion_tokens": 6, "prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 5}}
     replies = [
-        Timed(0.0, [1.0, 1.5, 3.0], usage),
-        Timed(1.0, [5.0, 5.25]),  # counted by its parts
-        Timed(1.0, error="no room"),
+        Reply(0.0, [1.0, 1.5, 3.0], usage=usage),
+        Reply(1.0, [5.0, 5.25]),  # counted by its parts
+        Reply(1.0, error="no room"),
     ]
     row = figures("new", 2, replies)
     assert (row.requests, row.failed, row.first_error) == (3, 1, "no room")
@@ -62,7 +62,7 @@ def test_figures_are_those_of_the_moments() -> None:
 
 
 def test_nothing_but_failures_are_figures_too() -> None:
-    row = figures("new", 1, [Timed(0.0, error="no")])
+    row = figures("new", 1, [Reply(0.0, error="no")])
     assert (row.tokens_per_s, row.ttft_p50_s, row.cached_share) == (0.0, None, None)
 
 
@@ -84,5 +84,5 @@ def test_a_conversation_grows_by_its_answers() -> None:
     seen = []
     for messages in conversation.requests():
         seen.append([message["role"] for message in messages])
-        conversation.answer("Yes.", "")
+        conversation.messages.append({"role": "assistant", "content": "Yes."})
     assert seen == [["user"], ["user", "assistant", "user"], ["user", "assistant", "user", "assistant", "user"]]

@@ -13,8 +13,8 @@ from tests.cli.terminal import SECONDS, terminal
 from tests.server.fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says
 from tests.support.commands import refusal, run
 from tests.support.running import eventually, serving
-from vllm_mlx.cli.chat import Conversation, LinePrompt, Reply, ReplyPrinter, Talk, Wishes, image_url
-from vllm_mlx.cli.remote import Remote
+from vllm_mlx.cli.chat import Conversation, LinePrompt, ReplyPrinter, Talk, figures, image_url
+from vllm_mlx.cli.remote import Remote, Reply
 from vllm_mlx.cli.terminal import WrongUsage
 from vllm_mlx.core.events import ReasoningDelta, Started, TextDelta
 from vllm_mlx.core.request import Request
@@ -29,7 +29,7 @@ def test_one_question_in_a_pipe_is_answered_by_text_alone(demo_url: str) -> None
 
 def test_a_thought_that_takes_the_whole_reply_is_a_failure_in_a_pipe(demo_url: str) -> None:
     line = refusal("chat", "What is 2 + 3?", "--url", demo_url, "--thinking", "--max-tokens", "2")
-    assert line == "vllm-mlx: The reply has no text: its limit of tokens went into thinking."
+    assert line == "vllm-mlx: The reply has no text: reasoning took all its tokens."
 
 
 def test_a_conversation_keeps_its_turns_and_ends_with_quit(demo_url: str) -> None:
@@ -57,7 +57,7 @@ def test_a_thought_is_folded_and_can_be_shown(demo_url: str) -> None:
     with terminal("chat", "--url", demo_url, "--thinking", "--temperature", "0", "--no-history") as seen:
         seen.wait_for("demo at http://")
         seen.type("What is 2 + 3?")
-        folded = seen.wait_for(r"thought for .*words")
+        folded = seen.wait_for(r"reasoned for .*words")
         assert int(folded.split()[-2]) > 0
         seen.wait_for("cached")
         seen.type("/thinking")
@@ -132,7 +132,7 @@ def test_ctrl_c_as_a_reply_ends_ends_no_conversation() -> None:
     engine, conversation = FakeEngine(), Conversation()
     with serving(engine) as server:
         printer = InterruptedPrinter(Console(highlight=False))
-        Talk(Remote(server.url), Wishes(model="tiny"), conversation, printer).run(Lines("Hi", "And?"))
+        Talk(Remote(server.url), {"model": "tiny"}, conversation, printer).run(Lines("Hi", "And?"))
     assert [turn["content"] for turn in conversation.turns] == ["Hi", "Hello", "And?", "Hello"]
 
 
@@ -153,9 +153,9 @@ def test_a_picture_goes_with_the_next_question_alone(tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     picture.write_bytes(b"\x89PNG")
     conversation = Conversation("Be terse.")
-    conversation.add_image(picture)
+    conversation.images.append(image_url(picture))
     conversation.ask("What is it?")
-    conversation.answer("A cat.", "Hm.")
+    conversation.turns.append(Reply(0.0, text="A cat.", reasoning="Hm.").message)
     conversation.ask("Sure?")
     url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
     assert conversation.messages == [
@@ -173,11 +173,15 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
         image_url(text)
 
 
-def test_only_what_was_wished_for_is_sent() -> None:
-    assert Wishes(model="m").body([]).keys() == {"model", "messages", "stream", "stream_options"}
-    body = Wishes(model="m", max_tokens=3, temperature=0, thinking=False).body([])
-    assert (body["max_tokens"], body["temperature"]) == (3, 0)
-    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+def test_only_the_options_that_are_given_are_sent() -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        run("chat", "hi", "--url", server.url)
+        run("chat", "hi", "--url", server.url, "--max-tokens", "3", "--temperature", "0", "--no-thinking")
+    sent = [
+        (request.sampling.max_tokens, request.sampling.temperature, request.thinking) for request in engine.requests
+    ]
+    assert sent == [(None, None, "auto"), (3, 0, "off")]
 
 
 def test_a_reply_counts_from_its_first_word() -> None:
@@ -192,4 +196,4 @@ def test_a_reply_counts_from_its_first_word() -> None:
     for now, event in events:
         reply.feed(event, now)
     assert (reply.reasoning, reply.text, reply.finish_reason) == ("Hm.", "Yes.", "stop")
-    assert reply.figures(12.5) == "5 tokens, 2.0 tokens/s, first after 500 ms; prompt 20 tokens, 16 cached"
+    assert figures(reply, 12.5) == "5 tokens, 2.0 tokens/s, first after 500 ms; prompt 20 tokens, 16 cached"

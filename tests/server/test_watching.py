@@ -12,7 +12,7 @@ from scripts._bench.client import MODEL_NAME
 from scripts._bench.figures import OURS
 from scripts._bench.watching import OUTSIDE, Watched, figures
 from tests.support.running import Running, eventually
-from vllm_mlx.cli.load import Words
+from vllm_mlx.cli.bench import Words
 from vllm_mlx.server.status import History
 
 from .documents import documented_reply

@@ -1,22 +1,133 @@
-"""`vllm-mlx bench`: measures how fast a server answers, over HTTP. Any server with OpenAI's API will do."""
+"""`vllm-mlx bench`: measures how fast a server answers, over HTTP. Any server with OpenAI's API will do.
+
+The load is conversations of random words, sent from several threads; each reply is timed.
+"""
 
 import json
 import os
+import random
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, get_args
+from queue import Empty, SimpleQueue
+from typing import Annotated, Any, Literal, get_args
 
-import typer
 from rich import box
 from rich.table import Table
 
-from .load import Asker, Sizes, Timed, Words, Workload, conversations, run_load
-from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import CommandFailed, WrongUsage, console, milliseconds
+from ..core.errors import VLLMMLXError
+from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
+from .terminal import AsJson, CommandFailed, WrongUsage, console, milliseconds, option
+
+Messages = list[dict[str, Any]]
+Ask = Callable[[Messages], Reply]
+Workload = Literal["new", "shared", "turns"]
+
+# Short words that are one token each in most tokenizers.
+_TEXT = """
+time year people way day man thing woman life child world school state family student group country problem hand part
+place case week company system program question work number night point home water room mother area money story fact
+month lot right study book eye job word business issue side kind head house service friend father power hour game line
+end member law car city name team minute idea body back parent face level office door health person art war
+history party result change morning reason research girl guy moment air teacher force
+"""
+_WORDS = tuple(_TEXT.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    prompt_words: int
+    turns: int  # turns of one conversation of the workload `turns`
+
+
+class Words:
+    """Random words. Another seed gives other prompts, of which no server has cached anything."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed)
+
+    def text(self, num_words: int) -> str:
+        return " ".join(self._random.choices(_WORDS, k=max(1, num_words)))
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The questions that one client asks, one after the other."""
+
+    questions: list[str]
+    messages: Messages = field(default_factory=list)
+
+    def requests(self) -> Iterator[Messages]:
+        """The messages of each request. The caller appends the reply before it takes the next one."""
+        for question in self.questions:
+            self.messages.append({"role": "user", "content": question})
+            yield list(self.messages)
+
+
+def conversations(workload: Workload, num_requests: int, sizes: Sizes, words: Words) -> list[Conversation]:
+    """`new`: nothing in common. `shared`: one long beginning, which the first asks alone. `turns`: each one grows."""
+    match workload:
+        case "new":
+            return [Conversation([words.text(sizes.prompt_words)]) for _ in range(num_requests)]
+        case "shared":
+            system = {"role": "system", "content": words.text(sizes.prompt_words)}
+            return [Conversation([words.text(8)], [system]) for _ in range(num_requests + 1)]
+        case "turns":
+            lengths = [sizes.prompt_words, *[max(8, sizes.prompt_words // 10)] * (sizes.turns - 1)]
+            number = -(-num_requests // sizes.turns)
+            return [Conversation([words.text(length) for length in lengths]) for _ in range(number)]
+
+
+def ask(server: Remote, options: dict[str, Any], messages: Messages) -> Reply:
+    """Send one request and time its reply. A failure is noted in the reply, not raised."""
+    reply = Reply(time.perf_counter())
+    try:
+        with server.chat(options, messages) as events:
+            for event in events:
+                reply.feed(event, time.perf_counter())
+    except VLLMMLXError as error:
+        reply.error = error.message
+    if reply.error is None and not reply.moments:
+        reply.error = "The reply was empty."
+    return reply
+
+
+def run_load(ask: Ask, conversations: Sequence[Conversation], concurrency: int) -> list[Reply]:
+    """Run every conversation to its end, `concurrency` at a time. One whose request fails ends there."""
+    waiting: SimpleQueue[Conversation] = SimpleQueue()
+    for conversation in conversations:
+        waiting.put(conversation)
+    replies: list[Reply] = []  # appending is atomic
+    stopped = threading.Event()
+
+    def client() -> None:
+        while not stopped.is_set():
+            try:
+                conversation = waiting.get_nowait()
+            except Empty:
+                return
+            for messages in conversation.requests():
+                reply = ask(messages)
+                replies.append(reply)
+                if reply.error is not None or stopped.is_set():
+                    break
+                conversation.messages.append(reply.message)
+
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stopped.set()  # after Ctrl-C, no thread asks again
+    return replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +154,12 @@ class Figures:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
-def figures(workload: str, concurrency: int, replies: Sequence[Timed]) -> Figures:
+def figures(workload: str, concurrency: int, replies: Sequence[Reply]) -> Figures:
     good = [reply for reply in replies if reply.error is None]
     errors = [reply.error for reply in replies if reply.error is not None]
-    ttfts = [reply.moments[0] - reply.sent_s for reply in good]
+    ttfts = [reply.moments[0] - reply.started_s for reply in good]
     gaps = [later - earlier for reply in good for earlier, later in pairwise(reply.moments)]
-    seconds = max(reply.moments[-1] for reply in good) - min(reply.sent_s for reply in good) if good else 0.0
+    seconds = max(reply.moments[-1] for reply in good) - min(reply.started_s for reply in good) if good else 0.0
     reply_tokens = sum(reply.num_tokens for reply in good)
     return Figures(
         workload=workload,
@@ -57,8 +168,8 @@ def figures(workload: str, concurrency: int, replies: Sequence[Timed]) -> Figure
         failed=len(errors),
         first_error=errors[0] if errors else None,
         seconds=seconds,
-        prompt_tokens=sum(int(reply.usage.get("prompt_tokens") or 0) for reply in good),
-        cached_tokens=sum(_cached(reply) for reply in good),
+        prompt_tokens=sum(reply.num_prompt_tokens for reply in good),
+        cached_tokens=sum(reply.num_cached_tokens for reply in good),
         reply_tokens=reply_tokens,
         ttft_p50_s=quantile(ttfts, 0.5),
         ttft_p99_s=quantile(ttfts, 0.99),
@@ -77,42 +188,34 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return ordered[max(0, int(rank) - 1)]
 
 
-def _cached(reply: Timed) -> int:
-    return int((reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-
-
 _WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 _MAX_CONCURRENCY = 256
 
 
 def bench(
     workload: Annotated[
-        str, typer.Option("--workload", metavar="LIST", help="`new` prompts, a `shared` beginning, growing `turns`.")
+        str,
+        option("--workload", "LIST", "`new` prompts, a `shared` beginning, growing `turns`.", show_default=True),
     ] = ",".join(_WORKLOADS),
     concurrency: Annotated[
-        str, typer.Option("--concurrency", metavar="LIST", help="Numbers of requests that run at once.")
+        str, option("--concurrency", "LIST", "Numbers of requests that run at the same time.", show_default=True)
     ] = "1,4",
     requests: Annotated[
-        int, typer.Option("--requests", metavar="INTEGER", min=1, help="Requests of each measurement, at least.")
+        int, option("--requests", "INTEGER", "Requests of each measurement, at least.", min=1, show_default=True)
     ] = 8,
     prompt_words: Annotated[
-        int, typer.Option("--prompt-words", metavar="INTEGER", min=1, help="A word is about a token.")
+        int, option("--prompt-words", "INTEGER", "Words of a prompt; one is about a token.", min=1, show_default=True)
     ] = 500,
-    reply_tokens: Annotated[int, typer.Option("--reply-tokens", metavar="INTEGER", min=1, help="Longest reply.")] = 64,
-    turns: Annotated[int, typer.Option("--turns", metavar="INTEGER", min=2, help="Of one conversation.")] = 4,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="TEXT", show_default=False, help="Default: the one served.")
-    ] = None,
+    reply_tokens: Annotated[
+        int, option("--reply-tokens", "INTEGER", "Longest reply, in tokens.", min=1, show_default=True)
+    ] = 64,
+    turns: Annotated[int, option("--turns", "INTEGER", "Turns of one conversation.", min=2, show_default=True)] = 4,
+    model: ModelOption = None,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", metavar="INTEGER", show_default=False, help="The same prompts as another time. Default: new."
-        ),
+        int | None, option("--seed", "INTEGER", "Repeats the prompts of an earlier run. Default: new prompts.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", show_default=False, help="Draw them into an SVG file.")
-    ] = None,
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, option("--plot", "FILE", "Draw the figures into an SVG file.")] = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
@@ -121,34 +224,33 @@ def bench(
     server = find_server(url, api_key)
     name = model or server.model().name
     words = Words(int.from_bytes(os.urandom(8)) if seed is None else seed)
-    sizes = Sizes(prompt_words=prompt_words, reply_tokens=reply_tokens, turns=turns)
-    asker = Asker(server=server, model=name, reply_tokens=reply_tokens)
-    _warm_up(asker, words)
+    sizes = Sizes(prompt_words=prompt_words, turns=turns)
+    ask_server = partial(ask, server, {"model": name, "max_tokens": reply_tokens, "temperature": 0.0})
+    _warm_up(ask_server, words)
     rows = []
     for workload in chosen:
         for step in steps:
-            print(f"{workload}, {step} at once …", file=sys.stderr)
-            rows.append(_measure(asker, workload, step, requests, sizes, words))
+            print(f"{workload}, {step} at the same time …", file=sys.stderr)
+            rows.append(_measure(ask_server, workload, step, requests, sizes, words))
     _show(server, name, rows, as_json=as_json, plot=plot)
     if failed := next((row.first_error for row in rows if row.first_error), None):
         raise CommandFailed(f"{sum(row.failed for row in rows)} requests failed, the first with: {failed}")
 
 
-def _measure(asker: Asker, workload: Workload, step: int, num_requests: int, sizes: Sizes, words: Words) -> Figures:
+def _measure(ask: Ask, workload: Workload, step: int, num_requests: int, sizes: Sizes, words: Words) -> Figures:
     # There are as many conversations as requests run at once.
     num_requests = max(num_requests, step * (sizes.turns if workload == "turns" else 1))
     todo = conversations(workload, num_requests, sizes, words)
-    if workload == "shared":  # its beginning is read once before, and that is not measured
-        run_load(asker, todo[:1], 1)
+    if workload == "shared":  # its beginning is cached first, which is not measured
+        run_load(ask, todo[:1], 1)
         todo = todo[1:]
-    return figures(workload, step, run_load(asker, todo, step))
+    return figures(workload, step, run_load(ask, todo, step))
 
 
-def _warm_up(asker: Asker, words: Words) -> None:
-    """A server compiles and allocates at its first request. Raises CommandFailed where it does not answer at all."""
-    timed = asker.ask([{"role": "user", "content": words.text(8)}])
-    if timed.error is not None:
-        raise CommandFailed(timed.error)
+def _warm_up(ask: Ask, words: Words) -> None:
+    """A server compiles and allocates at its first request. Raises CommandFailed if it does not answer."""
+    if error := ask([{"role": "user", "content": words.text(8)}]).error:
+        raise CommandFailed(error)
 
 
 def _workloads(text: str) -> list[Workload]:
@@ -172,7 +274,7 @@ def _steps(text: str) -> list[int]:
 def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool, plot: Path | None) -> None:
     if plot is not None:
         try:
-            plot.write_text(svg(f"{name} at {server.url}, by requests at once", rows), encoding="utf-8")
+            plot.write_text(svg(f"{name} at {server.url}, by requests at the same time", rows), encoding="utf-8")
         except OSError as error:
             raise CommandFailed(f"Cannot write {plot}: {error.strerror}.") from error
     if as_json:
@@ -190,28 +292,25 @@ def _table(rows: list[Figures]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         good = row.requests - row.failed
+        times = (row.ttft_p50_s, row.ttft_p99_s, row.itl_p50_s, row.itl_p99_s)
         table.add_row(
             row.workload,
             str(row.concurrency),
             f"{row.requests}" + (f", {row.failed} failed" if row.failed else ""),
             f"{row.prompt_tokens // good:,}" if good and row.prompt_tokens else "–",
             "–" if row.cached_share is None else f"{row.cached_share:.0%}",
-            *("–" if seconds is None else milliseconds(seconds) for seconds in _times(row)),
+            *("–" if seconds is None else milliseconds(seconds) for seconds in times),
             f"{row.tokens_per_s:,.1f}",
         )
     return table
 
 
-def _times(row: Figures) -> tuple[float | None, ...]:
-    return row.ttft_p50_s, row.ttft_p99_s, row.itl_p50_s, row.itl_p99_s
-
-
 _COLOURS = {"new": "#2563eb", "shared": "#059669", "turns": "#d97706"}
 _WIDTH, _HEIGHT, _MARGIN = 280, 200, 48
 _CHARTS: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
-    ("tokens/s of all replies", lambda each: each.tokens_per_s),
-    ("TTFT p50, ms", lambda each: None if each.ttft_p50_s is None else each.ttft_p50_s * 1000),
-    ("ITL p99, ms", lambda each: None if each.itl_p99_s is None else each.itl_p99_s * 1000),
+    ("tokens/s of all replies", lambda row: row.tokens_per_s),
+    ("TTFT p50, ms", lambda row: None if row.ttft_p50_s is None else row.ttft_p50_s * 1000),
+    ("ITL p99, ms", lambda row: None if row.itl_p99_s is None else row.itl_p99_s * 1000),
 )
 
 

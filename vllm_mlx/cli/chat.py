@@ -6,7 +6,7 @@ import mimetypes
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,68 +15,31 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, printable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What every request of a conversation asks for. None: the server's own default."""
-
-    model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    thinking: bool | None = None
-
-    def body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self.max_tokens is not None:
-            body["max_tokens"] = self.max_tokens
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": self.thinking}
-        return body
+from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
+from .terminal import CommandFailed, ExitCode, WrongUsage, console, milliseconds, option, printable
 
 
 @dataclass(slots=True)
 class Conversation:
+    """The turns that the next request sends, and the images that go with the next question."""
+
     system: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)  # data URLs that go with the next question
+    images: list[str] = field(default_factory=list)  # data URLs
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.turns]
 
-    def add_image(self, path: Path) -> None:
-        """Raises WrongUsage."""
-        self.images.append(image_url(path))
-
     def ask(self, text: str) -> None:
-        """The next question, and the images that were waiting for it."""
-        content: str | list[dict[str, Any]] = text
-        if self.images:
-            image_parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-            content = [*image_parts, {"type": "text", "text": text}]
-        self.turns.append({"role": "user", "content": content})
+        """Add a question, with the images that wait for it."""
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        self.turns.append({"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text})
         self.images = []
 
-    def answer(self, text: str, reasoning: str) -> None:
-        """What came, whole or stopped. Reasoning goes back as it came: the next prompt then extends this one."""
-        turn: dict[str, Any] = {"role": "assistant", "content": text}
-        if reasoning:
-            turn["reasoning_content"] = reasoning
-        self.turns.append(turn)
-
     def take_back(self) -> None:
-        """The question that got no answer, so that it may be asked again."""
+        """Remove the last question if it has no answer, so that it can be asked again."""
         if self.turns and self.turns[-1]["role"] == "user":
             self.turns.pop()
 
@@ -85,7 +48,7 @@ class Conversation:
 
 
 def image_url(path: Path) -> str:
-    """A file as a `data:` URL: the server may be another machine. Raises WrongUsage."""
+    """A file as a `data:` URL, because the server may run on another machine. Raises WrongUsage."""
     try:
         data = path.expanduser().read_bytes()
     except OSError as error:
@@ -100,7 +63,7 @@ _MAX_LINES = 1000
 
 
 class LinePrompt:
-    """`remember` false: nothing is read from, or left on, the disk."""
+    """Reads what the user types. With `remember`, a file keeps the lines for the next time."""
 
     def __init__(self, *, remember: bool = True):
         self._file = history_file() if remember else None
@@ -115,7 +78,7 @@ class LinePrompt:
                 readline.read_history_file(self._file)
 
     def read(self) -> str | None:
-        """A line, or several where each but the last ends in a backslash. None at the end of input."""
+        """One line; it goes on after a line that ends with a backslash. None at the end of input."""
         lines: list[str] = []
         try:
             while True:
@@ -141,55 +104,28 @@ def history_file() -> Path:
     return Path(state).expanduser() / "vllm-mlx" / "chat-history"
 
 
-@dataclass(slots=True)
-class Reply:
-    """What came so far. `feed` takes the events of a chat completion."""
-
-    started_s: float
-    reasoning: str = ""
-    text: str = ""
-    finish_reason: str | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
-    first_s: float | None = None
-
-    def feed(self, event: dict[str, Any], now: float) -> tuple[str, str]:
-        """The reasoning and the text that this event brought."""
-        self.usage = event.get("usage") or self.usage
-        reasoning, text = "", ""
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta") or {}
-            reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
-            text += delta.get("content") or ""
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        if self.first_s is None and (reasoning or text):
-            self.first_s = now
-        self.reasoning += reasoning
-        self.text += text
-        return reasoning, text
-
-    def figures(self, now: float) -> str:
-        num_tokens = self.usage.get("completion_tokens")
-        if self.first_s is None or num_tokens is None:
-            return ""
-        details = self.usage.get("prompt_tokens_details") or {}
-        writing_s = now - self.first_s
-        speed = f", {(num_tokens - 1) / writing_s:.1f} tokens/s" if writing_s > 0 and num_tokens > 1 else ""
-        return (
-            f"{num_tokens} tokens{speed}, first after {milliseconds(self.first_s - self.started_s)}; "
-            f"prompt {self.usage.get('prompt_tokens', 0):,} tokens, {details.get('cached_tokens') or 0:,} cached"
-        )
+def figures(reply: Reply, now_s: float) -> str:
+    """How long a reply was and how fast it came; empty if the server does not count tokens."""
+    if not reply.moments or "completion_tokens" not in reply.usage:
+        return ""
+    writing_s = now_s - reply.moments[0]
+    speed = f", {(reply.num_tokens - 1) / writing_s:.1f} tokens/s" if writing_s > 0 and reply.num_tokens > 1 else ""
+    return (
+        f"{reply.num_tokens} tokens{speed}, first after {milliseconds(reply.moments[0] - reply.started_s)}; "
+        f"prompt {reply.num_prompt_tokens:,} tokens, {reply.num_cached_tokens:,} cached"
+    )
 
 
 @dataclass(slots=True)
 class ReplyPrinter:
-    """`show_thinking`: in full, as it comes. `is_plain`: the text alone, for a pipe."""
+    """Prints a reply as it arrives, and after it the figures."""
 
     console: Console
-    show_thinking: bool = False
-    is_plain: bool = False
+    show_thinking: bool = False  # print reasoning in full; else one line says how long it took
+    is_plain: bool = False  # print the text alone, for a pipe
 
     def print(self, events: Iterator[dict[str, Any]], reply: Reply) -> None:
-        """Fills `reply`, which holds what came when this is interrupted."""
+        """Print the events and fill `reply` with them. If it is interrupted, `reply` holds what has arrived."""
         spinner = self.console.status("Reading…", spinner="dots")
         if self._is_live:
             spinner.start()
@@ -211,9 +147,9 @@ class ReplyPrinter:
         if not reply.text and reply.reasoning and not self.show_thinking:
             self._fold(reply, now)
         if reply.finish_reason == "length":
-            self.console.print("It reached its limit of tokens.", style="yellow")
-        if figures := reply.figures(now):
-            self.console.print(figures, style="dim", markup=False, soft_wrap=True)
+            self.console.print("The reply reached its limit of tokens.", style="yellow")
+        if text := figures(reply, now):
+            self.console.print(text, style="dim", markup=False, soft_wrap=True)
 
     @property
     def _is_live(self) -> bool:
@@ -224,7 +160,7 @@ class ReplyPrinter:
             spinner.stop()
             self.console.print(reasoning, style="dim italic", end="", markup=False, soft_wrap=True)
         elif self._is_live:
-            spinner.update(f"Thinking… {len(reply.reasoning.split())} words")
+            spinner.update(f"Reasoning… {len(reply.reasoning.split())} words")
 
     def _write(self, text: str, reply: Reply, spinner: Status) -> None:
         if reply.text == text:  # the first of it
@@ -234,50 +170,38 @@ class ReplyPrinter:
         print(text if self.is_plain else printable(text), end="", flush=True)
 
     def _fold(self, reply: Reply, now: float) -> None:
-        reasoning_s = now - (reply.first_s or now)
+        reasoning_s = now - reply.moments[0]
         words = len(reply.reasoning.split())
-        self.console.print(f"▸ thought for {reasoning_s:.1f} s, {words} words (/thinking shows them)", style="dim")
+        self.console.print(f"▸ reasoned for {reasoning_s:.1f} s, {words} words (/thinking prints them)", style="dim")
 
 
-_HELP = """/image PATH   send a picture with the next question
+_HELP = """/image PATH   send an image with the next question
 /system TEXT  set the system prompt; without TEXT, remove it
-/thinking     show the last thought in full
-/clear        begin a new conversation
+/thinking     print the last reasoning in full
+/clear        start a new conversation
 /quit         end; so does Ctrl-D. Ctrl-C stops a reply."""
 
 
 def chat(
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", show_default=False, help="Ask this alone, answer, and end.")
+        str | None,
+        typer.Argument(metavar="QUESTION", show_default=False, help="Ask this question, print the answer, and end."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="TEXT", show_default=False, help="Default: the one served.")
-    ] = None,
+    model: ModelOption = None,
     image: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--image", metavar="FILE", show_default=False, help="Send it with the question. Repeat it for more."
-        ),
+        list[Path] | None, option("--image", "FILE", "Image that goes with the question. Repeat it for more.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", show_default=False, help="System prompt.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="INTEGER", min=1, show_default=False, help="Longest reply.")
-    ] = None,
+    system: Annotated[str | None, option("--system", "TEXT", "System prompt.")] = None,
+    max_tokens: Annotated[int | None, option("--max-tokens", "INTEGER", "Longest reply, in tokens.", min=1)] = None,
     temperature: Annotated[
-        float | None,
-        typer.Option("--temperature", metavar="NUMBER", min=0, show_default=False, help="0: the likeliest tokens."),
+        float | None, option("--temperature", "NUMBER", "Sampling temperature; 0: the likeliest tokens.", min=0)
     ] = None,
     thinking: Annotated[
-        bool | None,
-        typer.Option("--thinking/--no-thinking", show_default=False, help="Whether a model that can reason does."),
+        bool | None, option("--thinking/--no-thinking", None, "Whether a model that can reason does so.")
     ] = None,
-    show_thinking: Annotated[
-        bool, typer.Option("--show-thinking", help="Show thoughts in full, as they come.")
-    ] = False,
+    show_thinking: Annotated[bool, option("--show-thinking", None, "Print all reasoning as it arrives.")] = False,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Keep the lines you type, for the next time.")
+        bool, typer.Option("--history/--no-history", help="Keep the lines that you type for the next time.")
     ] = True,
     url: UrlOption = None,
     api_key: KeyOption = None,
@@ -287,31 +211,36 @@ def chat(
         question = sys.stdin.read()
     if question is not None and not question.strip():
         raise WrongUsage("There is no question: give one, or start `vllm-mlx chat` in a terminal.")
-    conversation = Conversation(system)
-    for path in image or ():
-        conversation.add_image(path)
+    conversation = Conversation(system, images=[image_url(path) for path in image or ()])
     server = find_server(url, api_key)
-    wishes = Wishes(model=server.model(model).name, max_tokens=max_tokens, temperature=temperature, thinking=thinking)
+    options = {
+        "model": server.model(model).name,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     printer = ReplyPrinter(console(), show_thinking, is_plain=not sys.stdout.isatty())
-    talk = Talk(server, wishes, conversation, printer)
-    if question is not None:
-        if not talk.ask(question):
-            raise typer.Exit(ExitCode.INTERRUPTED)
-    else:
+    talk = Talk(server, given, conversation, printer)
+    if question is None:
         talk.run(LinePrompt(remember=history))
+    elif not talk.ask(question):
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 class Talk:
-    def __init__(self, server: Remote, wishes: Wishes, conversation: Conversation, printer: ReplyPrinter):
+    """A conversation with a server, in which the user types questions and commands."""
+
+    def __init__(self, server: Remote, options: Mapping[str, Any], conversation: Conversation, printer: ReplyPrinter):
         self._server = server
-        self._wishes = wishes
+        self._options = options
         self._conversation = conversation
         self._printer = printer
         self._reasoning = ""  # reasoning of the last reply
 
     def run(self, prompt: LinePrompt) -> None:
-        """Until /quit or the end of input."""
-        hint = f"{self._wishes.model} at {self._server.url}. /help lists what else you can type."
+        """Take lines until /quit or the end of input."""
+        hint = f"{self._options['model']} at {self._server.url}. /help lists what else you can type."
         self._printer.console.print(hint, style="dim", markup=False)
         while True:
             try:
@@ -326,35 +255,37 @@ class Talk:
         prompt.save()
 
     def ask(self, text: str) -> bool:
-        """False: it was stopped. What came until then stays in the conversation. Raises CommandFailed."""
+        """Ask a question and print the reply. Returns False if Ctrl-C stopped it. Raises CommandFailed.
+
+        What has arrived of a stopped reply stays in the conversation.
+        """
         images = self._conversation.images
         self._conversation.ask(text)
         reply = Reply(time.monotonic())
-        is_whole = True
+        is_complete = True
         try:
-            body = self._wishes.body(self._conversation.messages)
-            with self._server.events("/v1/chat/completions", body) as events:
+            with self._server.chat(self._options, self._conversation.messages) as events:
                 self._printer.print(events, reply)
         except KeyboardInterrupt:
-            is_whole = False
+            is_complete = False
         except CommandFailed:
             self._conversation.take_back()
             self._conversation.images = images
             raise
-        self._close(reply, is_whole)
-        return is_whole
+        self._close(reply, is_complete)
+        return is_complete
 
-    def _close(self, reply: Reply, is_whole: bool) -> None:
+    def _close(self, reply: Reply, is_complete: bool) -> None:
         self._reasoning = reply.reasoning
         if reply.text or reply.reasoning:
-            self._conversation.answer(reply.text, reply.reasoning)
+            self._conversation.turns.append(reply.message)
         else:
             self._conversation.take_back()
-        if not is_whole and not self._printer.is_plain:
+        if not is_complete and not self._printer.is_plain:
             self._printer.console.print("Stopped.", style="yellow")
         self._printer.close(reply, time.monotonic())
-        if is_whole and not reply.text and self._printer.is_plain:
-            why = "its limit of tokens went into thinking" if reply.finish_reason == "length" else "nothing was said"
+        if is_complete and not reply.text and self._printer.is_plain:
+            why = "reasoning took all its tokens" if reply.finish_reason == "length" else "the model wrote none"
             raise CommandFailed(f"The reply has no text: {why}.")
 
     def _take(self, line: str) -> None:
@@ -370,12 +301,12 @@ class Talk:
         say = self._printer.console.print
         match name:
             case "image" if rest:
-                self._conversation.add_image(Path(rest.strip("'\"")))
-                say(f"{len(self._conversation.images)} to go with the next question.", style="dim")
+                self._conversation.images.append(image_url(Path(rest.strip("'\""))))
+                say(f"Images for the next question: {len(self._conversation.images)}.", style="dim")
             case "system":
                 self._conversation.system = rest or None
             case "thinking":
-                say(self._reasoning or "It thought nothing.", style="dim italic", markup=False)
+                say(self._reasoning or "The last reply has no reasoning.", style="dim italic", markup=False)
             case "clear":
                 self._conversation.clear()
             case "help":

@@ -2,33 +2,27 @@
 
 import ipaddress
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import httpx
-import typer
 
 from .options import load_settings
 from .settings import local_url
-from .terminal import CommandFailed, WrongUsage
+from .terminal import CommandFailed, WrongUsage, option
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 SILENCE_S = 300.0  # longest silence of a stream; the server sends something every ten seconds
 
-UrlOption = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", show_default=False, help="Where the server is. Default: as `serve` is set."),
-]
+UrlOption = Annotated[str | None, option("--url", "URL", "Address of the server. Default: as `serve` is set.")]
 KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key", metavar="TEXT", show_default=False, help="Its key. Default, on this machine: that of `serve`."
-    ),
+    str | None, option("--api-key", "TEXT", "The server's key. Default, on this machine: the key of `serve`.")
 ]
+ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the one that is served.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +66,15 @@ class Remote:
         raise WrongUsage(f"{self.url} does not serve {name}. It serves {known}.")
 
     @contextmanager
-    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-        """The JSON of each event of a streamed reply. Leaving early closes the connection, which cancels it."""
+    def chat(
+        self, options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of a streamed chat completion. To leave early closes the connection, which cancels the reply."""
+        body = {**options, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         with (
             self._client(SILENCE_S) as client,
             self._explained(),
-            client.stream("POST", path, json=dict(body)) as response,
+            client.stream("POST", "/v1/chat/completions", json=body) as response,
         ):
             if response.is_error:
                 response.read()
@@ -120,6 +117,53 @@ class Remote:
         if response.status_code == 404 and "error" not in response.text:
             return f"{self.url} has no {response.url.path}: it is another program, or an older version."
         return error_message(_parsed(response.text)) or f"{self.url} answered {response.status_code}."
+
+
+@dataclass(slots=True)
+class Reply:
+    """What has arrived of a chat completion. All times are of one monotonic clock."""
+
+    started_s: float  # before the connection is made
+    moments: list[float] = field(default_factory=list)  # when each part of text or reasoning arrived
+    reasoning: str = ""
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def feed(self, event: Mapping[str, Any], now_s: float) -> tuple[str, str]:
+        """The reasoning and the text that this event brings."""
+        self.usage = event.get("usage") or self.usage
+        reasoning, text = "", ""
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
+            text += delta.get("content") or ""
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if reasoning or text:
+            self.moments.append(now_s)
+        self.reasoning += reasoning
+        self.text += text
+        return reasoning, text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's turn. Reasoning goes back unchanged, so that the next prompt extends this one."""
+        turn = {"role": "assistant", "content": self.text}
+        return turn | ({"reasoning_content": self.reasoning} if self.reasoning else {})
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens as the server counts them; without that, the number of parts."""
+        return int(self.usage.get("completion_tokens") or len(self.moments))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return int(self.usage.get("prompt_tokens") or 0)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
 def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False) -> Remote:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
@@ -21,6 +23,14 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     return " ".join(printable(text).split())
+
+
+def option(flag: str, metavar: str | None, text: str, *, show_default: bool = False, **limits: Any) -> Any:
+    """A Typer option. `text` is its help; it explains the default unless `show_default`."""
+    return typer.Option(flag, metavar=metavar, help=text, show_default=show_default, **limits)
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class SafeConsole(Console):
