@@ -9,11 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
+from ..engine.client import EngineClient
 from .bodies import BodyLimit
 from .config import ServerConfig
 from .connection import ConnectionCheck
 from .error_handlers import HANDLERS
-from .generations import Engine
 from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
 from .log import RECEIPT_HEADER, RequestLog
 from .responses import responses_routes
@@ -22,7 +22,7 @@ from .status import History, Recent, status_routes
 from .status_page import page_files, page_routes
 
 
-def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
+def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     recent, history = Recent(), History()
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.

@@ -18,9 +18,9 @@ from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
 from ..core.fence import Fence
+from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
-from .generations import Engine
 from .guards import tenant_of
 from .log import record_of
 from .response_store import BackgroundReplies, ResponseStore, tenant_stores
@@ -34,7 +34,7 @@ Stored = Mapping[str, StoredItem]  # by the items' ids
 EVENTS = "OpenAI's events, response.created to response.completed"
 
 
-def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+def responses_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
     routes = _Responses(engine, config, models)
     stored_at = "/v1/responses/{response_id}"
@@ -52,7 +52,7 @@ def responses_routes(engine: Engine, config: ServerConfig, models: ServedModels)
 class _Responses:
     """The endpoints, with the stored responses and the background replies that they share."""
 
-    def __init__(self, engine: Engine, config: ServerConfig, models: ServedModels) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, models: ServedModels) -> None:
         self._engine = engine
         self._models = models
         self._stores = tenant_stores(len(config.api_keys))

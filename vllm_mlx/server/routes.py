@@ -20,10 +20,11 @@ from ..api.openai.replies import ChatCompletion, Completion, ModelCard, ModelLis
 from ..api.openai.schema import ChatCompletionBody, CompletionBody
 from ..api.replies import Reply
 from ..core.errors import ModelNotFound, shown
+from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
-from .generations import Engine, Generation
 from .log import record_of
+from .prompt_batch import RequestGeneration
 from .streaming import admitted, respond_with, submit, while_connected
 
 OPENAI_EVENTS = "chunks, then [DONE]"
@@ -56,7 +57,7 @@ def as_json(reply: Reply) -> Response:
     return Response(reply.to_json(), media_type="application/json")
 
 
-def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["OpenAI"], route_class=JSONRoute)
     names = engine.token_names
 
@@ -96,7 +97,7 @@ def openai_routes(engine: Engine, config: ServerConfig, models: ServedModels) ->
     return router
 
 
-def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels) -> APIRouter:
+def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["Anthropic"], route_class=JSONRoute)
 
     @router.post("/v1/messages", responses=documented(MessageReply, AnthropicError, ANTHROPIC_EVENTS))
@@ -112,7 +113,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
         found = await decoded(http, body, decode)
         submission, spec = submit(engine, [found.request], http, found.reply), found.reply
 
-        def stream(generation: Generation) -> MessageStream:
+        def stream(generation: RequestGeneration) -> MessageStream:
             return MessageStream(spec, prompt_tokens=generation.num_prompt_tokens)
 
         return await respond_with(submission, http, spec, stream=stream, fold=message_fold(spec))
@@ -129,7 +130,7 @@ def anthropic_routes(engine: Engine, config: ServerConfig, models: ServedModels)
     return router
 
 
-def models_routes(engine: Engine, models: ServedModels) -> APIRouter:
+def models_routes(engine: EngineClient, models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
     def card(name: str) -> ModelCard:

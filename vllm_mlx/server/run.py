@@ -19,9 +19,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..core.errors import ConfigError, EngineDead, setting
+from ..engine.client import EngineClient
 from .config import ConnectionLimits
 from .connection import GuardedProtocol, allow_open_files
-from .generations import Engine
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -72,7 +72,7 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 def run(
     app: ASGIApp,
-    engine: Engine,
+    engine: EngineClient,
     sock: socket.socket,
     *,
     drain_s: float,
@@ -101,7 +101,7 @@ class EngineServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        engine: Engine,
+        engine: EngineClient,
         *,
         drain_s: float,
         started: Callable[[], None] | None = None,

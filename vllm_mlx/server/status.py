@@ -24,9 +24,9 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from ..api.error_replies import OpenAIError
 from ..cache.stats import Entry
 from ..core.errors import EngineDead, VLLMMLXError, shown
+from ..engine.client import EngineClient
 from ..engine.monitoring.counters import ReplyProgress
 from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
-from .generations import Engine
 from .guards import is_admin, managed_salts, tenant_of
 
 MAX_ERRORS = 20
@@ -232,7 +232,7 @@ class History:
         return list(self._samples)
 
 
-def status_routes(engine: Engine, recent: Recent, history: History) -> APIRouter:
+def status_routes(engine: EngineClient, recent: Recent, history: History) -> APIRouter:
     router = APIRouter(tags=["Server"])
     _add_status(router, engine, recent, history)
     _add_cancel(router, engine)
@@ -241,7 +241,7 @@ def status_routes(engine: Engine, recent: Recent, history: History) -> APIRouter
     return router
 
 
-def _add_status(router: APIRouter, engine: Engine, recent: Recent, history: History) -> None:
+def _add_status(router: APIRouter, engine: EngineClient, recent: Recent, history: History) -> None:
     async def visible_to(scope: Scope) -> ServerStatus:
         figures = await engine.status()
         return recent.status_for(scope, figures)
@@ -282,7 +282,7 @@ async def _events(ask: Callable[[], Awaitable[ServerStatus]], *, interval_s: flo
         yield f"event: error\ndata: {json.dumps({'message': error.message})}\n\n"
 
 
-def _add_cancel(router: APIRouter, engine: Engine) -> None:
+def _add_cancel(router: APIRouter, engine: EngineClient) -> None:
     @router.post("/v1/requests/{request_id}/cancel", responses={404: {"model": OpenAIError}})
     async def cancel(request_id: str, http: Request) -> dict[str, Any]:
         """Cancel a request of the same API key, or any with an admin key. Its client gets an error."""
@@ -291,7 +291,7 @@ def _add_cancel(router: APIRouter, engine: Engine) -> None:
         return {"object": "request.cancelled", "id": request_id}
 
 
-def _add_cache(router: APIRouter, engine: Engine) -> None:
+def _add_cache(router: APIRouter, engine: EngineClient) -> None:
     @router.get("/v1/cache", responses={200: {"model": CacheTree}})
     async def cache() -> Response:
         """List the prefix cache's tree: each entry is a run of tokens that follows its parent's."""
@@ -313,7 +313,7 @@ def _cache_entry(entry: Entry) -> CacheEntry:
     return cast(CacheEntry, {**values, "age_s": age_s, "fingerprint": fingerprint, "salted": bool(salt)})
 
 
-def _add_health(router: APIRouter, engine: Engine) -> None:
+def _add_health(router: APIRouter, engine: EngineClient) -> None:
     @router.get(
         "/health", responses={503: {"description": "The engine has stopped or hangs, or no prompt can be prepared."}}
     )

@@ -8,7 +8,7 @@ A submission is entered where its response is written, so that every generation 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -21,14 +21,15 @@ from ..api.replies import ReplyFold, StreamEncoder
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from ..core.request import Request
+from ..engine.client import EngineClient
 from .bodies import beside_loop
 from .error_handlers import CLIENT_GONE, ClientGone, error_code
-from .generations import Engine, Generation, PromptBatch
 from .guards import with_tenant
 from .log import RequestRecord, error_of, record_of
+from .prompt_batch import PromptBatch, RequestGeneration
 
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
-Submission = AbstractAsyncContextManager[Generation]
+Submission = AbstractAsyncContextManager[RequestGeneration]
 T = TypeVar("T")
 
 
@@ -47,8 +48,8 @@ class ReplySpec(Protocol):
 
 @asynccontextmanager
 async def submit(
-    engine: Engine, requests: Sequence[Request], http: HTTPRequest, spec: ReplySpec
-) -> AsyncIterator[Generation]:
+    engine: EngineClient, requests: Sequence[Request], http: HTTPRequest, spec: ReplySpec
+) -> AsyncIterator[RequestGeneration]:
     """Run the requests inside the block; on leaving it, abort the ones that are still running.
 
     Raises RequestError before any part of the response is sent.
@@ -58,7 +59,7 @@ async def submit(
     ready = [await admitted(request, http) for request in requests]
     async with AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(await engine.submit(request)) for request in ready]
-        generation: Generation = opened[0]
+        generation: RequestGeneration = opened[0]
         if len(opened) > 1:
             generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
         record_of(http.scope).begin_reply(
@@ -83,7 +84,7 @@ async def respond_with(
     http: HTTPRequest,
     spec: ReplySpec,
     *,
-    stream: Callable[[Generation], StreamEncoder],
+    stream: Callable[[RequestGeneration], StreamEncoder],
     fold: ReplyFold,
 ) -> Response:
     """The reply to the submitted requests: a stream of events if the client asked for one, otherwise complete."""
@@ -105,7 +106,7 @@ class EventStream(Response):
     def __init__(
         self,
         submission: Submission,
-        encoder_of: Callable[[Generation], StreamEncoder],
+        encoder_of: Callable[[RequestGeneration], StreamEncoder],
         record: RequestRecord,
         *,
         keep_alive_s: float,
@@ -178,7 +179,7 @@ def for_client(error: Exception, record: RequestRecord) -> VLLMMLXError:
 class _Peeked:
     """The events of a generation. `wait` looks at the first ones before they are iterated."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: RequestGeneration) -> None:
         self._events = aiter(generation)
         self._seen: list[tuple[int, GenerationEvent]] = []
         self._task = asyncio.ensure_future(self._next())
@@ -188,18 +189,13 @@ class _Peeked:
 
     async def wait(self, is_enough: Callable[[int, GenerationEvent], bool], timeout_s: float) -> None:
         """Look at events until one is enough, the generation ends, or the time is up."""
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while True:
-            await asyncio.wait({self._task}, timeout=max(0.0, deadline_s - asyncio.get_running_loop().time()))
-            if not self._task.done() or self._task.exception() is not None:
-                return
-            found = self._task.result()
-            if found is None:
-                return
-            self._seen.append(found)
-            self._task = asyncio.ensure_future(self._next())
-            if is_enough(*found):
-                return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (found := await asyncio.shield(self._task)) is not None:
+                    self._seen.append(found)
+                    self._task = asyncio.ensure_future(self._next())
+                    if is_enough(*found):
+                        return
 
     async def __aenter__(self) -> "_Peeked":
         return self
@@ -262,7 +258,7 @@ async def fold_reply(submission: Submission, fold: ReplyFold, record: RequestRec
     return fold.finish()
 
 
-async def feed_all(generation: Generation, fold: ReplyFold, record: RequestRecord) -> None:
+async def feed_all(generation: RequestGeneration, fold: ReplyFold, record: RequestRecord) -> None:
     """Fold all events of the generation. Raises its error if it fails."""
     async for index, event in generation:
         raise_if_failed(event)
