@@ -101,14 +101,14 @@ class BlockSplitter:
 
     def _feed(self, event: GenerationEvent) -> tuple[BlockEvent, ...]:
         match event:
-            case TextDelta(text):
-                return self._delta("text", text) if text else ()
-            case ReasoningDelta(text):
-                return self._delta("reasoning", text) if text else ()
+            case TextDelta():
+                return self._delta("text", event.text) if event.text else ()
+            case ReasoningDelta():
+                return self._delta("reasoning", event.text) if event.text else ()
             case ToolCallStart():
                 return self._start("call", event)
-            case ToolCallDelta(arguments=text) if text and self._is_open("call"):
-                return (self._add("call", text),)
+            case ToolCallDelta() if event.arguments and self._is_open("call"):
+                return (self._add("call", event.arguments),)
             case ToolCallEnd() if self._is_open("call"):
                 if self._texts:
                     return self.close()

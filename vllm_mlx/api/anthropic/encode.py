@@ -157,10 +157,10 @@ class MessageStream:
 
     def _block(self, event: BlockEvent) -> bytes:
         match event:
-            case BlockDelta(index, kind, text):
-                if kind == "reasoning" and self._spec.thinking == "sealed":
+            case BlockDelta():
+                if event.kind == "reasoning" and self._spec.thinking == "sealed":
                     return b""
-                return f"{_DELTA_HEAD}{index},{_DELTAS[kind]}{escape(text)}}}}}\n\n".encode()
+                return f"{_DELTA_HEAD}{event.index},{_DELTAS[event.kind]}{escape(event.text)}}}}}\n\n".encode()
             case BlockStart(index):
                 block = _content(self._spec, event).to_json()
                 return _event("content_block_start", f',"index":{index},"content_block":{block}')

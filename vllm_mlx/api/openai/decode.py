@@ -1,14 +1,12 @@
 """Request bodies → core Requests, and how the client wants the reply written. Every field is honoured or refused."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import (
-    ImagePart,
-    MediaPart,
     Message,
     Part,
     ReasoningPart,
@@ -21,7 +19,6 @@ from ...core.messages import (
     VideoPart,
 )
 from ...core.request import Guide, Request, SamplingParams
-from ...media.parts import media_parts, replace_media
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
 from ..parameters import decode_image, decode_sampling, decode_thinking, named_choice
@@ -75,7 +72,7 @@ def decode_chat(
         logprobs=bool(body.logprobs),
         reasoning=_reasoning_mode(body, separate_reasoning),
     )
-    return Decoded(requests=(with_options(request, body.mm_processor_kwargs),), reply=reply)
+    return Decoded(requests=(request,), reply=reply)
 
 
 def _check_chat(body: schema.ChatCompletionBody) -> None:
@@ -90,19 +87,21 @@ def _check_chat(body: schema.ChatCompletionBody) -> None:
 
 
 def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
-    tools = _tools(body)
+    tools = _tools(body.tools)
+    options, adds_prompt = body.mm_processor_kwargs, body.add_generation_prompt
+    messages = decode_messages(body.messages, None if options is None else options.fps)
     return Request(
         request_id=request_id,
-        messages=without_client_marks(decode_messages(body.messages)),
+        messages=without_client_marks(messages),
         tools=tools,
-        tool_choice=_tool_choice(body, tools),
+        tool_choice=_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=_sampling(
             body,
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
-        add_generation_prompt=_add_generation_prompt(body),
+        add_generation_prompt=not body.continue_final_message if adds_prompt is None else adds_prompt,
         continue_final_message=bool(body.continue_final_message),
         cache_reasoning="keep" if body.cache_reasoning_tokens else None,
         cache_salt=body.cache_salt or "",
@@ -194,47 +193,42 @@ def _token_ids(ids: Any) -> list[int]:
     return list(ids)
 
 
-def _tools(body: schema.ChatCompletionBody) -> tuple[ToolSpec, ...]:
-    if body.tools == []:
+def _tools(tools: Sequence[schema.ChatTool] | None) -> tuple[ToolSpec, ...]:
+    if tools is not None and not tools:
         raise InvalidParameter(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
             param="tools",
         )
-    return decode_tools(body.tools or ())
+    return tuple(
+        ToolSpec(
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            strict=bool(tool.function.strict),
+            param=f"tools[{number}].function.parameters",
+        )
+        for number, tool in enumerate(tools or ())
+    )
 
 
-def _tool_choice(body: schema.ChatCompletionBody, tools: tuple[ToolSpec, ...]) -> ToolChoice:
-    match body.tool_choice:
+def _tool_choice(choice: str | schema.NamedToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
+    match choice:
         case None:
             return ToolChoice("auto" if tools else "none")
         case "none":
             return ToolChoice("none")
-        case "auto":
-            _need_tools(tools)
-            return ToolChoice("auto")
-        case "required":
-            _need_tools(tools)
-            return ToolChoice("required")
-        case schema.NamedToolChoice() as named:
-            _need_tools(tools)
-            return named_choice(named.function.name, tools, refusal=_NO_SUCH_TOOL)
-        case other:
+        case "auto" | "required" | schema.NamedToolChoice() if not tools:
+            raise InvalidParameter("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+        case "auto" | "required":
+            return ToolChoice("auto" if choice == "auto" else "required")
+        case schema.NamedToolChoice():
+            return named_choice(choice.function.name, tools, refusal=_NO_SUCH_TOOL)
+        case _:
             raise InvalidParameter(
-                f"Invalid value for `tool_choice`: {shown(other)}! Only named tools, 'none', 'auto' or 'required' are "
+                f"Invalid value for `tool_choice`: {shown(choice)}! Only named tools, 'none', 'auto' or 'required' are "
                 "supported.",
                 param="tool_choice",
             )
-
-
-def _need_tools(tools: tuple[ToolSpec, ...]) -> None:
-    if not tools:
-        raise InvalidParameter("When using `tool_choice`, `tools` must be set.", param="tool_choice")
-
-
-def _add_generation_prompt(body: schema.ChatCompletionBody) -> bool:
-    if body.add_generation_prompt is None:
-        return not body.continue_final_message
-    return body.add_generation_prompt
 
 
 def _reasoning_mode(body: schema.ChatCompletionBody, separate_by_default: bool) -> ReasoningMode:
@@ -244,103 +238,67 @@ def _reasoning_mode(body: schema.ChatCompletionBody, separate_by_default: bool) 
     return "separate" if separate else "inline"
 
 
-AnyMessage = schema.SystemMessage | schema.UserMessage | schema.AssistantMessage | schema.ToolMessage
-AnyPart = schema.TextContent | schema.RefusalContent | schema.ImageContent | schema.VideoContent | schema.FramesContent
+def decode_messages(messages: Sequence[schema.ChatMessage], fps: float | None) -> tuple[Message, ...]:
+    """Messages in their order, with their whitespace. A tool result has the name of the latest call with its id.
 
-
-def decode_messages(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
-    """Messages in their order, with their whitespace. A tool result has the name of the latest call with its id."""
+    `fps`: the frame rate of videos that have none of their own.
+    """
     tool_names: dict[str, str] = {}
     decoded = []
     for number, message in enumerate(messages):
-        path = f"messages[{number}]."
+        parts = _parts(message.content, f"messages[{number}].", fps)
         match message:
             case schema.SystemMessage():
-                decoded.append(_message("system", _parts(message.content, path), message.name))
+                decoded.append(Message("system", parts, message.name))
             case schema.UserMessage():
-                decoded.append(_message("user", _parts(message.content, path), message.name))
+                decoded.append(Message("user", parts, message.name))
             case schema.AssistantMessage():
                 calls = _tool_calls(message.tool_calls or ())
                 tool_names.update((call.call_id, call.name) for call in calls)
-                decoded.append(_message("assistant", (*_assistant_parts(message, path), *calls), message.name))
-            case schema.ToolMessage():
-                name = tool_names.get(message.tool_call_id, message.name)
-                result = ToolResultPart(message.tool_call_id, _parts(message.content, path), name)
+                decoded.append(Message("assistant", (*_reasoning(message), *parts, *calls), message.name))
+            case schema.ToolMessage(tool_call_id=call_id):
+                result = ToolResultPart(call_id, parts, tool_names.get(call_id, message.name))
                 decoded.append(Message("tool", (result,)))
     return tuple(decoded)
 
 
-def decode_tools(tools: Iterable[schema.ChatTool]) -> tuple[ToolSpec, ...]:
-    return tuple(
-        ToolSpec(
-            name=tool.function.name,
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-            param=f"tools[{number}].function.parameters",
-        )
-        for number, tool in enumerate(tools)
-    )
+def _reasoning(message: schema.AssistantMessage) -> Iterator[Part]:
+    """Reasoning, then a refusal in place of content. A client that sends both names of reasoning repeats the text."""
+    if reasoning := message.reasoning_content or message.reasoning:
+        yield ReasoningPart(reasoning)
+    if message.content is None and message.refusal:
+        yield TextPart(message.refusal)
 
 
-def _message(role: Any, parts: Sequence[Part], name: str | None) -> Message:
-    return Message(role, tuple(parts), name)
+def _tool_calls(calls: Sequence[schema.ChatToolCall]) -> list[ToolCallPart]:
+    return [ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)) for call in calls]
 
 
-def _parts(content: str | Sequence[AnyPart] | None, path: str) -> tuple[ShownPart, ...]:
+def _parts(
+    content: str | Sequence[schema.UserPart | schema.AssistantPart] | None, path: str, fps: float | None
+) -> tuple[ShownPart, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(_part(part, f"{path}content[{number}].") for number, part in enumerate(content))
+    return tuple(_part(part, f"{path}content[{number}].", fps) for number, part in enumerate(content))
 
 
-def _part(part: AnyPart, path: str) -> ShownPart:
+def _part(part: schema.UserPart | schema.AssistantPart, path: str, fps: float | None) -> ShownPart:
     match part:
         case schema.TextContent(text=text) | schema.RefusalContent(refusal=text):
             return TextPart(text)
         case schema.ImageContent(image_url=image):
-            return _image(image, path)
-        case schema.VideoContent():
-            return _video(part, path)
-        case schema.FramesContent():
-            return VideoPart(tuple(part.video), fps=part.fps, param=f"{path}video")
+            detail = None if isinstance(image, str) else image.detail
+            return decode_image(_address(image), detail, param=f"{path}image_url")
+        case schema.VideoContent(video_url=video):
+            own_fps = fps if part.fps is None else part.fps
+            return VideoPart(_address(video), fps=own_fps, param=f"{path}video_url")
+        case schema.FramesContent(video=frames):
+            own_fps = fps if part.fps is None else part.fps
+            return VideoPart(tuple(frames), fps=own_fps, param=f"{path}video")
 
 
-def _image(image: schema.ImageURL | str, path: str) -> ImagePart:
+def _address(field: schema.ImageURL | schema.VideoURL | str) -> str:
     """Some clients send the address itself where the object with the address belongs."""
-    if isinstance(image, str):
-        return decode_image(image, None, param=f"{path}image_url")
-    return decode_image(image.url, image.detail, param=f"{path}image_url")
-
-
-def _assistant_parts(message: schema.AssistantMessage, path: str) -> list[Part]:
-    """Reasoning, then text. The reasoning has two names; a client that sends both sends the same text twice."""
-    parts: list[Part] = []
-    reasoning = message.reasoning_content or message.reasoning
-    if reasoning:
-        parts.append(ReasoningPart(reasoning))
-    if message.content is None and message.refusal:
-        parts.append(TextPart(message.refusal))
-    return [*parts, *_parts(message.content, path)]
-
-
-def _tool_calls(calls: Iterable[schema.ChatToolCall]) -> list[ToolCallPart]:
-    return [ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)) for call in calls]
-
-
-def _video(part: schema.VideoContent, path: str) -> VideoPart:
-    """Some clients send the address itself where the object with the address belongs."""
-    video = part.video_url
-    return VideoPart(video if isinstance(video, str) else video.url, fps=part.fps, param=f"{path}video_url")
-
-
-def with_options(request: Request, options: schema.ProcessorOptions | None) -> Request:
-    """The frame rate that a request gives for all of its videos; a video may have its own."""
-    if options is None:
-        return request
-    return replace_media(request, {part: _at(part, options.fps) for part in media_parts(request)})
-
-
-def _at(part: MediaPart, fps: float | None) -> MediaPart:
-    return replace(part, fps=fps) if isinstance(part, VideoPart) and part.fps is None else part
+    return field if isinstance(field, str) else field.url

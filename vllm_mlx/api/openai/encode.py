@@ -113,17 +113,17 @@ class ChatStream(_Stream):
         match event:
             case TextDelta():
                 return self._text(index, event)
-            case ReasoningDelta(text):
+            case ReasoningDelta():
                 if (template := self._reasonings.get(index)) is None:
                     delta = _delta(index, reasoning_content=TEXT, reasoning=TEXT)
                     template = self._reasonings[index] = _Template(self._around(delta))
-                return template.write(text)
+                return template.write(event.text)
             case ToolCallStart(number, call_id, name):
                 function = {"name": name, "arguments": ""}
                 call = {"index": number, "id": call_id, "type": "function", "function": function}
                 return self._send(_delta(index, tool_calls=[call]))
-            case ToolCallDelta(number, arguments):
-                return self._call_arguments(index, number, arguments)
+            case ToolCallDelta():
+                return self._call_arguments(index, event.index, event.arguments)
             case ToolCallEnd(number) if (index, number) not in self._arguments:  # the call had none so far
                 return self._call_arguments(index, number, "{}")
             case Finished():
@@ -166,16 +166,16 @@ class CompletionStream(_Stream):
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
         match event:
-            case TextDelta(text, tokens) if tokens and self._spec.logprobs:
-                logprobs = replies.CompletionLogprobs.of(tokens, self._names, self._num_chars[index])
+            case TextDelta() if event.logprobs and self._spec.logprobs:
+                logprobs = replies.CompletionLogprobs.of(event.logprobs, self._names, self._num_chars[index])
                 self._num_chars[index] += sum(map(len, logprobs.tokens))
-                return self._send(_text_choice(index, text, logprobs))
-            case TextDelta(text) | ReasoningDelta(text):
-                if not text:
+                return self._send(_text_choice(index, event.text, logprobs))
+            case TextDelta() | ReasoningDelta():
+                if not event.text:
                     return b""
                 if (template := self._templates.get(index)) is None:
                     template = self._templates[index] = _Template(self._around(_text_choice(index, TEXT)))
-                return template.write(text)
+                return template.write(event.text)
             case Finished():
                 self._usages[index] = event.usage
                 return self._send({**_text_choice(index, ""), **_end(event)})
