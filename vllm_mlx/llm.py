@@ -15,7 +15,6 @@ from .api.openai.schema import ChatCompletionBody
 from .api.replies import FoldedChoice
 from .api.text import well_formed, well_formed_json
 from .core.config import EngineConfig
-from .core.errors import InvalidParameter
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.request import Request, SamplingParams
 from .core.tasks import together
@@ -160,8 +159,7 @@ def _chat_body(wire: dict[str, Any]) -> ChatCompletionBody:
     try:
         return ChatCompletionBody.model_validate(wire)
     except ValidationError as error:
-        invalid = describe(error.errors(), wire)
-        raise InvalidParameter(invalid.message, param=invalid.param, code=invalid.code) from error
+        raise describe(error.errors(), wire) from error
 
 
 def _completion(index: int, choice: FoldedChoice) -> Completion:

@@ -10,6 +10,7 @@ from ..core.errors import (
     ContextLengthExceeded,
     EngineDead,
     GrammarLimit,
+    InvalidParameter,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -22,17 +23,10 @@ from .replies import ErrorText, Reply
 
 # Codes by pydantic's error types.
 _CODES = {
-    "missing": "missing_required_parameter",
-    "union_tag_not_found": "missing_required_parameter",
-    "union_tag_invalid": "unsupported_value",
-    "literal_error": "unsupported_value",
-    "greater_than": "invalid_value",
-    "greater_than_equal": "invalid_value",
-    "less_than_equal": "invalid_value",
-    "too_long": "invalid_value",
-    "too_short": "invalid_value",
-    "string_too_short": "invalid_value",
-    "string_too_long": "invalid_value",
+    **dict.fromkeys(("missing", "union_tag_not_found"), "missing_required_parameter"),
+    **dict.fromkeys(("literal_error", "union_tag_invalid"), "unsupported_value"),
+    **dict.fromkeys(("greater_than", "greater_than_equal", "less_than_equal"), "invalid_value"),
+    **dict.fromkeys(("too_long", "too_short", "string_too_short", "string_too_long"), "invalid_value"),
 }
 _WANTED = {
     "bool_type": "true or false",
@@ -46,22 +40,19 @@ _WANTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Invalid:
-    message: str
-    param: str | None
-    code: str
+def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidParameter:
+    """The error of a body that does not match the wire types, in one sentence that names the field.
 
-
-def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> Invalid:
-    """`errors` as pydantic lists them, `loc` starting inside `body`."""
+    `errors` as pydantic lists them, `loc` starting inside `body`.
+    """
     if not isinstance(body, dict):
-        return Invalid("The request body must be a JSON object.", None, "invalid_type")
+        return InvalidParameter("The request body must be a JSON object.", code="invalid_type")
     # A union reports every branch that failed; the branch that matched furthest is the one that the client meant.
     error = max(errors, key=lambda found: len(found["loc"]))
     path = _path(error, body)
     others = [other for other in errors if len(other["loc"]) == len(error["loc"]) and _path(other, body) == path]
-    return Invalid(_sentence(error, path, others), path, _CODES.get(error["type"], "invalid_type"))
+    code = _CODES.get(error["type"], "invalid_type")
+    return InvalidParameter(_sentence(error, path, others), param=path, code=code)
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:
@@ -203,9 +194,7 @@ class Envelope(ABC):
 
     def validation(self, errors: Sequence[Mapping[str, Any]], body: Any) -> HTTPError:
         """`errors` as pydantic lists them, `loc` starting inside `body`."""
-        invalid = describe(errors, body)
-        kind = _Kind(400, INVALID_REQUEST, INVALID_REQUEST)
-        return HTTPError(400, self._body(kind, invalid.message, invalid.param, invalid.code), invalid.code)
+        return self.error(describe(errors, body))
 
     def _message(self, error: VLLMMLXError) -> str:
         return error.message

@@ -8,7 +8,7 @@ from pydantic import Field
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import ImagePart, ToolChoice, ToolSpec
 from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, SamplingParams, check_budget
-from .wire import Wire
+from .wire import ExtraFields, Ignored, Refused, Wire
 
 Detail = Literal["auto", "low", "high", "original"]
 LOW_DETAIL_SIDE = 512  # pixels
@@ -42,21 +42,22 @@ class OpenAIFields(GenerationFields):
     seed: int | None = None
 
 
+CACHE_HINT = Ignored("a hint; the prefix cache finds every prefix by itself")
+OPENAI_EXTRAS: ExtraFields = {  # rules for fields of these endpoints that the types do not declare
+    "user": Ignored("names the end user for abuse reports"),
+    "safety_identifier": Ignored("names the end user for abuse reports"),
+    "service_tier": Ignored("there is one tier", ("auto", "default"), "This server has one tier: use 'auto'."),
+    "prompt_cache_key": Ignored("a routing hint; the prefix cache finds every prefix by itself"),
+    "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
+    "prompt_cache_options": CACHE_HINT,
+    "modalities": Ignored("replies are text", (["text"],), "This server replies with text only."),
+    "moderation": Refused("This server does not moderate."),
+}
+
 _SAMPLING_FIELDS = (  # a null stands for the default
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "n",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "thinking_token_budget",
-)
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n",
+    "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "thinking_token_budget",
+)  # fmt: skip
 
 
 def decode_sampling(body: GenerationFields, **own: Any) -> SamplingParams:

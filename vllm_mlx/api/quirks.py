@@ -3,15 +3,16 @@
 Each row was seen on the wire, and a recorded request of that client is its test.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from ..core.messages import Message, Part, TextPart
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Quirk:
     name: str
     client: str
@@ -21,86 +22,50 @@ class Quirk:
 
 
 QUIRKS = (
-    Quirk(
-        name="billing_line",
-        client="Claude Code",
-        seen_in="2.1.29 to 2.1.329",
+    Quirk("billing_line", "Claude Code", "2.1.29 to 2.1.329",
         sends="a first system block with its version and a checksum that differs between sessions or requests",
-        handling="the line is dropped, and the block with it when nothing else is in it",
-    ),
-    Quirk(
-        name="string_is_text",
-        client="Claude Code",
-        seen_in="2.1.329",
+        handling="the line is dropped, and the block with it when nothing else is in it"),
+    Quirk("string_is_text", "Claude Code", "2.1.329",
         sends="a message as a list of one text block, and in the next request as a string",
-        handling="both are the same message",
-    ),
-    Quirk(
-        name="cache_control",
-        client="Claude Code",
-        seen_in="2.1.329",
+        handling="both are the same message"),
+    Quirk("cache_control", "Claude Code", "2.1.329",
         sends="cache marks that move to the last message with every request",
-        handling="they never reach the prompt",
-    ),
-    Quirk(
-        name="system_in_the_middle",
-        client="Claude Code",
-        seen_in="2.1.329",
+        handling="they never reach the prompt"),
+    Quirk("system_in_the_middle", "Claude Code", "2.1.329",
         sends="system messages between others, for every model name that it does not know",
         handling="they stay where they are, as system messages; where the template takes none, as text of their "
-        "neighbour",
-    ),
-    Quirk(
-        name="deferred_tools",
-        client="Claude Code",
-        seen_in="2.1.329",
+        "neighbour"),
+    Quirk("deferred_tools", "Claude Code", "2.1.329",
         sends="tools with `defer_loading`, put into the middle of the list once they are found",
-        handling="they are not listed; their definition is text in the place where a tool_reference names them",
-    ),
-    Quirk(
-        name="tool_order",
-        client="all",
-        seen_in="all",
+        handling="they are not listed; their definition is text in the place where a tool_reference names them"),
+    Quirk("tool_order", "all", "all",
         sends="tools in an order of its own, which it keeps",
-        handling="the order is kept",
-    ),
-    Quirk(
-        name="item_ids",
-        client="Codex",
-        seen_in="0.169.0",
+        handling="the order is kept"),
+    Quirk("item_ids", "Codex", "0.169.0",
         sends="ids on every item, new in every session",
-        handling="they never reach the prompt",
-    ),
-    Quirk(
-        name="whitespace",
-        client="all",
-        seen_in="all",
+        handling="they never reach the prompt"),
+    Quirk("whitespace", "all", "all",
         sends="text and reasoning of earlier replies, with their original whitespace",
-        handling="nothing is trimmed",
-    ),
-)
+        handling="nothing is trimmed"),
+)  # fmt: skip
 
 
-def without_client_marks(messages: Sequence[Message]) -> tuple[Message, ...]:
+def without_client_marks(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The messages without the lines that a client adds for its vendor's accounting; others are not changed."""
-    cleaned = (message if message.role != "system" else _without_billing(message) for message in messages)
-    return tuple(message for message in cleaned if message is not None)
+    return tuple(kept for message in messages if (kept := _without_billing(message)) is not None)
 
 
 def _without_billing(message: Message) -> Message | None:
-    if not any(_is_billed(part) for part in message.parts):
+    if message.role != "system" or not any(map(_is_billed, message.parts)):
         return message
-    parts = tuple(kept for part in message.parts if (kept := _rest(part)) is not None)
-    return replace(message, parts=parts) if parts else None
+    parts: list[Part] = []
+    for part in message.parts:
+        if not _is_billed(part):
+            parts.append(part)
+        elif rest := part.text.partition("\n")[2]:
+            parts.append(TextPart(rest))
+    return replace(message, parts=tuple(parts)) if parts else None
 
 
-def _rest(part: Part) -> Part | None:
-    if not _is_billed(part):
-        return part
-    assert isinstance(part, TextPart), "only text is billed"
-    _, _, rest = part.text.partition("\n")
-    return TextPart(rest) if rest else None
-
-
-def _is_billed(part: Part) -> bool:
+def _is_billed(part: Part) -> TypeGuard[TextPart]:
     return isinstance(part, TextPart) and part.text.startswith(BILLING_HEADER)

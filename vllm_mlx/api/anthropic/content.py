@@ -114,8 +114,7 @@ VisibleBlock = (
     | schema.DocumentBlock
     | schema.SearchResultBlock
     | schema.ToolReferenceBlock
-    | schema.ToolAdditionBlock
-    | schema.ToolRemovalBlock
+    | schema.ToolChangeBlock
 )
 
 
@@ -141,10 +140,9 @@ def decode_block(block: VisibleBlock, tools: Toolbox, path: str) -> Sequence[Vis
             return (TextPart("\n".join(texts)),)
         case schema.ToolReferenceBlock(tool_name=name):
             return (TextPart(tools.introduce(name)),)
-        case schema.ToolAdditionBlock(tool=change):
-            return (TextPart(tools.add(change, f"{path}.tool")),)
-        case schema.ToolRemovalBlock(tool=change):
-            return (TextPart(tools.remove(change, f"{path}.tool")),)
+        case schema.ToolChangeBlock(tool=change):
+            apply = tools.add if block.type == "tool_addition" else tools.remove
+            return (TextPart(apply(change, f"{path}.tool")),)
 
 
 def decode_result(block: schema.ToolResultBlock, names: dict[str, str], tools: Toolbox, path: str) -> ToolResultPart:

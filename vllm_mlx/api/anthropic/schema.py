@@ -135,24 +135,19 @@ class ToolChange(MessagesWire):
     definition: MessagesTool | None = None
 
 
-class ToolAdditionBlock(MessagesWire):
-    type: Literal["tool_addition"]
-    tool: ToolChange
-
-
-class ToolRemovalBlock(MessagesWire):
-    type: Literal["tool_removal"]
+class ToolChangeBlock(MessagesWire):
+    type: Literal["tool_addition", "tool_removal"]
     tool: ToolChange
 
 
 UserBlock = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolAdditionBlock | ToolRemovalBlock,
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolChangeBlock,
     Field(discriminator="type"),
 ]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
-SystemBlock = Annotated[TextBlock | ToolAdditionBlock | ToolRemovalBlock, Field(discriminator="type")]
+SystemBlock = Annotated[TextBlock | ToolChangeBlock, Field(discriminator="type")]
 
 # Messages
 

@@ -8,32 +8,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
-from ..parameters import Detail, OpenAIFields, ReasoningEffort
+from ..parameters import CACHE_HINT, OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 _TOOLS = "Use `tools` and `tool_choice`."
-_AUDIO = "This server generates no audio."
 
 BODY_FIELDS: ExtraFields = {
-    # OpenAI
-    "user": Ignored("names the end user for abuse reports"),
-    "safety_identifier": Ignored("names the end user for abuse reports"),
+    **OPENAI_EXTRAS,
     "metadata": Ignored("labels for stored replies; nothing is stored"),
     "store": Ignored("nothing is stored", (False,), "Replies are not stored; leave `store` out."),
-    "service_tier": Ignored("there is one tier", ("auto", "default"), "This server has one tier: use 'auto'."),
-    "prompt_cache_key": Ignored("a routing hint; the prefix cache finds every prefix by itself"),
-    "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
-    "prompt_cache_options": Ignored("a hint; the prefix cache finds every prefix by itself"),
     "prediction": Ignored("it may speed a reply up, but never changes it"),
-    "modalities": Ignored("replies are text", (["text"],), "This server replies with text only."),
     "verbosity": Ignored("it is the default", ("medium",), "Ask for a short or long reply in the prompt."),
-    "moderation": Refused("This server does not moderate."),
-    "audio": Refused(_AUDIO),
+    "audio": Refused("This server generates no audio."),
     "web_search_options": Refused("This server has no web search; offer one through `tools`."),
     "functions": Refused(_TOOLS),
     "function_call": Refused(_TOOLS),
     "suffix": Refused("Filling in between two texts is not supported."),
-    # vLLM and kin
     "documents": Refused("Put documents into the messages."),
     "guided_decoding_backend": Ignored("there is one backend"),
     "guided_whitespace_pattern": Refused("White space is always bounded."),
@@ -60,7 +50,7 @@ STREAM_OPTION_FIELDS: ExtraFields = {
 MESSAGE_FIELDS: ExtraFields = {
     "id": Ignored("the client's own bookkeeping"),
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
-    "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
+    "cache_control": CACHE_HINT,
     "provider_specific_fields": Ignored("the client library's own bookkeeping"),
     "refusal": Ignored("only an assistant's refusal is text"),
     "audio": Refused("Audio is not supported."),
@@ -68,19 +58,9 @@ MESSAGE_FIELDS: ExtraFields = {
 }
 
 PART_FIELDS: ExtraFields = {
-    "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
-    "prompt_cache_breakpoint": Ignored("a hint; the prefix cache finds every prefix by itself"),
+    "cache_control": CACHE_HINT,
+    "prompt_cache_breakpoint": CACHE_HINT,
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
-}
-
-TOOL_CALL_FIELDS: ExtraFields = {
-    "index": Ignored("a remainder of a streamed reply"),
-    "provider_specific_fields": Ignored("the client library's own bookkeeping"),
-    "extra_content": Ignored("the client library's own bookkeeping"),
-}
-
-TOOL_FIELDS: ExtraFields = {
-    "cache_control": Ignored("a hint; the prefix cache finds every prefix by itself"),
 }
 
 
@@ -153,7 +133,11 @@ class CalledFunction(ChatWire):
 
 
 class ChatToolCall(ChatWire):
-    extras = TOOL_CALL_FIELDS
+    extras: ClassVar[ExtraFields | None] = {
+        "index": Ignored("a remainder of a streamed reply"),
+        "provider_specific_fields": Ignored("the client library's own bookkeeping"),
+        "extra_content": Ignored("the client library's own bookkeeping"),
+    }
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -198,7 +182,7 @@ class ChatFunction(ChatWire):
 
 
 class ChatTool(ChatWire):
-    extras = TOOL_FIELDS
+    extras: ClassVar[ExtraFields | None] = {"cache_control": CACHE_HINT}
     type: Literal["function"]
     function: ChatFunction
 

@@ -9,19 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ..parameters import Detail, OpenAIFields, ReasoningEffort
+from ..parameters import OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 _BUILT_IN = "It belongs to a built-in tool, and this server has none."
 
 BODY_FIELDS: ExtraFields = {
-    "user": Ignored("names the end user for abuse reports"),
-    "safety_identifier": Ignored("names the end user for abuse reports"),
+    **OPENAI_EXTRAS,
     "client_metadata": Ignored("the client's own bookkeeping"),
-    "service_tier": Ignored("there is one tier", ("auto", "default"), "This server has one tier: use 'auto'."),
-    "prompt_cache_key": Ignored("a routing hint; the prefix cache finds every prefix by itself"),
-    "prompt_cache_retention": Ignored("a hint; the prefix cache keeps what memory allows"),
-    "prompt_cache_options": Ignored("a hint; the prefix cache finds every prefix by itself"),
     "stream_options": Ignored("padding against traffic analysis; events carry none"),
     "max_tool_calls": Ignored("limits built-in tools; this server has none"),
     "truncation": Ignored(
@@ -30,10 +25,8 @@ BODY_FIELDS: ExtraFields = {
         "Shorten the input on your side: a prompt cut in the middle is a new prompt.",
     ),
     "top_logprobs": Ignored("it is the default", (0,), "Use /v1/chat/completions for log-probabilities."),
-    "modalities": Ignored("replies are text", (["text"],), "This server replies with text only."),
     "conversation": Refused("Use `previous_response_id`, or send the complete input."),
     "prompt": Refused("This server keeps no prompts. Send the text itself."),
-    "moderation": Refused("This server does not moderate."),
     "context_management": Refused("Shorten the input on your side."),
 }
 
@@ -49,35 +42,13 @@ INCLUDED: ExtraFields = {
 }
 
 # Items that another server or the client made for itself. The model here never saw them.
-SKIPPED_ITEMS = frozenset(
-    {
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "code_interpreter_call",
-        "compaction",
-        "compaction_summary",
-        "computer_call",
-        "computer_call_output",
-        "file_search_call",
-        "ghost_snapshot",
-        "image_generation_call",
-        "local_shell_call",
-        "local_shell_call_output",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
-        "program",
-        "program_output",
-        "shell_call",
-        "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-    }
-)
-
-
+SKIPPED_ITEMS = frozenset({
+    "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction", "compaction_summary",
+    "computer_call", "computer_call_output", "file_search_call", "ghost_snapshot", "image_generation_call",
+    "local_shell_call", "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call",
+    "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output", "tool_search_call",
+    "tool_search_output", "web_search_call",
+})  # fmt: skip
 MAX_METADATA = 16
 
 
@@ -157,30 +128,24 @@ class OtherItem(Wire):
     type: str
 
 
-_TAGS = {
-    "message": "message",
-    "function_call": "function_call",
-    "custom_tool_call": "custom_call",
-    "function_call_output": "output",
-    "custom_tool_call_output": "output",
-    "reasoning": "reasoning",
-    "item_reference": "reference",
-}
+_ITEM_TAGS = ("message", "function_call", "custom_tool_call", "call_output", "reasoning", "item_reference")
 
 
 def _item_tag(value: Any) -> str:
     """The branch of an item. Clients may omit the type of a message."""
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "message")
-    return _TAGS.get(kind, "other") if isinstance(kind, str) else "other"
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return "call_output"
+    return kind if kind in _ITEM_TAGS else "other"
 
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[CustomCallItem, Tag("custom_call")]
-    | Annotated[CallOutputItem, Tag("output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CallOutputItem, Tag("call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[ItemReference, Tag("reference")]
+    | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_item_tag),
 ]
