@@ -31,6 +31,7 @@ class FakeSegment:
         self.nbytes = sum(map(token_bytes, self.tokens)) + WINDOW_BYTES * (
             self.start + len(self.tokens) - self.window_start
         )
+        self.num_buffers = 1 + (self.window_start < self.start + len(self.tokens))
         self.ledger.live_bytes += self.nbytes
 
     def __del__(self) -> None:
@@ -50,6 +51,7 @@ class FakeState:
     position: int
     nbytes: int = 700
     ledger: Ledger = field(default_factory=Ledger)
+    num_buffers: int = 2
 
     def __post_init__(self) -> None:
         self.ledger.live_bytes += self.nbytes

@@ -75,6 +75,7 @@ class Sized:
     """A segment with nothing in it."""
 
     nbytes: int
+    num_buffers: int = 1
 
     def split(self, at: int) -> "tuple[Sized, Sized]":
         return Sized(100 * at), Sized(self.nbytes - 100 * at)

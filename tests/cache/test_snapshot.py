@@ -8,6 +8,7 @@ from mlx_lm.utils import load_model
 from tests.support.rows import row
 from vllm_mlx.cache import layers, snapshot
 from vllm_mlx.cache.node import Piece, ResumeRule
+from vllm_mlx.cache.snapshot import Stack
 
 TOKENS = [(7 * i) % 500 for i in range(90)]
 
@@ -76,11 +77,11 @@ def test_state_copied_in_parts_is_the_same(model):
 def test_a_copy_does_not_change_when_its_row_goes_on(model):
     caches = filled(model, TOKENS[:40])
     copy = take(model, caches, 0, 40)
-    before = [mx.array(kv) for block in copy[0].blocks for pair in block.attention for kv in pair]
+    before = [mx.array(buffer) for buffer in copy[0].buffers()]
     mx.eval(before)
     for token in TOKENS[40:80]:
         run(model, caches, [token])
-    after = [kv for block in copy[0].blocks for pair in block.attention for kv in pair]
+    after = copy[0].buffers()
     assert all(mx.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -120,8 +121,8 @@ def test_sizes_are_known_before_anything_is_computed():
     """A gigabyte that nobody asked for yet."""
     before = mx.get_active_memory()
     lazy = [mx.zeros((1, 4, 1 << 16, 1024), dtype=mx.float32) for _ in range(2)]
-    segment = snapshot.KVSegment(1 << 16, (snapshot.Block(1 << 16, (tuple(lazy),)),), (), 0)
-    state = snapshot.RecurrentState(((mx.zeros((1, 1 << 28)), None),))
+    segment = snapshot.KVSegment(1 << 16, (snapshot.Block(1 << 16, Stack.of(lazy)),), Stack.of([]), 0)
+    state = snapshot.RecurrentState(Stack.of([mx.zeros((1, 1 << 28)), None]), (2,))
     assert segment.nbytes == 2 * 4 * (1 << 16) * 1024 * 4
     assert state.nbytes == (1 << 28) * 4
     assert mx.get_active_memory() - before < 1 << 20
@@ -141,7 +142,7 @@ def test_parts_that_do_not_fit_together_are_damage(model):
     for parts, kept in (
         (pieces((half, min(window_start, 30), None)), state),
         ([], state),
-        (pieces(copy), None if state is not None else snapshot.RecurrentState(((None,),))),
+        (pieces(copy), None if state is not None else snapshot.RecurrentState(Stack.of([None]), (1,))),
     ):
         with pytest.raises(snapshot.DamagedSnapshot):
             snapshot.restore(make_prompt_cache(model), parts, kept, length=60, capacity=80)
@@ -155,3 +156,45 @@ def test_a_long_run_is_held_in_blocks(checkpoint):
     left, right = segment.split(1500)
     assert left.blocks[0] is segment.blocks[0]
     assert [block.length for block in right.blocks] == [548, 452]
+
+
+def test_layers_that_are_alike_share_a_buffer(model):
+    caches = filled(model, TOKENS[:60])
+    segment, _, state = take(model, caches, 0, 60)
+    kinds = [layers.kind(leaf) for leaf in layers.leaves(caches)]
+    assert segment.num_buffers <= len({layers.Kind.ATTENTION, layers.Kind.WINDOW}.intersection(kinds))
+    assert state is None or state.num_buffers <= 3, "convolution and recurrence, and no more"
+
+
+def test_arrays_of_different_shapes_come_back_as_they_were():
+    arrays = [mx.full((1, 2, 5, width), 10 * width + n) for n, width in enumerate((3, 4, 3, 4, 3))]
+    arrays.insert(2, None)
+    stack = Stack.of(arrays)
+    assert len(stack.buffers) == 2 and len(stack) == 6
+    for index, array in enumerate(arrays):
+        found = stack[index]
+        assert found is None if array is None else mx.array_equal(found, array)
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 10_000, 1 << 30])
+def test_no_evaluation_copies_much_more_than_a_slice(checkpoint, monkeypatch, slice_bytes):
+    model = load_model(checkpoint("qwen3"))[0]
+    tokens = [(3 * i) % 500 for i in range(2500)]
+    caches = filled(model, tokens)
+    row = snapshot.view(caches, 0, 2500)
+    monkeypatch.setattr(snapshot, "SLICE_BYTES", slice_bytes)
+    copied = []
+    real = mx.eval
+    monkeypatch.setattr(mx, "eval", lambda *arrays: (copied.append(size_of(arrays)), real(*arrays))[1])
+    copy = snapshot.capture(row, 0, 2500, None)
+    block_bytes = max(block.kv.nbytes for block in copy[0].blocks)
+    assert max(copied) < slice_bytes + block_bytes and sum(copied) == copy[0].nbytes
+    copied.clear()
+    restored = make_prompt_cache(model)
+    snapshot.restore(restored, pieces(copy), copy[2], length=2500, capacity=2500)
+    assert max(copied) < slice_bytes + max(layers.state_bytes([leaf]) for leaf in restored)
+    assert sum(copied) == layers.state_bytes(restored)
+
+
+def size_of(arrays):
+    return sum(array.nbytes for array in layers.arrays(list(arrays)))

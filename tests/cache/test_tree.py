@@ -249,3 +249,13 @@ def test_a_lower_limit_evicts_at_once() -> None:
     assert tree.used_bytes <= 10_000
     tree.check_integrity()
     assert tree.stats.evictions == 1
+
+
+def test_the_number_of_buffers_is_bounded_too():
+    tree = PrefixTree(max_bytes=1 << 30, max_buffers=20, min_cut=1)
+    tree.add_model("model", ResumeRule())
+    for number in range(40):
+        assert put(tree, [number, *range(100, 130)], now=number)
+        assert tree.used_buffers <= 20
+    assert tree.stats.evictions >= 30
+    assert resumed(tree, [39, *range(100, 130), 5], now=40) == ("prefix", 31), "the last ones stay"

@@ -18,6 +18,9 @@ class Segment(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def num_buffers(self) -> int: ...
+
     def split(self, at: int) -> tuple[Self, Self]:
         """Return the first `at` tokens and the rest, with 0 < at < length. Both own their bytes, which add up.
 
@@ -31,6 +34,9 @@ class State(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def num_buffers(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,11 @@ class Node:
     def size_bytes(self) -> int:
         key_bytes = len(self.key) if self.key is not None else 0
         return self.segment_bytes + self.state_bytes + key_bytes + NODE_BYTES
+
+    @property
+    def num_buffers(self) -> int:
+        """Live buffers of the device that the node holds."""
+        return self.segment.num_buffers + (0 if self.state is None else self.state.num_buffers)
 
     @property
     def first_resumable(self) -> int:

@@ -3,6 +3,9 @@
 Attention KV is copied once per token and joined again at restore. Sliding-window KV is copied only where a later resume
 point can need it. Recurrent state is copied completely, at one position. Cost: a capture copies its own tokens, and a
 restore copies all tokens up to the resume point, both at `RowFootprint.bytes_per_token`.
+
+Arrays of all layers that are alike share one buffer, because Metal limits the number of live buffers. Large copies are
+evaluated in slices, because one long command buffer can exceed Metal's time limit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,6 +20,7 @@ from .layers import Kind, LayerCaches, can_batch, complete, kind, leaves, state_
 from .node import ResumeRule
 
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
+SLICE_BYTES = 256 << 20  # bytes that are copied in one evaluation
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
 
 
@@ -25,16 +29,65 @@ class DamagedSnapshot(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """Arrays of shape (1, ...) in few buffers: the ones of equal shape and type follow each other in one buffer."""
+
+    buffers: tuple[mx.array, ...]
+    places: tuple[tuple[int, int] | None, ...]  # each array's buffer and its index there; None: there is no array
+
+    @classmethod
+    def of(cls, arrays: Iterable[mx.array | None]) -> "Stack":
+        """Copy the arrays. The result is lazy: the sources stay alive until it is evaluated."""
+        groups: dict[Any, list[mx.array]] = {}
+        places = []
+        for array in arrays:
+            if array is None:
+                places.append(None)
+                continue
+            _check(array.shape[0] == 1, "the state is not of one row")
+            key = (array.shape, array.dtype)
+            group = groups.setdefault(key, [])
+            places.append((list(groups).index(key), len(group)))
+            group.append(array)
+        return cls(tuple(_stack(group) for group in groups.values()), tuple(places))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        """One of the arrays, as a lazy view."""
+        if (place := self.places[index]) is None:
+            return None
+        buffer, row = place
+        return self.buffers[buffer][row : row + 1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def cut(self, start: int, end: int) -> "Stack":
+        """A copy of the tokens `[start, end)` of every array. It is lazy."""
+        return Stack(tuple(mx.contiguous(buffer[:, :, start:end]) for buffer in self.buffers), self.places)
+
+    def kv(self, layer: int, start: int, end: int) -> KV:
+        """The tokens `[start, end)` of a layer's keys and values, as lazy views."""
+        keys, values = self[2 * layer], self[2 * layer + 1]
+        assert keys is not None and values is not None, "KV has no empty places"
+        return keys[:, :, start:end], values[:, :, start:end]
+
+
+EMPTY = Stack((), ())
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
-    """Attention KV of successive tokens, one pair of arrays per layer."""
+    """Attention KV of successive tokens. `kv` holds keys and values of each layer in turn."""
 
     length: int
-    attention: tuple[KV, ...]
+    kv: Stack
 
     def cut(self, start: int, end: int) -> "Block":
-        if (start, end) == (0, self.length):
-            return self
-        return Block(end - start, _cut(self.attention, start, end))
+        return self if (start, end) == (0, self.length) else Block(end - start, self.kv.cut(start, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +99,36 @@ class KVSegment:
 
     length: int
     blocks: tuple[Block, ...]
-    windows: tuple[KV, ...]
+    windows: Stack  # keys and values of each window layer in turn
     window_offset: int  # tokens from the segment's start
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    @property
+    def num_buffers(self) -> int:
+        return sum(buffer.nbytes > 0 for buffer in self.buffers())
 
     def split(self, at: int) -> tuple["KVSegment", "KVSegment"]:
         cut = min(max(at - self.window_offset, 0), self.length - self.window_offset)
         num_windowed = self.length - self.window_offset
-        left = KVSegment(at, self._blocks(0, at), _cut(self.windows, 0, cut), min(self.window_offset, at))
+        left = KVSegment(at, self._blocks(0, at), self.windows.cut(0, cut), min(self.window_offset, at))
         right = KVSegment(
             self.length - at,
             self._blocks(at, self.length),
-            _cut(self.windows, cut, num_windowed),
+            self.windows.cut(cut, num_windowed),
             max(self.window_offset - at, 0),
         )
-        complete(*left.arrays(), *right.arrays())  # a lazy copy would keep its source alive
+        complete(*left.buffers(), *right.buffers())  # a lazy copy would keep its source alive
         return left, right
 
-    def arrays(self) -> list[mx.array]:
-        attention = (kv for block in self.blocks for kv in block.attention)
-        return [array for kv in (*attention, *self.windows) for array in kv]
+    def buffers(self) -> list[mx.array]:
+        return [buffer for stack in (*(block.kv for block in self.blocks), self.windows) for buffer in stack.buffers]
 
     def attention(self, layer: int, num_tokens: int) -> list[KV]:
         """One attention layer's KV of the first `num_tokens`, as a list of parts."""
-        return [_cut_one(block.attention[layer], *span) for block, span in self._spans(0, num_tokens)]
+        return [block.kv.kv(layer, *span) for block, span in self._spans(0, num_tokens)]
 
     def _blocks(self, start: int, end: int) -> tuple[Block, ...]:
         return tuple(block.cut(*span) for block, span in self._spans(start, end))
@@ -90,13 +146,23 @@ class KVSegment:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """State of all recurrent layers at one position: a tuple of arrays per layer."""
+    """State of all recurrent layers at one position."""
 
-    layers: tuple[tuple[mx.array | None, ...], ...]
+    arrays: Stack  # the arrays of each layer in turn
+    widths: tuple[int, ...]  # the number of arrays of each layer
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for layer in self.layers for array in layer if array is not None)
+        return self.arrays.nbytes
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self.arrays.buffers)
+
+    def layer(self, index: int) -> list[mx.array | None]:
+        """The arrays of one layer, as lazy views."""
+        first = sum(self.widths[:index])
+        return [self.arrays[place] for place in range(first, first + self.widths[index])]
 
 
 class StoredPiece(Protocol):
@@ -161,12 +227,19 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
     """
     window_start = start if window is None else max(start, end - window)
     edges = [*range(start, end, BLOCK_TOKENS), end]
-    blocks = tuple(Block(high - low, _cut(row.attention, low, high)) for low, high in pairwise(edges))
-    windows = tuple(_tail(kv, end - window_start) for kv in row.windows)
-    recurrent = tuple(tuple(_own(a) for a in layer) for layer in row.recurrent)
-    segment = KVSegment(end - start, blocks, windows, window_start - start)
-    complete(segment.arrays(), [array for layer in recurrent for array in layer if array is not None])
-    return segment, window_start, RecurrentState(recurrent) if recurrent else None
+    slices = _Slices()
+    blocks = []
+    for low, high in pairwise(edges):
+        kv = Stack.of(array[:, :, low:high] for pair in row.attention for array in pair)
+        slices.add(kv.buffers)
+        blocks.append(Block(high - low, kv))
+    windows = Stack.of(_tail(array, end - window_start) for pair in row.windows for array in pair)
+    recurrent = Stack.of(array for layer in row.recurrent for array in layer)
+    slices.add((*windows.buffers, *recurrent.buffers))
+    slices.finish()
+    segment = KVSegment(end - start, tuple(blocks), windows, window_start - start)
+    widths = tuple(len(layer) for layer in row.recurrent)
+    return segment, window_start, RecurrentState(recurrent, widths) if widths else None
 
 
 def restore(
@@ -178,6 +251,7 @@ def restore(
     """
     _check_layers(caches, pieces, state)
     attention = window = recurrent = 0
+    slices = _Slices()
     for leaf in leaves(caches):
         match kind(leaf):
             case Kind.ATTENTION:
@@ -191,26 +265,24 @@ def restore(
                 window += 1
             case Kind.RECURRENT:
                 assert state is not None, "checked"
-                leaf.cache = list(state.layers[recurrent])
-                _check(all(a is None or a.shape[0] == 1 for a in leaf.cache), "recurrent state is not of one row")
+                leaf.cache = state.layer(recurrent)
                 recurrent += 1
             case _:
                 raise TypeError(f"{type(leaf).__name__} cannot be restored")
-    complete(state_arrays(caches))
+        slices.add(state_arrays([leaf]))
+    slices.finish()
 
 
 def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
     """Check that the stored state has as many layers of each kind as the model."""
     kinds = [kind(leaf) for leaf in leaves(caches)]
     num_recurrent = kinds.count(Kind.RECURRENT)
-    _check(num_recurrent == (0 if state is None else len(state.layers)), "recurrent state is missing")
+    _check(num_recurrent == (0 if state is None else len(state.widths)), "recurrent state is missing")
+    num_attention = 2 * kinds.count(Kind.ATTENTION)
     for piece in pieces:
-        num_attention = kinds.count(Kind.ATTENTION)
-        _check(
-            all(len(block.attention) == num_attention for block in piece.segment.blocks),
-            "attention layers are missing",
-        )
-        _check(len(piece.segment.windows) == kinds.count(Kind.WINDOW), "window layers are missing")
+        has_all = all(len(block.kv) == num_attention for block in piece.segment.blocks)
+        _check(has_all, "attention layers are missing")
+        _check(len(piece.segment.windows) == 2 * kinds.count(Kind.WINDOW), "window layers are missing")
 
 
 def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length: int) -> None:
@@ -220,7 +292,7 @@ def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length
         end = piece.start + piece.take
         begin = max(first, piece.window_start)
         if begin < end:
-            parts.append(_cut_one(piece.segment.windows[index], begin - piece.window_start, end - piece.window_start))
+            parts.append(piece.segment.windows.kv(index, begin - piece.window_start, end - piece.window_start))
     held = sum(keys.shape[2] for keys, _ in parts)
     _check(held == length - first, "a sliding window is incomplete")
     leaf.keys, leaf.values = (_join(parts, side, held) for side in (0, 1))
@@ -231,30 +303,38 @@ def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
     arrays = [part[side] for part in parts]
     _check(bool(arrays), "KV is missing")
     held = sum(array.shape[2] for array in arrays)
-    _check(all(array.shape[0] == 1 for array in arrays), "KV is not of one row")
     if slots > held:
         _, heads, _, width = arrays[0].shape
         arrays.append(mx.zeros((1, heads, slots - held, width), arrays[0].dtype))
     return mx.concatenate(arrays, axis=2)
 
 
-def _cut(kvs: Iterable[KV], start: int, end: int) -> tuple[KV, ...]:
-    return tuple((_own(keys[:, :, start:end]), _own(values[:, :, start:end])) for keys, values in kvs)
+class _Slices:
+    """Evaluates arrays whenever enough bytes have been added, so that no evaluation copies much more than a slice."""
+
+    def __init__(self) -> None:
+        self._arrays: list[mx.array] = []
+        self._num_bytes = 0
+
+    def add(self, arrays: Iterable[mx.array]) -> None:
+        for array in arrays:
+            self._arrays.append(array)
+            self._num_bytes += array.nbytes
+        if self._num_bytes >= SLICE_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        complete(self._arrays)
+        self._arrays, self._num_bytes = [], 0
 
 
-def _cut_one(kv: KV, start: int, end: int) -> KV:
-    return kv[0][:, :, start:end], kv[1][:, :, start:end]
+def _stack(arrays: list[mx.array]) -> mx.array:
+    """Copy arrays into one buffer of its own; a view would keep the row's buffer alive."""
+    return mx.concatenate(arrays) if len(arrays) > 1 else mx.contiguous(arrays[0])
 
 
-def _tail(kv: KV, num_tokens: int) -> KV:
-    keys, values = kv
-    held = keys.shape[2]
-    return _own(keys[:, :, held - num_tokens :]), _own(values[:, :, held - num_tokens :])
-
-
-def _own(array: mx.array | None) -> Any:
-    """Copy into a buffer of its own, because a slice would keep the row's buffer alive."""
-    return None if array is None else mx.contiguous(array)
+def _tail(array: mx.array, num_tokens: int) -> mx.array:
+    return array[:, :, array.shape[2] - num_tokens :]
 
 
 def _check(condition: bool, what: str) -> None:

@@ -37,6 +37,7 @@ class TreeStats:
     entry_count: int  # stored paths
     num_states: int
     used_bytes: int
+    used_buffers: int
     index_bytes: int  # part of used_bytes
     max_bytes: int
 
@@ -96,6 +97,7 @@ def tree_stats(store: NodeStore, counters: Counters, *, max_bytes: int) -> TreeS
         entry_count=sum(len(paths) for paths in store.spaces.values()),
         num_states=sum(node.state is not None for node in nodes),
         used_bytes=store.used_bytes,
+        used_buffers=store.used_buffers,
         index_bytes=sum(len(node.key) for node in nodes if node.key is not None) + NODE_BYTES * len(nodes),
         max_bytes=max_bytes,
     )

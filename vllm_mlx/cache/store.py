@@ -18,6 +18,7 @@ class NodeStore:
         self.rules: dict[str, ResumeRule] = {}  # by model fingerprint
         self.spaces: dict[Space, SortedPaths[Node]] = {}
         self.used_bytes = 0
+        self.used_buffers = 0
         self._num_made = 0
 
     def nearest(self, space: Space, key: bytes) -> tuple[Node | None, int]:
@@ -62,14 +63,14 @@ class NodeStore:
         if parent is not None:
             parent.num_children += 1
         leaf.key = key
-        self.used_bytes += leaf.size_bytes
+        self._count(leaf)
         return leaf
 
     def remove_leaf(self, leaf: Node) -> Node | None:
         """Remove a leaf and return its parent, which enters the index if it has no other child."""
         assert leaf.num_children == 0 and leaf.key is not None
         paths, parent, key = self.spaces[leaf.space], leaf.parent, leaf.key
-        self.used_bytes -= leaf.size_bytes
+        self._discount(leaf)
         leaf.key = None
         if parent is not None:
             parent.num_children -= 1
@@ -89,48 +90,58 @@ class NodeStore:
             return
         assert leaf.key is not None and leaf.state is None, "a leaf with a state is not cut"
         segment = leaf.segment.split(end - leaf.start)[0]  # this may fail, so it comes before any change
-        self.used_bytes -= leaf.size_bytes
+        self._discount(leaf)
         key = leaf.key[: end * WORD_BYTES]
         self.spaces[leaf.space].replace(leaf.key, key, leaf)
         leaf.segment = segment
         leaf.segment_bytes = leaf.segment.nbytes
         leaf.key, leaf.end, leaf.is_stored_end = key, end, True
         leaf.window_start = min(leaf.window_start, end)
-        self.used_bytes += leaf.size_bytes
+        self._count(leaf)
 
     def split(self, node: Node, at: int) -> Node:
         """Split a run and return the upper node. `node` becomes the lower part and keeps its children and pins."""
         first, second = node.segment.split(at - node.start)
+        self._discount(node)
         upper = self._make(node.space, node.parent, node.start, at, first, min(node.window_start, at))
         upper.num_children, upper.is_stored_end = 1, False
         upper.last_used, upper.hits = node.last_used, node.hits
-        self.used_bytes += upper.size_bytes - node.size_bytes
         node.parent, node.start = upper, at
         node.segment, node.segment_bytes = second, second.nbytes
         node.window_start = max(node.window_start, at)
-        self.used_bytes += node.size_bytes
+        self._count(upper)
+        self._count(node)
         return upper
 
     def rejoin(self, upper: Node, lower: Node, unsplit: Segment) -> None:
         """Undo a split. `unsplit` is the segment that was split."""
-        self.used_bytes -= upper.size_bytes + lower.size_bytes
+        self._discount(upper)
+        self._discount(lower)
         lower.parent, lower.start = upper.parent, upper.start
         lower.segment, lower.segment_bytes = unsplit, unsplit.nbytes
         if lower.window_start == upper.end:
             lower.window_start = upper.window_start
-        self.used_bytes += lower.size_bytes
+        self._count(lower)
 
     def set_state(self, node: Node, state: State | None, *, now: float) -> None:
-        self.used_bytes -= node.state_bytes
+        self._discount(node)
         node.state, node.state_bytes = state, state.nbytes if state is not None else 0
         node.state_used, node.state_hits = now, 0
-        self.used_bytes += node.state_bytes
+        self._count(node)
 
     def set_segment(self, node: Node, segment: Segment, window_start: int) -> None:
         """Replace a node's KV by other KV of the same tokens."""
-        self.used_bytes -= node.segment_bytes
+        self._discount(node)
         node.segment, node.segment_bytes, node.window_start = segment, segment.nbytes, window_start
-        self.used_bytes += node.segment_bytes
+        self._count(node)
+
+    def _count(self, node: Node) -> None:
+        self.used_bytes += node.size_bytes
+        self.used_buffers += node.num_buffers
+
+    def _discount(self, node: Node) -> None:
+        self.used_bytes -= node.size_bytes
+        self.used_buffers -= node.num_buffers
 
     def _make(
         self, space: Space, parent: Node | None, start: int, end: int, segment: Segment, window_start: int
@@ -250,6 +261,7 @@ def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
         assert node.pins == pins[node.node_id], f"{_name(node)}: pins and matches differ"
     assert pins.keys() <= {node.node_id for node in nodes}, "a pin on a node that is gone"
     assert store.used_bytes == sum(node.size_bytes for node in nodes), "the count of bytes is wrong"
+    assert store.used_buffers == sum(node.num_buffers for node in nodes), "the count of buffers is wrong"
 
 
 def _check_paths(space: Space, paths: SortedPaths[Node]) -> None:

@@ -1,5 +1,7 @@
 """The prefix cache: a tree of token runs, found by bisect, within a byte budget. It knows no mlx, clock or thread.
 
+The number of buffers is bounded too, because a device has a limit of live buffers.
+
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
@@ -18,9 +20,12 @@ NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves
 class PrefixTree:
     """Holds each token's KV once. Segments and states are opaque: both have a size, and segments can be split."""
 
-    def __init__(self, *, max_bytes: int, s_per_token: float = 1e-3, min_cut: int = 256):
+    def __init__(
+        self, *, max_bytes: int, max_buffers: int | None = None, s_per_token: float = 1e-3, min_cut: int = 256
+    ):
         """`s_per_token`: seconds to recompute a token. `min_cut`: fewest tokens that an eviction cuts."""
         self._max_bytes = max_bytes
+        self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
         self._min_cut = min_cut
         self._store = NodeStore()
@@ -40,6 +45,11 @@ class PrefixTree:
     def used_bytes(self) -> int:
         """The size of all segments, states, nodes and the index."""
         return self._store.used_bytes
+
+    @property
+    def used_buffers(self) -> int:
+        """Live buffers of the device that segments and states hold."""
+        return self._store.used_buffers
 
     # Look-ups
 
@@ -132,7 +142,7 @@ class PrefixTree:
 
         If the node has a state, earlier states on its path may be evicted. If it has none, its path depends on them.
         """
-        if self.used_bytes <= self._max_bytes:
+        if self.used_bytes <= self._max_bytes and self.used_buffers <= self._max_buffers:
             return True
         keep = [node] if node.state is not None else node.path()
         if unevictable_bytes([*self._pins.values(), *keep]) > self._max_bytes:
@@ -157,10 +167,10 @@ class PrefixTree:
 
     def shrink_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
-        if self.used_bytes <= num_bytes:
+        if self._is_within(num_bytes):
             return self.used_bytes
         queue = VictimQueue(self._store.nodes(), now=self._now, s_per_token=self._s_per_token)
-        while self.used_bytes > num_bytes and (node := queue.pop()) is not None:
+        while not self._is_within(num_bytes) and (node := queue.pop()) is not None:
             before = self.used_bytes
             left = self._evict(node, before - num_bytes)
             if left is not None:
@@ -169,16 +179,22 @@ class PrefixTree:
             self._counters.evicted_bytes += before - self.used_bytes
         return self.used_bytes
 
+    def _is_within(self, num_bytes: int) -> bool:
+        return self.used_bytes <= num_bytes and self.used_buffers <= self._max_buffers
+
     def set_limit(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.shrink_to(max_bytes)
 
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
-        """Free about `num_bytes` of a victim. Returns the node whose worth has changed, if any."""
+        """Free about `num_bytes` of a victim. Returns the node whose worth has changed, if any.
+
+        If there is no lack of bytes, there are too many buffers, so a leaf is removed completely.
+        """
         if node.num_children:
             self._store.set_state(node, None, now=self._now)
             return None
-        if node.rule.needs_state:
+        if node.rule.needs_state or num_bytes <= 0:
             return self._retreat(node, node.start)
         per_token = node.segment_bytes / (node.end - node.start) + WORD_BYTES
         num_cut = max(self._min_cut, int(-(-num_bytes // per_token)))

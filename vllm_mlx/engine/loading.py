@@ -15,7 +15,7 @@ from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import DeviceWatch, apply_limits, device_memory, wire_weights
+from ..runner.device import DeviceWatch, apply_limits, device_memory, max_stored_buffers, wire_weights
 from ..runner.family_check import check_family, media_fault
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
 from ..runner.runner import Runner
@@ -248,7 +248,11 @@ def _prefix_planner(
         return None
     max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
     return PrefixPlanner(
-        PrefixTree(max_bytes=max_bytes, s_per_token=1 / measured.calibration.tokens_per_s),
+        PrefixTree(
+            max_bytes=max_bytes,
+            max_buffers=max_stored_buffers(),
+            s_per_token=1 / measured.calibration.tokens_per_s,
+        ),
         checkpoint.fingerprint(),
         model.resume_rule,
         model.footprint,

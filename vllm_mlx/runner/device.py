@@ -56,6 +56,16 @@ class DeviceMemory:
         return max(self.limit_bytes(budget_bytes), int(self.total_bytes * _LIMIT_OF_RAM))
 
 
+def max_stored_buffers() -> int | None:
+    """Live buffers that stored state may hold: half of what MLX allows; None if the device has no such limit.
+
+    The other half is for weights, rows, temporaries and freed buffers. Beyond the limit every allocation fails
+    (`MetalAllocator::malloc` in mlx/backend/metal/allocator.cpp).
+    """
+    limit = mx.device_info().get("resource_limit")
+    return int(limit) // 2 if limit else None
+
+
 def device_memory() -> DeviceMemory:
     recommended = mx.device_info().get("max_recommended_working_set_size")
     return DeviceMemory(physical_memory(), int(recommended) if recommended else None)

@@ -202,6 +202,7 @@ class _OwnFamilies(_Families):
             )
             yield self.gauge("cache_paths", "Stored paths in the prefix cache.", stats.entry_count)
             yield self.gauge("cache_states", "Snapshots of recurrent state in the prefix cache.", stats.num_states)
+            yield self.gauge("cache_buffers", "Device buffers that the prefix cache holds.", stats.used_buffers)
         if media is not None:
             yield self.counter("images_encoded", "Runs of the vision encoder.", media.num_encoded)
             yield self.counter("image_evictions", "Evictions from the cache of image features.", media.num_evictions)

@@ -129,6 +129,7 @@ class CacheStatus(TypedDict):
     memory_utilization: float
     entry_count: int
     num_states: NotRequired[int]
+    num_buffers: NotRequired[int]
     index_mb: NotRequired[float]
     inserts_refused: NotRequired[int]
     shortfalls: dict[str, int]

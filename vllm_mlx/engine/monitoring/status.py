@@ -199,6 +199,7 @@ def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
         "memory_utilization": round(stats.used_bytes / stats.max_bytes, 4) if stats.max_bytes else 0.0,
         "entry_count": stats.entry_count,
         "num_states": stats.num_states,
+        "num_buffers": stats.used_buffers,
         "index_mb": round(stats.index_bytes / _MB, 3),
         "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
         "shortfalls": shortfalls,
