@@ -8,6 +8,7 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import row
+from vllm_mlx.cache.snapshot import Stack
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
 
 NUM_TOKENS = 10
@@ -195,8 +196,8 @@ def test_damaged_state_is_dropped_and_the_reply_is_right(model, driver):
     run(driver, ids)
     tree = driver.engine.cache_tree
     for node in tree._store.nodes():
-        node.segment = replace(node.segment, blocks=(), windows=())
-        node.state = None if node.state is None else replace(node.state, layers=())
+        node.segment = replace(node.segment, blocks=(), windows=Stack.of([]))
+        node.state = None if node.state is None else replace(node.state, widths=())
     assert check(driver, path, ids) == 0
     assert check(driver, path, ids) == 79
     assert driver.engine.num_rows == 0
