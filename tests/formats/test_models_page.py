@@ -42,9 +42,10 @@ def test_families_name_known_formats() -> None:
 def test_every_detected_format_belongs_to_a_family() -> None:
     reasoning = {id(REASONING_FORMATS[name]) for _, cell, _ in FAMILIES for name in names(cell)}
     tools = {id(TOOL_FORMATS[name]) for _, _, cell in FAMILIES for name in names(cell)}
-    detected = {id(row.reasoning) for row in ROWS if row.reasoning_signs}
-    assert detected <= reasoning | {id(REASONING_FORMATS["hy_v4"])}
-    assert {id(row.calls.reads) for row in ROWS if row.calls is not None and row.call_signs} <= tools
+    reads = [row.reasoning for row in ROWS if row.reasoning and (row.reasoning_signs or row.reasoning.sign)]
+    calls = [row.calls.reads for row in ROWS if row.calls and (row.call_signs or row.calls.sign)]
+    assert set(map(id, reads)) <= reasoning | {id(REASONING_FORMATS["hy_v4"])}
+    assert set(map(id, calls)) <= tools
 
 
 def test_names_that_mean_the_checkpoints_own_rules_are_said() -> None:

@@ -11,9 +11,8 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget, detect_formats, families, make_parser, read_schemas, reasoning_tags
-from vllm_mlx.formats.call_layouts import json_list
-from vllm_mlx.formats.family import Family, Signature
-from vllm_mlx.formats.reasoning_formats import tags
+from vllm_mlx.formats.family import Family
+from vllm_mlx.formats.layouts import json_list, tags
 from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, calls_in_text, required_calls
 
 from ..formats.support import TOOL_FORMATS
@@ -178,8 +177,6 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
         "acme",
         tags("<acme:muse>", "</acme:muse>"),
         json_list("<acme:calls>", "</acme:calls>"),
-        reasoning_signs=(Signature(("<acme:muse>",)),),
-        call_signs=(Signature(("<acme:calls>",)),),
     )
     monkeypatch.setattr(families, "FAMILIES", (row, *families.FAMILIES))
     assert detect_formats("{{ x }}<acme:muse>{{ y }}<acme:calls>[", ()) == ("acme", "acme")

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from functools import partial
 
-from .bodies import NewBody
-from .bodies.compose import Listing, Name, StepsBody, Tag, after, choice, several
+from .bodies import Body, BodyContext, NewBody
+from .bodies.compose import Name, StepsBody, Tag, choice, several
+from .bodies.json_body import ObjectBody
 from .bodies.nested_xml import NestedXmlBody
 from .bodies.xml_body import XmlTags
-from .call_layouts import (
+from .family import Calls, JsonCall, NamedCall, NestedXmlCall, Opening, Place, Spelling, ToolFormat, XmlCall
+from .layouts import (
     ARG_KEY,
     ARG_KEY_CALL,
     ARG_KEY_TAGS,
@@ -22,80 +24,69 @@ from .call_layouts import (
     LIST,
     PURE_LIST,
     PYTHON_CALLS,
+    SEPARATED,
     VERBATIM_TAGS,
     bare,
     between,
+    dsml,
     invoke_tags,
     json_list,
     keyed,
-    kimi_body,
-    mistral_body,
     named,
-    nested,
     one_a_line,
     python_list,
+    section,
     xml,
     xml_format,
     xml_section,
 )
-from .family import Calls, Opening, Place, ToolFormat
-from .reasoning_formats import HARMONY as HARMONY_REASONING
-from .spelling import CallKind, JsonCall, NamedCall, NestedXmlCall, Spelling, XmlCall
+from .layouts import HARMONY as HARMONY_REASONING
+
+
+def _kimi_body(context: BodyContext, names: list[str]) -> Body:
+    """The name carries the number of the call; the two together are the call's id."""
+    written = names[0]
+    name, _, number = written.removeprefix("functions.").rpartition(":")
+    return ObjectBody(context, name if name and number.isdecimal() else written, call_id=written)
+
+
+def _mistral_body(context: BodyContext, names: list[str]) -> Body:
+    """The name, then the call's id if the model wrote one."""
+    return ObjectBody(context, names[0], call_id=names[1] if len(names) > 1 else None)
+
 
 # Calls in <tool_call>
 
-HERMES = ToolFormat(
-    (
-        Opening("<tool_call>", choice({"{": several(JSON, IN_A_ROW), "[": JSON_LIST, "<": FUNCTION})),
-        Opening("<function=", FUNCTION, keeps_marker=True, needs_tools=True),
-    ),
-    ("</tool_call>",),
-    inner_tags=FUNCTION_TAGS.texts,
-)
-JSON_LINES = one_a_line(HERMES, JsonCall(), "<tool_call>\n", "\n</tool_call>")
-XML_LINES = one_a_line(HERMES, FUNCTION_CALL, "<tool_call>\n", "\n</tool_call>")
-MIMO = one_a_line(
-    replace(
-        HERMES,
-        openings=(
-            Opening("<tool_call>", choice({"{": JSON, "[": JSON_LIST, "<": xml(VERBATIM_TAGS)})),
-            Opening("<function=", xml(VERBATIM_TAGS), keeps_marker=True, needs_tools=True),
-        ),
-    ),
-    XmlCall(VERBATIM_TAGS, frozenset({"head", "parameter"})),
-    "<tool_call>\n",
-    "\n</tool_call>",
-)
-GLM = one_a_line(
-    between(choice({"{": JSON, "<": FUNCTION}, ARG_KEY), "<tool_call>", "</tool_call>", inner=ARG_KEY_TAGS.texts),
+
+def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
+    """JSON, a list or tags in <tool_call>; the tags also without it."""
+    openings = (
+        Opening("<tool_call>", choice({"{": json, "[": JSON_LIST, "<": function})),
+        Opening("<function=", function, keeps_marker=True, needs_tools=True),
+    )
+    return ToolFormat(openings, ("</tool_call>",), inner_tags=FUNCTION_TAGS.texts)
+
+
+_HERMES = _in_tool_call(FUNCTION, several(JSON, IN_A_ROW))
+JSON_LINES = one_a_line(_HERMES, JsonCall())
+XML_LINES = one_a_line(_HERMES, FUNCTION_CALL)
+MIMO = one_a_line(_in_tool_call(xml(VERBATIM_TAGS), JSON), XmlCall(VERBATIM_TAGS, frozenset({"head", "parameter"})))
+_GLM_BODY = choice({"{": JSON, "<": FUNCTION}, ARG_KEY)
+GLM = one_a_line(between(_GLM_BODY, "<tool_call>", "</tool_call>", inner=ARG_KEY_TAGS.texts), ARG_KEY_CALL, line="")
+HY = section(
+    ("<tool_calls>", "</tool_calls>"),
+    ("<tool_call>", "</tool_call>"),
+    choice({"{": JSON}, keyed(ARG_KEY_TAGS, Tag(("<tool_sep>",), optional=True))),
     ARG_KEY_CALL,
-    "<tool_call>",
-    "</tool_call>",
-)
-_HY_BODY = choice({"{": JSON}, keyed(ARG_KEY_TAGS, Tag(("<tool_sep>",), optional=True)))
-HY = Calls(
-    replace(
-        nested("<tool_calls>", "</tool_calls>", "<tool_call>", _HY_BODY, "</tool_call>"),
-        inner_tags=("<tool_sep>", *ARG_KEY_TAGS.texts),
-    ),
-    (Spelling(ARG_KEY_CALL, "<tool_call>", "</tool_call>", "\n", begin="<tool_calls>\n", end="\n</tool_calls>"),),
+    ("<tool_sep>", *ARG_KEY_TAGS.texts),
+    line="\n",
 )
 
 # Calls in sections
 
 _DEEPSEEK_SEP = "<｜tool▁sep｜>"
-
-
-def _section(
-    section: tuple[str, str], call: tuple[str, str], body: NewBody, kind: CallKind, inner: tuple[str, ...]
-) -> Calls:
-    """Calls with tags of their own inside the tags of a section."""
-    reads = replace(nested(*section, call[0], body, call[1]), inner_tags=inner)
-    return Calls(reads, (Spelling(kind, *call, begin=section[0], end=section[1]),))
-
-
 _deepseek = partial(
-    _section,
+    section,
     ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
     inner=(_DEEPSEEK_SEP,),
@@ -105,22 +96,22 @@ DEEPSEEK_V3 = _deepseek(
     NamedCall(f"function{_DEEPSEEK_SEP}", "\n```json\n", "\n```"),
 )
 DEEPSEEK_V31 = _deepseek(named(Name(), Tag((_DEEPSEEK_SEP,))), NamedCall("", _DEEPSEEK_SEP))
-KIMI_K2 = _section(
+KIMI_K2 = section(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
-    partial(StepsBody, steps=(Name(), Tag(("<|tool_call_argument_begin|>",))), finish=kimi_body),
+    partial(StepsBody, steps=(Name(), Tag(("<|tool_call_argument_begin|>",))), finish=_kimi_body),
     NamedCall("functions.", "<|tool_call_argument_begin|>", is_numbered=True),
     ("<|tool_call_argument_begin|>",),
 )
 _STEP_TAGS = invoke_tags("steptml:")
-_STEP = _section(
+STEP3 = section(
     ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     ("<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
-    after("function<｜tool_sep｜>", then=xml(_STEP_TAGS)),
+    xml(_STEP_TAGS),
     XmlCall(_STEP_TAGS),
     ("<｜tool_sep｜>", *_STEP_TAGS.texts),
+    head="function<｜tool_sep｜>",
 )
-STEP3 = replace(_STEP, writes=(replace(_STEP.writes[0], open="<｜tool_call_begin｜>function<｜tool_sep｜>"),))
 _PLAMO_STEPS = (
     Tag(("<|plamo:begin_tool_name:plamo|>",)),
     Name(),
@@ -130,7 +121,7 @@ _PLAMO_STEPS = (
     Tag(("<|plamo:msg|>",), optional=True),
 )
 _PLAMO_END = "<|plamo:end_tool_arguments:plamo|>"
-_PLAMO = _section(
+_PLAMO = section(
     ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
     ("<|plamo:begin_tool_request:plamo|>", "<|plamo:end_tool_request:plamo|>"),
     named(*_PLAMO_STEPS),
@@ -150,22 +141,13 @@ _IFM_TAGS = XmlTags(
     type="<ifm|arg_type>",
     end_type="</ifm|arg_type>",
 )
-_IFM_BODY = choice({"{": JSON, "[": JSON_LIST}, keyed(_IFM_TAGS))
-K2_HORIZON = Calls(
-    replace(
-        nested("<ifm|tool_calls>", "</ifm|tool_calls>", "<ifm|tool_call>", _IFM_BODY, "</ifm|tool_call>"),
-        inner_tags=_IFM_TAGS.texts,
-    ),
-    (
-        Spelling(
-            JsonCall(),
-            open="<ifm|tool_call>",
-            close="</ifm|tool_call>",
-            between="\n",
-            begin="<ifm|tool_calls>\n",
-            end="\n</ifm|tool_calls>",
-        ),
-    ),
+K2_HORIZON = section(
+    ("<ifm|tool_calls>", "</ifm|tool_calls>"),
+    ("<ifm|tool_call>", "</ifm|tool_call>"),
+    choice({"{": JSON, "[": JSON_LIST}, keyed(_IFM_TAGS)),
+    JsonCall(),
+    _IFM_TAGS.texts,
+    line="\n",
 )
 _FRAME_TAGS = XmlTags(
     parameter="<|open|>argument",
@@ -175,15 +157,10 @@ _FRAME_TAGS = XmlTags(
     head_end="<|sep|>",
     has_attributes=True,
 )
+_FRAME = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
 KIMI_K3 = Calls(
-    xml_format(_FRAME_TAGS, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-    (
-        Spelling(
-            XmlCall(_FRAME_TAGS, name_key="tool", kind="type"),
-            begin="<|open|>tools<|sep|>",
-            end="<|close|>tools<|sep|>",
-        ),
-    ),
+    xml_format(_FRAME_TAGS, *_FRAME),
+    (Spelling(XmlCall(_FRAME_TAGS, name_key="tool", kind="type"), begin=_FRAME[0], end=_FRAME[1]),),
 )
 _CDATA_TAGS = XmlTags(
     parameter="<param",
@@ -205,16 +182,9 @@ MINIMAX_M3 = Calls(
         (f"{_MINIMAX}</tool_call>",),
     ),
     (Spelling(NestedXmlCall(_MINIMAX), begin=f"{_MINIMAX}<tool_call>", end=f"{_MINIMAX}</tool_call>"),),
+    sign=_MINIMAX,
 )
 MINIMAX_M2 = xml_section(invoke_tags(), "<minimax:tool_call>", "</minimax:tool_call>")
-
-
-def dsml(section: str, space: str = "") -> Calls:
-    """DeepSeek's markup, every tag behind one token."""
-    tags = invoke_tags(f"｜DSML｜{space}")
-    return xml_section(tags, f"<｜DSML｜{section}>", f"</｜DSML｜{section}>", kind="string")
-
-
 DEEPSEEK_V32 = dsml("function_calls")
 DEEPSEEK_V4 = dsml("tool_calls")
 
@@ -233,20 +203,20 @@ HARMONY = Calls(
 # Lists and expressions
 
 _MISTRAL_STEPS = (Name(), Name(after="[CALL_ID]"), Tag(("[ARGS]",), optional=True))
-_MISTRAL_BODY = choice({"[": JSON_LIST, "{": JSON}, partial(StepsBody, steps=_MISTRAL_STEPS, finish=mistral_body))
+_MISTRAL_BODY = choice({"[": JSON_LIST, "{": JSON}, partial(StepsBody, steps=_MISTRAL_STEPS, finish=_mistral_body))
 MISTRAL = Calls(
     ToolFormat((Opening("[TOOL_CALLS]", _MISTRAL_BODY),), inner_tags=("[ARGS]", "[CALL_ID]"), id_length=9),
     (
         Spelling(NamedCall("", "[ARGS]"), "[TOOL_CALLS]", needs="[ARGS]"),
         Spelling(JsonCall(), between=", ", begin="[TOOL_CALLS][", end="]"),
     ),
+    sign="[TOOL_CALLS]",
 )
-_SEPARATED = Listing(separators=";,")
 LLAMA_JSON = Calls(
     ToolFormat(
         (
-            Opening("<|python_tag|>", several(JSON, _SEPARATED)),
-            bare(several(BARE_JSON, _SEPARATED), "{"),
+            Opening("<|python_tag|>", several(JSON, SEPARATED)),
+            bare(several(BARE_JSON, SEPARATED), "{"),
             bare(several(BARE_JSON, PURE_LIST), "[", Place.AT_START),
         ),
         drops=("<|eom_id|>",),
@@ -262,7 +232,7 @@ XLAM = Calls(
             Opening("```json", _XLAM_LIST, Place.OUTSIDE_REASONING),
             Opening("```", _XLAM_LIST, Place.OUTSIDE_REASONING),
             bare(several(BARE_JSON, PURE_LIST), "["),
-            bare(several(BARE_JSON, _SEPARATED), "{"),
+            bare(several(BARE_JSON, SEPARATED), "{"),
         ),
         ("</tool_call>", "```"),
     ),
@@ -271,6 +241,7 @@ XLAM = Calls(
 GRANITE = Calls(
     ToolFormat((Opening("<|tool_call|>", JSON_LIST), Opening("<tool_call>", JSON_LIST)), ("</tool_call>",)),
     (Spelling(JsonCall(), between=", ", begin="<|tool_call|>[", end="]"),),
+    sign="<|tool_call|>",
 )
 GIGACHAT3 = Calls(
     ToolFormat(
@@ -281,10 +252,9 @@ GIGACHAT3 = Calls(
 )
 HUNYUAN = json_list("<tool_calls>", "</tool_calls>")
 PYTHONIC = python_list(ToolFormat((BARE_PYTHON,)))
+_PYTHON_TAGS = ("<|python_start|>", "<|python_end|>")
 LLAMA_PYTHONIC = python_list(
-    ToolFormat((Opening("<|python_start|>", PYTHON_CALLS), BARE_PYTHON), ("<|python_end|>",)),
-    "<|python_start|>",
-    "<|python_end|>",
+    ToolFormat((Opening(_PYTHON_TAGS[0], PYTHON_CALLS), BARE_PYTHON), _PYTHON_TAGS[1:]), *_PYTHON_TAGS
 )
 
 # Calls in the formats of many families, for a model without a format of its own. They count for declared tools only.
@@ -297,13 +267,13 @@ _GENERIC_BODIES: dict[str, NewBody] = {
     "<|tool_call|>": _LISTS,
     "<longcat_tool_call>": JSON,
     "[TOOL_CALLS]": _MISTRAL_BODY,
-    "<|python_tag|>": several(JSON, _SEPARATED),
+    "<|python_tag|>": several(JSON, SEPARATED),
     "<|tool_call_start|>": choice({"{": JSON}, PYTHON_CALLS),
 }
 _GENERIC_OPENINGS = (
     *(Opening(marker, body, Place.OUTSIDE_REASONING) for marker, body in _GENERIC_BODIES.items()),
     bare(FUNCTION, "<function="),
-    bare(several(BARE_JSON, _SEPARATED), "{", Place.AT_START),
+    bare(several(BARE_JSON, SEPARATED), "{", Place.AT_START),
     *(
         replace(opening, place=Place.OUTSIDE_REASONING)
         for calls in (MINIMAX_M2, DEEPSEEK_V32, DEEPSEEK_V4)

@@ -9,13 +9,36 @@ from dataclasses import replace
 from functools import lru_cache
 
 from . import call_formats as calls
-from . import call_layouts as layouts
+from . import layouts
 from .bodies import BodyStatus
 from .bodies.compose import choice, header, several, suffix_route
-from .call_layouts import JSON, between, invoke_tags, json_list, one_a_line, xml_section
-from .family import Calls, Family, Opening, Place, ReasoningFormat, ReasoningTags, Signature
-from .reasoning_formats import ALWAYS, HARMONY, MUSE, THINK, tags
-from .spelling import JsonCall, KeyedCall, Spelling
+from .family import (
+    Calls,
+    Family,
+    JsonCall,
+    KeyedCall,
+    Opening,
+    Place,
+    ReasoningFormat,
+    ReasoningTags,
+    Signature,
+    Spelling,
+)
+from .layouts import (
+    ALWAYS,
+    FUNCTION_TAGS,
+    HARMONY,
+    JSON,
+    MUSE,
+    THINK,
+    between,
+    invoke_tags,
+    json_list,
+    one_a_line,
+    tags,
+    xml_format,
+    xml_section,
+)
 
 
 def _has(*texts: str, unless: tuple[str, ...] = ()) -> Signature:
@@ -42,18 +65,13 @@ FAMILIES = (
         call_signs=(_has("<|tool_call>", "<tool_call|>"),),
         reasoning_tokens=("<|channel>", "<channel|>"),
     ),
-    Family(
-        "functiongemma",
-        calls=layouts.braces(("<escape>",), "<start_function_call>", "<end_function_call>"),
-        call_signs=(_has("<start_function_call>"),),
-    ),
+    Family("functiongemma", calls=layouts.braces(("<escape>",), "<start_function_call>", "<end_function_call>")),
     Family(
         "muse",
         MUSE,
         xml_section(invoke_tags("atem:"), "<atem:function_calls>", "</atem:function_calls>"),
         aliases=("muse_glimmer", "musespark1x"),
         reasoning_signs=(_has("to=self", "<|message|>"),),
-        call_signs=(_has("<atem:function_calls>"),),
     ),
     Family(
         "inkling",
@@ -67,15 +85,12 @@ FAMILIES = (
         layouts.one_a_reply(
             JsonCall(arguments="args"), "<|content_invoke_tool_json|>", "<|end_message|>", drops=("<|end_message|>",)
         ),
-        reasoning_signs=(_has("<|content_thinking|>"),),
-        call_signs=(_has("<|content_invoke_tool_json|>"),),
     ),
     Family(
         "plamo3",
         replace(tags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"), atoms=("<|plamo:end_",)),
         calls.PLAMO3,
-        reasoning_signs=(_has("<|plamo:begin_think:plamo|>"),),
-        call_signs=(_has("<|plamo:begin_tool_request"),),
+        call_signs=("<|plamo:begin_tool_request",),
     ),
     Family(
         "k2_horizon",
@@ -84,8 +99,8 @@ FAMILIES = (
             ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
         ),
         calls.K2_HORIZON,
-        reasoning_signs=(_has("<ifm|think"),),
-        call_signs=(_has("<ifm|tool_call"),),
+        reasoning_signs=("<ifm|think",),
+        call_signs=("<ifm|tool_call",),
     ),
     Family(
         "kimi_k3",
@@ -95,11 +110,11 @@ FAMILIES = (
             atoms=("<|close|>",),
         ),
         calls.KIMI_K3,
-        reasoning_signs=(_has("<|open|>think<|sep|>"), _has("<|open|>", "<|sep|>", "think")),
-        call_signs=(_has("<|open|>tools<|sep|>"), _has("<|open|>", "<|sep|>", "tools")),
+        reasoning_signs=("<|open|>think<|sep|>", _has("<|open|>", "<|sep|>", "think")),
+        call_signs=("<|open|>tools<|sep|>", _has("<|open|>", "<|sep|>", "tools")),
         call_tokens=("<|open|>", "<|sep|>", "<|close|>"),
     ),
-    Family("kimi_k2", THINK, calls.KIMI_K2, aliases=("kimi",), call_signs=(_has("<|tool_calls_section_begin|>"),)),
+    Family("kimi_k2", THINK, calls.KIMI_K2, aliases=("kimi",), call_signs=("<|tool_calls_section_begin|>",)),
     Family(
         "cohere_command3",
         tags(
@@ -112,16 +127,9 @@ FAMILIES = (
         ),
         json_list("<|START_ACTION|>", "<|END_ACTION|>", JsonCall(name="tool_name", arguments="parameters")),
         aliases=("cohere_command4",),
-        reasoning_signs=(_has("<|START_THINKING|>"),),
-        call_signs=(_has("<|START_ACTION|>"),),
     ),
     Family(
-        "minimax_m3",
-        tags("<mm:think>", "</mm:think>"),
-        calls.MINIMAX_M3,
-        reasoning_names=("minimax_m3", "minimax-m3"),
-        reasoning_signs=(_has("<mm:think>"),),
-        call_signs=(_has("]<]minimax[>["),),
+        "minimax_m3", tags("<mm:think>", "</mm:think>"), calls.MINIMAX_M3, reasoning_names=("minimax_m3", "minimax-m3")
     ),
     Family(
         "minimax_m2",
@@ -129,25 +137,19 @@ FAMILIES = (
         calls.MINIMAX_M2,
         aliases=("minimax",),
         reasoning_signs=(_has("<minimax:tool_call>", "<think>"),),
-        call_signs=(_has("<minimax:tool_call>"),),
     ),
     Family(
         "minimax_m2_append_think",
         replace(ALWAYS, is_shown=True),
         reasoning_names=("minimax_m2_append_think", "minimax-append-think"),
     ),
-    Family(
-        "dots",
-        THINK,
-        xml_section(invoke_tags(), "<dots_function_call>", "</dots_function_call>"),
-        call_signs=(_has("<dots_function_call>"),),
-    ),
+    Family("dots", THINK, xml_section(invoke_tags(), "<dots_function_call>", "</dots_function_call>")),
     Family(
         "deepseek_v41",
         THINK,
-        calls.dsml(" calls", " "),
+        layouts.dsml(" calls", " "),
         reasoning_names=("deepseek_v41", "deepseek-v41"),
-        call_signs=(_has("｜DSML｜ calls"),),
+        call_signs=("｜DSML｜ calls",),
     ),
     Family(
         "deepseek_v4",
@@ -156,7 +158,7 @@ FAMILIES = (
         reasoning_names=("deepseek_v4", "deepseek-v4"),
         call_signs=(_has("｜DSML｜", "tool_calls", unless=("function_calls",)),),
     ),
-    Family("deepseek_v32", calls=calls.DEEPSEEK_V32, call_signs=(_has("｜DSML｜"),)),
+    Family("deepseek_v32", calls=calls.DEEPSEEK_V32, call_signs=("｜DSML｜",)),
     Family(
         "deepseek_v3",
         THINK,
@@ -164,37 +166,25 @@ FAMILIES = (
         reasoning_names=("deepseek_v3", "deepseek-v3"),
         call_signs=(_has("<｜tool▁calls▁begin｜>", "```json"),),
     ),
-    Family("deepseek_v31", calls=calls.DEEPSEEK_V31, call_signs=(_has("<｜tool▁calls▁begin｜>"),)),
+    Family("deepseek_v31", calls=calls.DEEPSEEK_V31, call_signs=("<｜tool▁calls▁begin｜>",)),
     Family(
         "step3",
         ALWAYS,
         calls.STEP3,
         reasoning_signs=(_has("<think>", "<｜tool_calls_begin｜>"),),
-        call_signs=(_has("<steptml:invoke"),),
+        call_signs=("<steptml:invoke",),
     ),
     Family(
         "seed_oss",
         tags("<seed:think>", "</seed:think>"),
-        one_a_line(
-            layouts.xml_format(layouts.FUNCTION_TAGS, "<seed:tool_call>", "</seed:tool_call>"),
-            layouts.FUNCTION_CALL,
-            "<seed:tool_call>\n",
-            "\n</seed:tool_call>",
-        ),
-        reasoning_signs=(_has("<seed:think>"),),
-        call_signs=(_has("<seed:tool_call>"),),
+        one_a_line(xml_format(FUNCTION_TAGS, "<seed:tool_call>", "</seed:tool_call>"), layouts.FUNCTION_CALL),
+        call_signs=("<seed:tool_call>",),
     ),
     Family(
         "longcat",
         tags("<longcat_think>", "</longcat_think>"),
-        one_a_line(
-            between(several(JSON, layouts.IN_A_ROW), "<longcat_tool_call>", "</longcat_tool_call>"),
-            JsonCall(),
-            "<longcat_tool_call>\n",
-            "\n</longcat_tool_call>",
-        ),
-        reasoning_signs=(_has("<longcat_think>"),),
-        call_signs=(_has("<longcat_tool_call>"),),
+        one_a_line(between(several(JSON, layouts.IN_A_ROW), "<longcat_tool_call>", "</longcat_tool_call>"), JsonCall()),
+        call_signs=("<longcat_tool_call>",),
         reasoning_tokens=("<longcat_think>", "</longcat_think>"),
     ),
     Family(
@@ -202,30 +192,28 @@ FAMILIES = (
         tags("<|inner_prefix|>", "<|inner_suffix|>"),
         json_list("<|tools_prefix|>", "<|tools_suffix|>", KeyedCall(), several(layouts.KEYED_JSON, layouts.LIST)),
         reasoning_names=("apertus", "apertus2509"),
-        reasoning_signs=(_has("<|inner_prefix|>"),),
-        call_signs=(_has("<|tools_prefix|>"),),
     ),
     Family(
         "internlm",
         THINK,
         layouts.one_a_reply(JsonCall(arguments="parameters"), "<|action_start|><|plugin|>", "<|action_end|>"),
         reasoning_names=("interns1",),
-        call_signs=(_has("<|action_start|>"),),
+        call_signs=("<|action_start|>",),
     ),
     Family(
         "gigachat3",
         THINK,
         calls.GIGACHAT3,
         reasoning_names=("gigachat35",),
-        call_signs=(_has("<|function_call|>"), _has("function call<|role_sep|>")),
+        call_signs=("<|function_call|>", "function call<|role_sep|>"),
     ),
     Family("minicpm5", THINK, calls.MINICPM5, call_signs=(_has('<function name="', "<param name="),)),
     Family(
         "phi4_mini_json",
         calls=json_list("functools", body=several(JSON, layouts.PURE_LIST)),
-        call_signs=(_has("functools["),),
+        call_signs=("functools[",),
     ),
-    Family("hy_v3", THINK, calls.HY, call_signs=(_has("<tool_sep>"),)),
+    Family("hy_v3", THINK, calls.HY, call_signs=("<tool_sep>",)),
     Family(
         "hy_v4",
         replace(
@@ -236,14 +224,12 @@ FAMILIES = (
             ),
         ),
         calls.HY,
-        reasoning_signs=(_has("<think:"),),
+        reasoning_signs=("<think:",),
     ),
-    Family(
-        "glm45", THINK, calls.GLM, aliases=("glm47", "ling3", "poolside_v1", "glm4"), call_signs=(_has("<arg_key>"),)
-    ),
+    Family("glm45", THINK, calls.GLM, aliases=("glm47", "ling3", "poolside_v1", "glm4"), call_signs=("<arg_key>",)),
     Family("glm", THINK),
     Family("laguna", calls=calls.GLM),
-    Family("llama4_pythonic", calls=calls.LLAMA_PYTHONIC, call_signs=(_has("<|python_start|>"),)),
+    Family("llama4_pythonic", calls=calls.LLAMA_PYTHONIC),
     Family(
         "lfm2",
         calls=layouts.python_list(
@@ -251,7 +237,7 @@ FAMILIES = (
             "<|tool_call_start|>",
             "<|tool_call_end|>",
         ),
-        call_signs=(_has("<|tool_call_start|>"), _has("<|tool_list_start|>")),
+        call_signs=("<|tool_call_start|>", "<|tool_list_start|>"),
         call_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     Family(
@@ -261,14 +247,13 @@ FAMILIES = (
             between(layouts.PYTHON_CALLS, "<function_calls>", "</function_calls>"),
             (Spelling(layouts.PYTHON_EXPRESSION, between="\n", begin="<function_calls>", end="</function_calls>"),),
         ),
-        call_signs=(_has("<function_calls>"),),
+        call_signs=("<function_calls>",),
     ),
     Family(
         "mistral",
         ReasoningFormat(("[THINK]", "<think>"), ("[/THINK]", "</think>")),
         calls.MISTRAL,
-        reasoning_signs=(_has("[THINK]"),),
-        call_signs=(_has("[TOOL_CALLS]"),),
+        reasoning_signs=("[THINK]",),
         reasoning_tokens=("[THINK]", "[/THINK]"),
         call_tokens=("[TOOL_CALLS]", "[ARGS]"),
     ),
@@ -279,8 +264,7 @@ FAMILIES = (
             ("Here is my response:", "Here's my response:"),
         ),
         calls.GRANITE,
-        reasoning_signs=(_has("Here is my thought process:"),),
-        call_signs=(_has("<|tool_call|>"),),
+        reasoning_signs=("Here is my thought process:",),
     ),
     Family(
         "granite-20b-fc",
@@ -288,7 +272,7 @@ FAMILIES = (
             between(layouts.JSON_LIST, "<function_call>", "</function_call>"),
             (Spelling(JsonCall(), "<function_call> ", between="\n"),),
         ),
-        call_signs=(_has("<function_call>"),),
+        call_signs=("<function_call>",),
     ),
     Family(
         "hunyuan_a13b",
@@ -297,7 +281,6 @@ FAMILIES = (
         reasoning_names=("hunyuan_a13b", "hunyuan"),
         call_names=("hunyuan_a13b", "jamba"),
         reasoning_signs=(_has("<think>", "<answer>"),),
-        call_signs=(_has("<tool_calls>"),),
     ),
     Family(
         "ernie45",
@@ -329,17 +312,17 @@ FAMILIES = (
         calls.JSON_LINES,
         reasoning_names=("qwen3", "qwen3-thinking", "holo2", "minicpmv", "nanbeige", "iquest_q1"),
         call_names=("hermes", "qwen3_json"),
-        reasoning_signs=(_has("</think>"), _has("<think>")),
-        call_signs=(_has("<tool_call>"),),
+        reasoning_signs=("</think>", "<think>"),
+        call_signs=("<tool_call>",),
         reasoning_tokens=("<think>", "</think>"),
     ),
     Family(
         "llama3_json",
         calls=calls.LLAMA_JSON,
         aliases=("llama4_json", "llama", "llama3", "llama4"),
-        call_signs=(_has("<|python_tag|>"), _has('"parameters": ', "<|start_header_id|>")),
+        call_signs=("<|python_tag|>", _has('"parameters": ', "<|start_header_id|>")),
     ),
-    Family("pythonic", calls=calls.PYTHONIC, call_signs=(_has("func_name1(params_name1"),)),
+    Family("pythonic", calls=calls.PYTHONIC, call_signs=("func_name1(params_name1",)),
     Family("xlam", calls=calls.XLAM),
     Family("generic", calls=Calls(calls.GENERIC, calls.JSON_LINES.writes)),
 )

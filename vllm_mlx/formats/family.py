@@ -4,7 +4,8 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 
 from .bodies import NewBody
-from .spelling import Spelling
+from .bodies.expression_body import Dialect
+from .bodies.xml_body import XmlTags
 
 
 class Place(Enum):
@@ -54,6 +55,7 @@ class ReasoningFormat:
     header_tags: tuple[str, ...] = ()  # occur inside `headers`
     headed: ReasoningTags | None = None  # set if reasoning and answer are messages of their own
     atoms: tuple[str, ...] = ()  # tokens that are part of the tags, if a tag is not one token
+    sign: str = ""  # a template that contains this text belongs to a model that reasons so
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -86,12 +88,88 @@ class ToolFormat:
         return (*self.opens, *self.closes, *self.drops, *self.inner_tags)
 
 
+# How calls are written: grammars write them by these values
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """`{"name": "f", "arguments": {…}}`; the two keys are given."""
+
+    arguments: str = "arguments"
+    name: str = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedCall:
+    """`{"f": {…}}`: the name is the key of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """`before`, the name, `behind`, the arguments as JSON, `trailer`."""
+
+    before: str = ""
+    behind: str = ""
+    trailer: str = ""
+    is_numbered: bool = False  # a colon and a number follow the name
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCall:
+    """A tag for each argument."""
+
+    tags: XmlTags
+    breaks: frozenset[str] = frozenset()  # line breaks follow these parts: head, key, value, parameter
+    name_key: str = "name"  # the attribute that holds the name of the call
+    kind: str = ""  # the attribute or tag that says which type the value has: "string" or "type"
+
+
+@dataclass(frozen=True, slots=True)
+class NestedXmlCall:
+    """An element for each argument; every tag follows a prefix. A value that is no text is JSON inside its element."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionCall:
+    """`f(a=1, b="x")` or `f{a:1}`: the arguments are literals of the dialect."""
+
+    dialect: Dialect
+    opener: str
+    closer: str
+    separator: str = ", "
+
+
+CallKind = JsonCall | KeyedCall | NamedCall | XmlCall | NestedXmlCall | ExpressionCall
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A reply's calls: `begin`, then each call between `open` and `close`, separated by `between`, then `end`."""
+
+    kind: CallKind
+    open: str = ""
+    close: str = ""
+    between: str = ""
+    begin: str = ""
+    end: str = ""
+    is_single: bool = False  # a reply makes at most one call
+    needs: str = ""  # a token that the tokenizer must have; without it the family's next spelling is used
+
+    @property
+    def marker(self) -> str:
+        """The text by which the start of a call is recognised in free text."""
+        return (self.begin or self.open).rstrip()
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """How a family's tool calls are read, and how they are written: the first spelling that the tokenizer allows."""
 
     reads: ToolFormat
     writes: tuple[Spelling, ...]
+    sign: str = ""  # a template that contains this text belongs to a model that makes such calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +194,8 @@ class Family:
     aliases: tuple[str, ...] = ()
     reasoning_names: tuple[str, ...] = ()  # values of `reasoning_parser`, if they are not `name` and `aliases`
     call_names: tuple[str, ...] = ()  # values of `tool_call_parser`, likewise
-    reasoning_signs: tuple[Signature, ...] = ()  # any of them in a template: its model reasons in this format
-    call_signs: tuple[Signature, ...] = ()
+    reasoning_signs: tuple[str | Signature, ...] = ()  # one is in a template: its model reasons in this format
+    call_signs: tuple[str | Signature, ...] = ()  # likewise; without any, the sign of the format counts
     reasoning_tokens: tuple[str, ...] = ()  # all of them in a vocabulary: likewise, if the template says nothing
     call_tokens: tuple[str, ...] = ()
 
@@ -128,3 +206,17 @@ class Family:
     @property
     def call_choices(self) -> tuple[str, ...]:
         return self.call_names or (self.name, *self.aliases)
+
+    def reasons_in(self, template: str) -> bool:
+        """Whether the chat template belongs to a model that reasons as this family does."""
+        return _matches(template, self.reasoning_signs, self.reasoning)
+
+    def calls_in(self, template: str) -> bool:
+        """Whether the chat template belongs to a model that makes calls as this family does."""
+        return _matches(template, self.call_signs, self.calls)
+
+
+def _matches(template: str, signs: tuple[str | Signature, ...], format: ReasoningFormat | Calls | None) -> bool:
+    if not signs and format is not None and format.sign:
+        return format.sign in template
+    return any(sign in template if isinstance(sign, str) else sign.matches(template) for sign in signs)

@@ -9,7 +9,6 @@ from ..core.errors import ConfigError, setting
 from . import families
 from .bodies import Schemas
 from .call_formats import GENERIC
-from .family import Signature
 from .tagged_parser import OutputParser, new_call_id
 
 # By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
@@ -25,10 +24,10 @@ def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tup
     """
     template = _COMMENT.sub("", chat_template or "")
     rows = families.FAMILIES
-    reasoning = _by_template(template, ((row.reasoning_choices[0], row.reasoning_signs) for row in rows))
+    reasoning = next((row.reasoning_choices[0] for row in rows if row.reasons_in(template)), None)
     if reasoning is None:
         reasoning = _by_tokens(vocabulary, [(row.reasoning_choices[0], row.reasoning_tokens) for row in rows])
-    calls = _by_template(template, ((row.call_choices[0], row.call_signs) for row in rows))
+    calls = next((row.call_choices[0] for row in rows if row.calls_in(template)), None)
     if calls is None and _TOOLS_VARIABLE.search(template):
         # The tags of calls in a vocabulary alone mean little: many tokenizers hold some that their model never learnt.
         calls = _by_tokens(vocabulary, [(row.call_choices[0], row.call_tokens) for row in rows]) or "generic"
@@ -89,12 +88,6 @@ def _new_ids(length: int | None) -> Callable[[], str]:
     if length is None:
         return new_call_id
     return lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
-
-
-def _by_template(template: str, rows: Iterable[tuple[str, Iterable[Signature]]]) -> str | None:
-    return next(
-        (name for name, signatures in rows if any(signature.matches(template) for signature in signatures)), None
-    )
 
 
 def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str | None:

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...core.errors import InvalidParameter
 from ...formats.families import calls_by_name, spelling
-from ...formats.family import Place
-from ...formats.spelling import (
+from ...formats.family import (
     CallKind,
     ExpressionCall,
     JsonCall,
     KeyedCall,
     NamedCall,
     NestedXmlCall,
+    Place,
     Spelling,
     XmlCall,
 )
