@@ -14,5 +14,5 @@ def test_tokens_that_come_together_have_no_time_between_them() -> None:
     stats = ReplyStats(request_id="r", prompt_tokens=5, max_tokens=9, arrived_s=0.0, queued_s=0.0)
     for now, new in ((1.0, update(7)), (1.5, update(8, 9)), (4.0, update(3))):
         totals.take(stats, new, now)
-    assert totals.gap.samples.quantiles(4.0) == {"count": 3, "p50": 0.5, "p99": 2.5, "max": 2.5}
-    assert (totals.completion_tokens, totals.stalls.num, totals.ttft.samples.quantiles(4.0)["p50"]) == (4, 1, 1.0)
+    assert totals.gap.quantiles(4.0) == {"count": 3, "p50": 0.5, "p99": 2.5, "max": 2.5}
+    assert (totals.completion_tokens, totals.stalls.num, totals.ttft.quantiles(4.0)["p50"]) == (4, 1, 1.0)

@@ -70,7 +70,7 @@ def test_a_request_whose_client_has_left_is_not_prepared_further(engine):
 
     async def main() -> None:
         with engine._processor._vision._lock:
-            running = asyncio.create_task(engine._preparations._media.prepare(request(50, 51), deadline))
+            running = asyncio.create_task(engine._preparations._prepare(request(50, 51), deadline))
             while engine._preparations._media._renderer._turns._num_free:
                 await asyncio.sleep(0.001)
             deadline.cancel()

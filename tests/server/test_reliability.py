@@ -38,7 +38,7 @@ def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
         assert hangs.wait(60)
         with server.http() as other:
             with monkeypatch.context() as impatient:
-                impatient.setattr(engine._monitor._watchdog, "_limit_s", 0.1)
+                impatient.setattr(engine._monitor, "_watchdog_s", 0.1)
                 eventually(lambda: other.get("/health").status_code == 503)
                 health = other.get("/health").json()
                 refused = other.post("/v1/chat/completions", json=HI)

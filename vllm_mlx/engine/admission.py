@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from ..core.config import EngineConfig
@@ -36,12 +36,12 @@ class Refusals:
 class AdmissionQueue:
     """Decides which requests are admitted. Belongs to one event loop."""
 
-    def __init__(self, config: EngineConfig, open_generations: Callable[[], list[Generation]]):
+    def __init__(self, config: EngineConfig, running_replies: Callable[[], Collection[ReplyStats]]):
         self._max_queue = config.max_queue
         self._max_open = config.max_num_seqs + config.max_queue
         self._max_queue_s = config.max_queue_s
         self._max_request_s = config.max_request_s
-        self._open_generations = open_generations
+        self._running_replies = running_replies
         self._preparing: Counter[str] = Counter()  # replies whose prompts are being prepared, by tenant
         self._priorities: dict[str, int] = {}  # by tenant
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}  # by the generation's identity
@@ -54,13 +54,13 @@ class AdmissionQueue:
 
         Each tenant has a share of the queue. A tenant that holds no place always finds room for one reply.
         """
-        tenant, replies = request.tenant, [*self._open_replies()]
+        tenant, replies = request.tenant, self._running_replies()
         held = Counter(self._preparing)
-        held.update(tenant for tenant, _ in replies)
+        held.update(reply.tenant for reply in replies)
         self._priorities[tenant] = request.priority
         is_first = not held[tenant] and (num_choices == 1 or not replies)
         if not is_first and not has_room(held, tenant, num_choices, self._max_open, self._priorities):
-            error = self._refusal([reply for _, reply in replies])
+            error = self._refusal(replies)
             await asyncio.sleep(self._refusals.hold_s(tenant, time.monotonic()))
             raise error
         self._preparing[tenant] += num_choices
@@ -70,11 +70,6 @@ class AdmissionQueue:
             self._preparing[tenant] -= num_choices
             if not self._preparing[tenant]:
                 del self._preparing[tenant]
-
-    def _open_replies(self) -> Iterator[tuple[str, ReplyStats]]:
-        for generation in self._open_generations():
-            for reply in generation.replies:
-                yield generation.tenant, reply
 
     def _refusal(self, replies: Collection[ReplyStats]) -> TooManyRequests:
         now = time.monotonic()

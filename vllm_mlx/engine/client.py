@@ -7,32 +7,33 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from prometheus_client.core import Metric
 
 from ..cache.stats import Entry
-from ..core.config import EngineConfig, ModelInfo
+from ..core.config import EngineConfig
 from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, VLLMMLXError
 from ..core.fence import Fence
-from ..core.memory import MemoryBudget
 from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
-from ..tokens.tokenizer import Tokenizer
 from .admission import AdmissionQueue
 from .engine import Engine, EngineThread
 from .generation import Generation, Reply
 from .macos import KeepAwake
 from .monitor import Monitor
 from .monitoring.counters import ReplyStats
-from .monitoring.schema import EngineFacts, EngineStatus, ModelFacts
-from .preparing import Preparations
-from .prompt_pool import PromptPool
+from .monitoring.prometheus import metric_families
+from .monitoring.schema import EngineStatus
+from .monitoring.status import engine_status
+from .preparing import Preparations, PromptPool
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _STOP_S = 10.0  # time for the running step to finish
@@ -50,40 +51,24 @@ class EngineClient:
         preparations: Preparations,
     ):
         """`thread` has been started."""
+        self.facts = thread.facts
+        self.info = thread.facts.info
+        self.memory = thread.facts.memory
+        self.token_names = processor.tokenizer
         self._config = config
         self._processor = processor
         self._thread = thread
         self._pool = pool
         self._preparations = preparations
         self._monitor = Monitor(config, processor, thread, pool)
-        self._queue = AdmissionQueue(config, self._open_generations)
+        self.model_facts = self._monitor.model_facts  # as `/v1/status` reports them
+        self._queue = AdmissionQueue(config, self._running_replies)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
         self._is_closing = False
         thread.listen(self._deliver, self._engine_died)
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._thread.facts
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.facts.info
-
-    @property
-    def model_facts(self) -> ModelFacts:
-        """Facts of the model, as `/v1/status` reports them."""
-        return self._monitor.model_facts
-
-    @property
-    def memory(self) -> MemoryBudget:
-        return self.facts.memory
-
-    @property
-    def token_names(self) -> Tokenizer:
-        return self._processor.tokenizer
 
     @property
     def is_healthy(self) -> bool:
@@ -105,27 +90,23 @@ class EngineClient:
         the server shuts down or if the queue is full.
         """
         self._check_open()
-        arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         self._loop = asyncio.get_running_loop()
         async with self._queue.preparing(request, request.sampling.n):
-            prepared = await self._preparations.prepare(request)
+            prepared, progress = await self._preparations.prepare(request)
         self._check_open()
-        seqs = [self._sequence(prepared, index) for index in range(request.sampling.n)]
-        replies = {seq.seq_id: self._reply(prepared, seq, index, arrived_s) for index, seq in enumerate(seqs)}
+        replies = [self._reply(prepared, index, stats) for index, stats in enumerate(progress)]
         generation = Generation(
-            request.request_id,
-            len(prepared.prompt.token_ids),
-            replies,
-            tenant=request.tenant,
-            cache_salt=request.cache_salt,
-            prompt_change=None if prepared.compared is None else prepared.compared.change,
+            prepared,
+            {reply.seq.seq_id: reply for reply in replies},
             abort=self._thread.abort,
             closed=self._forget,
         )
         self._queue.watch(generation)
         self._awake.hold()
         self._generations |= dict.fromkeys(generation.seq_ids, generation)
-        self._thread.add(seqs)  # from here on the caller owns it: nothing after this line may fail
+        self._thread.add(
+            [reply.seq for reply in replies]
+        )  # from here on the caller owns it: nothing after this line may fail
         return generation
 
     async def count_tokens(self, request: Request) -> int:
@@ -135,7 +116,7 @@ class EngineClient:
         """
         try:
             async with self._queue.preparing(request, 1):
-                prepared = await self._preparations.prepare(request)
+                prepared, _ = await self._preparations.prepare(request)
         except ContextLengthExceeded as error:
             if error.is_least:
                 raise
@@ -144,34 +125,37 @@ class EngineClient:
 
     async def status(self) -> EngineStatus:
         """Describe what the engine does now, without waiting for a long step. Raises EngineDead."""
-        return await self._monitor.status(self._open_replies, self._queue.num_refused)
+        moment = await self._monitor.moment()
+        replies = [*self._running_replies(), *self._preparations.replies]
+        return engine_status(moment, replies, self._queue.num_refused)
 
     async def metrics(self) -> Iterable[Metric]:
         """The figures in Prometheus' form. Raises EngineDead."""
-        return await self._monitor.metrics()
+        return metric_families(await self._monitor.moment())
 
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
         """End a request, or one of its replies, with Cancelled.
 
         Returns False if no running request has this id and a salt that begins with `salts`.
         """
-        own = [generation for generation in self._open_generations() if generation.cache_salt.startswith(salts)]
         was_preparing = self._preparations.cancel(request_id, salts=salts)
-        was_running = [generation.cancel(request_id) for generation in own]
+        was_running = [
+            generation.cancel(request_id)
+            for generation in self._open_generations()
+            if generation.request.cache_salt.startswith(salts)
+        ]
         return was_preparing or any(was_running)
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
-        self._thread.check_alive()
-        return await asyncio.wrap_future(self._thread.inspect(Engine.cache_entries))
+        return await self._ask(Engine.cache_entries)
 
     async def clear_cache(self, *, salts: str = "") -> int:
         """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.
 
         Raises EngineDead.
         """
-        self._thread.check_alive()
-        return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.clear_cache(salts)))
+        return await self._ask(lambda engine: engine.clear_cache(salts))
 
     async def shutdown(self, drain_s: float) -> None:
         """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread."""
@@ -187,7 +171,11 @@ class EngineClient:
 
     async def num_rows(self) -> int:
         """Number of rows that hold state on the device now."""
-        return await asyncio.wrap_future(self._thread.inspect(lambda engine: engine.num_rows))
+        return await self._ask(lambda engine: engine.num_rows)
+
+    async def _ask(self, question: Callable[[Engine], T]) -> T:
+        """Ask the engine between two steps. Raises EngineDead."""
+        return await asyncio.wrap_future(self._thread.inspect(question))
 
     def _check_open(self) -> None:
         self._thread.check_alive()
@@ -198,9 +186,9 @@ class EngineClient:
 
     # -- the life of a request
 
-    def _sequence(self, prepared: PreparedRequest, index: int) -> Sequence:
-        sampling = prepared.sampling
-        return Sequence(
+    def _reply(self, prepared: PreparedRequest, index: int, stats: ReplyStats) -> Reply:
+        request, sampling = prepared.request, prepared.sampling
+        seq = Sequence(
             seq_id=next(self._seq_ids),
             prompt=prepared.prompt,
             sampling=replace(sampling.tokens, seed=(sampling.tokens.seed + index) % 2**64),
@@ -208,36 +196,23 @@ class EngineClient:
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
             constraint=prepared.constraint,
-            cache_salt=prepared.request.cache_salt,
-            tenant=prepared.request.tenant,
-            priority=prepared.request.priority,
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+            priority=request.priority,
         )
-
-    def _reply(self, prepared: PreparedRequest, seq: Sequence, index: int, arrived_s: float) -> Reply:
-        request_id = prepared.request.request_id
-        stats = ReplyStats(
-            request_id=request_id if prepared.request.sampling.n == 1 else f"{request_id}-{index}",
-            tenant=prepared.request.tenant,
-            prompt_tokens=seq.num_prompt_tokens,
-            max_tokens=seq.max_tokens,
-            arrived_s=arrived_s,
-            queued_s=time.monotonic(),
-            expectation=self._expectation(prepared),
-        )
+        expectation = Expectation()
+        if prepared.compared is not None and self.model_facts["prefix_cache"]:
+            expectation = prepared.compared.expectation
+        stats.queue(seq, expectation, time.monotonic())
         return Reply(index, seq, self._processor.output(prepared), stats, partial(self._reply_ended, prepared))
-
-    def _expectation(self, prepared: PreparedRequest) -> Expectation:
-        if prepared.compared is None or not self.model_facts["prefix_cache"]:
-            return Expectation()
-        return prepared.compared.expectation
 
     def _reply_ended(self, prepared: PreparedRequest, reply: Reply) -> None:
         """Remember the reply at once, because the next turn may follow at once; trim the cache later.
 
         An aborted reply counts as far as it was received: clients send that part back.
         """
-        if self._is_closing or self.is_dead or self._config.repeatable:
-            return  # a later prompt must not depend on the replies that this server has given
+        if self._is_closing or self.is_dead:
+            return
         finished = reply.finished
         with Fence("the reply, which the next turn will not recognise"):
             self._processor.remember(prepared, finished)
@@ -255,9 +230,8 @@ class EngineClient:
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self._generations.values()))
 
-    def _open_replies(self) -> list[ReplyStats]:
-        running = [reply for generation in self._open_generations() for reply in generation.replies]
-        return [*running, *self._preparations.replies]
+    def _running_replies(self) -> list[ReplyStats]:
+        return [reply for generation in self._open_generations() for reply in generation.replies]
 
     def _forget(self, generation: Generation) -> None:
         for seq_id in generation.seq_ids:
@@ -265,7 +239,7 @@ class EngineClient:
         if not self._generations:
             self._awake.release()
         self._queue.left(generation)
-        self._monitor.count_ended(generation.all_replies)
+        self._monitor.totals.end(generation.all_replies)
 
     # -- called on the engine thread
 
@@ -289,7 +263,7 @@ class EngineClient:
         for update in updates:
             generation = self._generations.get(update.seq_id)
             if generation is not None:
-                self._monitor.count_update(generation.stats(update.seq_id), update)
+                self._monitor.totals.take(generation.stats(update.seq_id), update, time.monotonic())
                 generation.put(update)
 
     def _fail_all(self, error: VLLMMLXError) -> None:

@@ -25,7 +25,8 @@ from ..core.tasks import settle
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
-from .monitoring.schema import EngineFacts, EngineReport, MediaReport
+from .monitoring.schema import EngineFacts, EngineReport
+from .monitoring.status import image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class Engine:
     def report(self) -> EngineReport:
         """Describe the present state."""
         cache = self._scheduler.prefix_cache
+        media = self._runner.media if self.facts.info.takes_images else None
         return EngineReport(
             num_steps=self.num_steps,
             num_running=self._scheduler.num_running,
@@ -104,20 +106,8 @@ class Engine:
             device=self._watch.usage(),
             cache=None if cache is None else cache.tree.stats,
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
-            media=self._media_report(),
-        )
-
-    def _media_report(self) -> MediaReport | None:
-        media = self._runner.media
-        if media is None or not self.facts.info.takes_images:
-            return None
-        return MediaReport(
-            num_images=len(media),
-            num_encoded=media.num_encoded,
-            longest_encode_s=media.longest_encode_s,
-            num_evictions=media.num_evictions,
-            used_bytes=media.used_bytes,
-            max_bytes=media.max_bytes,
+            images=image_status(media),
+            media_bytes=0 if media is None else media.used_bytes,
         )
 
     def rest(self) -> None:

@@ -9,11 +9,11 @@ from types import TracebackType
 
 from ..core.errors import Cancelled, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
-from ..core.receipt import PromptChange
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
 from ..output.pipeline import OutputPipeline
 from ..output.reply import FinishedReply
+from ..prompt.processor import PreparedRequest
 from .monitoring.counters import Outcome, ReplyStats
 
 _OUTCOMES: dict[FinishReason, Outcome] = {
@@ -23,19 +23,17 @@ _OUTCOMES: dict[FinishReason, Outcome] = {
     FinishReason.ABORT: "aborted",
 }
 IndexedEvent = tuple[int, GenerationEvent]
+Ended = Callable[["Reply"], None]
 
 
 class Reply:
     """One of the n replies to a request."""
 
-    def __init__(
-        self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Callable[["Reply"], None]
-    ):
+    def __init__(self, index: int, seq: Sequence, output: OutputPipeline, stats: ReplyStats, ended: Ended):
         """`ended` is called once: when the reply is complete, before its last event is sent, or abandoned."""
         self.index = index
         self.seq = seq
         self.stats = stats
-        self._num_prompt_tokens = seq.num_prompt_tokens
         self._output = output
         self._ended = ended
         self._num_cached_tokens: int | None = None  # None until the sequence has been scheduled
@@ -48,13 +46,14 @@ class Reply:
         if update.error is not None:
             return self.fail(update.error)
         events: list[GenerationEvent] = []
+        num_prompt_tokens = self.seq.num_prompt_tokens
         if self._num_cached_tokens is None:
             self._num_cached_tokens = update.num_cached_tokens
-            events.append(Started(self._num_prompt_tokens, update.num_cached_tokens, self.stats.receipt))
+            events.append(Started(num_prompt_tokens, update.num_cached_tokens, self.stats.receipt))
         if update.tokens:
             events += self._output.feed(update.tokens)
-        elif self._num_cached_tokens < update.num_computed_tokens < self._num_prompt_tokens:
-            events.append(PromptProgress(update.num_computed_tokens, self._num_prompt_tokens))
+        elif self._num_cached_tokens < update.num_computed_tokens < num_prompt_tokens:
+            events.append(PromptProgress(update.num_computed_tokens, num_prompt_tokens))
         if self._output.stopped:
             return events + self._finish(FinishReason.STOP, None)
         if update.finish_reason is not None:
@@ -67,7 +66,6 @@ class Reply:
         return self._output.reply
 
     def _finish(self, reason: FinishReason, stop_token_id: int | None) -> list[GenerationEvent]:
-        self.is_open = False
         events = self._output.finish(reason, stop_token_id, cached_tokens=self._num_cached_tokens or 0)
         *deltas, finished = events
         assert isinstance(finished, Finished), "a reply ends with it"
@@ -94,21 +92,16 @@ class Generation:
 
     def __init__(
         self,
-        request_id: str,
-        num_prompt_tokens: int,
+        prepared: PreparedRequest,
         replies: Mapping[int, Reply],
         *,
-        tenant: str = "",
-        cache_salt: str = "",
-        prompt_change: PromptChange | None = None,
         abort: Callable[[Items[int]], None],
         closed: Callable[["Generation"], None],
     ):
-        self.request_id = request_id
-        self.num_prompt_tokens = num_prompt_tokens
-        self.tenant = tenant
-        self.cache_salt = cache_salt
-        self.prompt_change = prompt_change
+        """`replies` are given by sequence id. `abort` ends sequences, and `closed` is called on leaving the block."""
+        self.request = prepared.request
+        self.num_prompt_tokens = len(prepared.prompt.token_ids)
+        self.prompt_change = None if prepared.compared is None else prepared.compared.change
         self.seq_ids = tuple(replies)
         self._replies = replies
         self._abort = abort
@@ -130,7 +123,7 @@ class Generation:
 
     def cancel(self, request_id: str) -> bool:
         """End all replies, or the one with this id, with Cancelled. Returns False if none of them runs."""
-        names = {seq_id: (self.request_id, reply.stats.request_id) for seq_id, reply in self._replies.items()}
+        names = {seq_id: (self.request.request_id, reply.stats.request_id) for seq_id, reply in self._replies.items()}
         ending = [seq_id for seq_id in names if self._replies[seq_id].is_open and request_id in names[seq_id]]
         self._abort(ending)
         for seq_id in ending:
@@ -143,9 +136,7 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left = [reply for reply in self._replies.values() if reply.is_open]
-        self._abort([reply.seq.seq_id for reply in left])
-        for reply in left:
+        for reply in self._end_open_replies():
             reply.leave()
         self._closed(self)
 
@@ -167,11 +158,15 @@ class Generation:
         self._updates.append(item)
         self._wake.set()
 
+    def _end_open_replies(self) -> list[Reply]:
+        """Abort the sequences of the replies that still run, and return these replies."""
+        left = [reply for reply in self._replies.values() if reply.is_open]
+        self._abort([reply.seq.seq_id for reply in left])
+        return left
+
     def _events(self, item: SequenceUpdate | VLLMMLXError) -> list[IndexedEvent]:
         if isinstance(item, VLLMMLXError):
-            open_replies = [reply for reply in self._replies.values() if reply.is_open]
-            self._abort([reply.seq.seq_id for reply in open_replies])
-            return [(reply.index, event) for reply in open_replies for event in reply.fail(item)]
+            return [(reply.index, event) for reply in self._end_open_replies() for event in reply.fail(item)]
         reply = self._replies[item.seq_id]
         events = reply.take(item)
         if events and isinstance(events[-1], Finished) and item.finish_reason is None:

@@ -27,9 +27,9 @@ from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
 from .engine import Engine, EngineThread
 from .macos import SystemWatch, memory_calls, wired_bytes
+from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
-from .preparing import MediaRequests, Preparations
-from .prompt_pool import PromptPool
+from .preparing import Preparations, PromptPool
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> EngineClie
         vision=vision,
     )
     pool = PromptPool()
-    media = _media_requests(config, processor, vision, media_root, pool, thread)
+    media = _media_requests(config, vision, media_root, thread)
     preparations = Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s)
     return EngineClient(config, processor, thread, pool, preparations)
 
@@ -95,18 +95,13 @@ def _started_thread(config: EngineConfig, checkpoint: Checkpoint, vision: Vision
 
 
 def _media_requests(
-    config: EngineConfig,
-    processor: RequestProcessor,
-    vision: VisionProcessor | None,
-    media_root: MediaRoot,
-    pool: PromptPool,
-    thread: EngineThread,
+    config: EngineConfig, vision: VisionProcessor | None, media_root: MediaRoot, thread: EngineThread
 ) -> MediaRequests | None:
     if vision is None:
         return None
     media = replace(config.media, media_cache_bytes=thread.facts.memory.decoded_bytes)
     loader = MediaLoader(media, media_root, sampling=vision.frame_sampling)
-    return MediaRequests(processor, vision, loader, pool, thread.wake)
+    return MediaRequests(vision, loader, thread.wake)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

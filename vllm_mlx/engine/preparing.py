@@ -1,61 +1,75 @@
-"""Prepares prompts from requests, off the event loop, each within one deadline. It knows nothing of the engine."""
+"""Prepares prompts off the event loop, each within one deadline, on threads shared fairly between tenants."""
 
 import asyncio
+import logging
 import math
+import sys
+import threading
 import time
+import traceback
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from ..core.errors import Cancelled, GenerationError, InvalidImage, VLLMMLXError, setting
-from ..core.fence import Fence, clear_locals
-from ..core.messages import MediaPart, Part, ReasoningPart, TextPart, ToolResultPart
+from ..core.errors import Cancelled, Overloaded, setting
+from ..core.fence import clear_locals
+from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
-from ..core.tasks import Deadline
-from ..media.limits import Workers
-from ..media.loader import MediaLoader
-from ..media.parts import located, numbered
-from ..media.pixels import Decoded
-from ..media.rendered import MediaInputs, RenderedMedia
-from ..media.vision import VisionProcessor
+from ..core.tasks import Deadline, settle
 from ..prompt.processor import PreparedRequest, RequestProcessor
+from .media_requests import MediaRequests
 from .monitoring.counters import ReplyStats
-from .prompt_pool import PromptPool
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[1])
 
 LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
+MAX_THREADS = 8
+TENANT_THREADS = 2  # per tenant; one of them takes long prompts, so that short ones do not wait
+MAX_LONG = 2  # long prompts of all tenants at once, since tokenising takes some hundred bytes for each character
+HANG_SLACK_S = 10.0  # a single call into a library may outlast the deadline by so much
+_WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
+_LOOK_S = 5.0  # between two looks at whether a hung thread made room
+_RETRY_S = 5.0  # time after which a client may retry if the pool is shut down
 
 
 class Preparations:
     """All requests that are being prepared. Belongs to one event loop."""
 
     def __init__(
-        self, processor: RequestProcessor, media: "MediaRequests | None", pool: PromptPool, *, max_prepare_s: float
+        self, processor: RequestProcessor, media: MediaRequests | None, pool: "PromptPool", *, max_prepare_s: float
     ):
         self._processor = processor
         self._media = media
         self._pool = pool
         self._max_prepare_s = max_prepare_s
-        self._open: set[_Preparation] = set()
+        self._open: list[_Preparation] = []
 
     @property
     def replies(self) -> list[ReplyStats]:
         """The progress of the replies whose prompts are being prepared."""
         return [reply for preparation in self._open for reply in preparation.replies]
 
-    async def prepare(self, request: Request) -> PreparedRequest:
+    async def prepare(self, request: Request) -> tuple[PreparedRequest, list[ReplyStats]]:
         """Prepare a prompt. Work that nobody waits for any more ends at its next check of the deadline.
 
-        Raises RequestError, and Cancelled after `cancel`.
+        Also returns the progress of each reply to the request. Raises RequestError, and Cancelled after `cancel`.
         """
         deadline = Deadline(
             self._max_prepare_s,
             f"This request took more than {self._max_prepare_s:g} seconds to prepare ({setting('max_prepare_s')}). "
             "Send a shorter one, or try again when the server is less busy.",
         )
-        preparation = _Preparation(request, asyncio.current_task())
-        self._open.add(preparation)
+        preparation = _Preparation(request, _replies(request), asyncio.current_task())
+        self._open.append(preparation)
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                return await self._prepare(request, deadline)
+                return await self._prepare(request, deadline), preparation.replies
         except TimeoutError:
             deadline.check()
             raise
@@ -64,7 +78,7 @@ class Preparations:
                 raise Cancelled() from None
             raise
         finally:
-            self._open.discard(preparation)
+            self._open.remove(preparation)
             deadline.cancel()
 
     def cancel(self, request_id: str, *, salts: str = "") -> bool:
@@ -83,36 +97,29 @@ class Preparations:
 
     async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
         """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
-        if self._processor.media_of(request) and self._media is not None:
-            return await self._media.prepare(request, deadline, is_long=is_long(request))
-        work = partial(self._processor.prepare, request, deadline=deadline)
-        return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
+        rendered = None
+        try:
+            if (parts := self._processor.media_of(request)) and self._media is not None:
+                rendered = await self._media.render(parts, salt=request.cache_salt, deadline=deadline)
+            work = partial(self._processor.prepare, request, rendered, deadline=deadline)
+            return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
+        except BaseException as error:
+            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
+            raise
 
 
+@dataclass(eq=False, slots=True)
 class _Preparation:
     """One request that a task prepares."""
 
-    def __init__(self, request: Request, task: "asyncio.Task[object] | None"):
-        self.request = request
-        self.task = task
-        self.is_cancelled = False
-        now, num_choices = time.monotonic(), request.sampling.n
-        ids = [request.request_id if num_choices == 1 else f"{request.request_id}-{i}" for i in range(num_choices)]
-        self.request_ids = {request.request_id, *ids}
-        self.replies = [
-            ReplyStats(
-                request_id=reply_id,
-                tenant=request.tenant,
-                prompt_tokens=0,
-                max_tokens=request.sampling.max_tokens or 0,
-                arrived_s=now if request.arrived_s is None else request.arrived_s,
-                queued_s=now,
-            )
-            for reply_id in ids
-        ]
+    request: Request
+    replies: list[ReplyStats]
+    task: "asyncio.Task[object] | None"
+    is_cancelled: bool = False
 
     def matches(self, request_id: str, salts: str) -> bool:
-        return self.request.cache_salt.startswith(salts) and request_id in self.request_ids
+        ids = [self.request.request_id, *(reply.request_id for reply in self.replies)]
+        return self.request.cache_salt.startswith(salts) and request_id in ids
 
     def cancel(self) -> None:
         if self.task is not None and not self.is_cancelled:
@@ -120,9 +127,23 @@ class _Preparation:
             self.task.cancel()
 
 
+def _replies(request: Request) -> list[ReplyStats]:
+    """The progress of the replies to a request that has just come."""
+    now, num_replies = time.monotonic(), request.sampling.n
+    return [
+        ReplyStats(
+            request_id=request.request_id if num_replies == 1 else f"{request.request_id}-{index}",
+            tenant=request.tenant,
+            max_tokens=request.sampling.max_tokens or 0,
+            arrived_s=now if request.arrived_s is None else request.arrived_s,
+            queued_s=now,
+        )
+        for index in range(num_replies)
+    ]
+
+
 def is_long(request: Request) -> bool:
-    texts = [request.prompt] if isinstance(request.prompt, str) else []
-    num_chars = sum(map(len, texts))
+    num_chars = len(request.prompt) if isinstance(request.prompt, str) else 0
     return num_chars + sum(_num_chars(message.parts) for message in request.messages or ()) >= LONG_CHARS
 
 
@@ -136,93 +157,160 @@ def _num_chars(parts: Iterable[Part]) -> int:
     return count
 
 
-class MediaRequests:
-    """Used on one event loop. Media that were rendered before are not decoded again until they have to be encoded.
+@dataclass(eq=False, slots=True)
+class _Job:
+    work: Callable[[], Any]
+    tenant: str
+    is_long: bool
+    deadline: Deadline | None
+    hangs_at_s: float = math.inf  # known once it starts: from then on, by the monotonic clock, it counts as hung
+    result: "Future[Any]" = field(default_factory=Future)
+    thread_id: int | None = None
+    is_reported: bool = False
 
-    Rendering a large image takes seconds: neither texts nor known images wait behind it.
+    @property
+    def is_hung(self) -> bool:
+        return time.monotonic() > self.hangs_at_s
+
+    def start_clock(self) -> None:
+        limit_s = _WITHOUT_DEADLINE_S if self.deadline is None else self.deadline.remaining_s
+        self.hangs_at_s = time.monotonic() + limit_s + HANG_SLACK_S
+
+    def run(self) -> None:
+        self.thread_id = threading.get_ident()
+        settle(self.result, self._work_in_time)
+
+    def _work_in_time(self) -> Any:
+        if self.deadline is not None:
+            self.deadline.check()
+        return self.work()
+
+
+class PromptPool:
+    """Any thread may call it. Work of one tenant starts in order of arrival; long prompts do not delay short ones.
+
+    Tenants take turns. Each has threads of its own as long as there are any left, so that nobody waits behind
+    another's prompts. A thread that hangs is replaced.
     """
 
-    def __init__(
-        self,
-        processor: RequestProcessor,
-        vision: VisionProcessor,
-        loader: MediaLoader,
-        pool: PromptPool,
-        wake: Callable[[], None],
-    ):
-        """`pool`: for prompts; `wake`: called on the event loop when encoder inputs are ready that a row waits for."""
-        self._processor = processor
-        self._vision = vision
-        self._loader = loader
-        self._pool = pool
-        self._renderer = Workers(1, "media renderer")  # one thread: the checkpoint's processor takes one at a time
-        self._wake = wake
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompt")
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next tenant first
+        self._running: list[_Job] = []
+        self._is_shut_down = False
 
-    async def prepare(self, request: Request, deadline: Deadline, *, is_long: bool = False) -> PreparedRequest:
-        """Prepare a request that holds media. Raises RequestError, and what the deadline raises.
+    async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
+        """Raises what `work` raises, what the deadline raises, which counts from now on, and Overloaded at shutdown.
 
-        `is_long`: its text takes long to tokenise.
+        Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
+        job = self._add(work, tenant, deadline, is_long)
+        result: asyncio.Future[T] = asyncio.wrap_future(job.result)
         try:
-            rendered = await self._rendered(request, self._processor.media_of(request), deadline)
-            prepare = partial(self._processor.prepare, request, rendered, deadline=deadline)
-            return await self._pool.run(prepare, tenant=request.tenant, deadline=deadline, is_long=is_long)
-        except BaseException as error:
-            clear_locals(error)  # so that a handler that keeps the error keeps no pixels, arrays or texts
-            raise
+            while not result.done():
+                rest_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline.remaining_s)
+                await asyncio.wait({result}, timeout=rest_s)
+                if not result.done():
+                    self._start_waiting()
+                    if deadline is not None:
+                        deadline.check()
+            return result.result()
+        finally:
+            result.cancel()
+            self._drop(job)
 
-    async def close(self) -> None:
-        self._renderer.close()
-        await self._loader.close()
+    def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
+        """Add work for which no request waits. Raises Overloaded after shutdown."""
+        return self._add(partial(function, *args), tenant, None, False).result
 
-    async def _rendered(
-        self, request: Request, parts: tuple[MediaPart, ...], deadline: Deadline
-    ) -> dict[MediaPart, RenderedMedia]:
-        """Every part as it was rendered before, or else rendered from its pixels."""
-        salt, loop = request.cache_salt, asyncio.get_running_loop()
+    def error(self) -> str | None:
+        """Why no prompt can be prepared: all threads hang. The stack of each that hangs is logged once."""
+        hung = [job for job in list(self._running) if job.is_hung]
+        for job in hung:
+            if not job.is_reported:
+                job.is_reported = True
+                logger.error("A thread that prepares a prompt hangs:\n%s", "".join(stack_of(job.thread_id).format()))
+        if len(hung) < MAX_THREADS:
+            return None
+        return f"All {MAX_THREADS} threads that prepare prompts hang{place_in(stack_of(hung[0].thread_id))}."
 
-        def recall(part: MediaPart, digest: bytes) -> RenderedMedia | None:
-            return self._vision.recall(part, digest, salt=salt, remake=partial(self._ask, loop, part, salt))
+    def shutdown(self) -> None:
+        """Work that has not started fails with Overloaded."""
+        with self._lock:
+            self._is_shut_down = True
+            waiting = [job for jobs in self._waiting.values() for job in jobs]
+            self._waiting.clear()
+        for job in waiting:
+            if job.result.set_running_or_notify_cancel():
+                job.result.set_exception(_shut_down())
+        self._threads.shutdown(wait=False)
 
-        def render(part: MediaPart, decoded: Decoded) -> RenderedMedia:
-            try:
-                return self._vision.render(part, decoded, salt=salt, remake=partial(self._ask, loop, part, salt))
-            except InvalidImage as error:
-                number = next(number for number, other in numbered(parts) if other == part)
-                raise located(error, number, part) from error
+    def _add(self, work: Callable[[], Any], tenant: str, deadline: Deadline | None, is_long: bool) -> _Job:
+        job = _Job(work, tenant, is_long, deadline)
+        with self._lock:
+            if self._is_shut_down:
+                raise _shut_down()
+            self._waiting.setdefault(tenant, deque()).append(job)
+        self._start_waiting()
+        return job
 
-        async with self._loader.load(parts, salt=salt, recall=recall, deadline=deadline) as loaded:
-            rendered: dict[MediaPart, RenderedMedia] = {}
-            for part, media in loaded.items():  # one at a time, so that other requests take turns
-                if isinstance(media, RenderedMedia):
-                    rendered[part] = media
-                else:
-                    rendered[part] = await self._renderer.run(deadline, partial(render, part, media))
-            return rendered
+    def _drop(self, job: _Job) -> None:
+        with self._lock:
+            jobs = self._waiting.get(job.tenant)
+            if jobs is not None and job in jobs:
+                self._take(job)
 
-    def _ask(self, loop: asyncio.AbstractEventLoop, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
-        """Called on the engine thread."""
+    def _start_waiting(self) -> None:
+        with self._lock:
+            while len(self._running) < MAX_THREADS and (job := self._next()) is not None:
+                self._take(job)
+                job.start_clock()
+                self._running.append(job)
+                self._threads.submit(self._run, job)
+
+    def _next(self) -> _Job | None:
+        """The first job that may start, found without a look at the jobs of tenants whose threads are all in use."""
+        working = [job for job in self._running if not job.is_hung]
+        takes_long = sum(job.is_long for job in working) < MAX_LONG
+        for tenant, jobs in self._waiting.items():
+            own = [job for job in working if job.tenant == tenant]
+            if len(own) >= TENANT_THREADS:
+                continue
+            may_be_long = takes_long and not any(job.is_long for job in own)
+            for job in jobs:
+                if may_be_long or not job.is_long:
+                    return job
+        return None
+
+    def _take(self, job: _Job) -> None:
+        """Remove a job that waits. Its tenant's next turn comes after those of all others."""
+        jobs = self._waiting[job.tenant]
+        jobs.remove(job)
+        self._waiting.move_to_end(job.tenant)
+        if not jobs:
+            del self._waiting[job.tenant]
+
+    def _run(self, job: _Job) -> None:
         try:
-            loop.call_soon_threadsafe(self._start, part, salt, inputs)
-        except RuntimeError:  # the loop is closed
-            inputs.fail(GenerationError("The server is shutting down."))
+            job.run()
+        finally:
+            with self._lock:
+                self._running.remove(job)
+            self._start_waiting()
 
-    def _start(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
-        task = asyncio.get_running_loop().create_task(self._remake(part, salt, inputs))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
-    async def _remake(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
-        with Fence("all rows but the one that waits for these encoder inputs") as fence:
-            try:
-                async with self._loader.load([part], salt=salt) as loaded:
-                    decoded = loaded[part]
-                    assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
-                    render = partial(self._vision.render_again, part, decoded, inputs)
-                    await self._renderer.run(Deadline(math.inf, ""), render)
-            except VLLMMLXError as error:
-                inputs.fail(error)
-        if (failure := fence.error) is not None:
-            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {failure}"))
-        self._wake()
+def _shut_down() -> Overloaded:
+    return Overloaded("The server is shutting down.", retry_after_s=_RETRY_S)
+
+
+def stack_of(thread_id: int | None) -> traceback.StackSummary:
+    """The stack of a thread; empty if there is no such thread."""
+    frame = sys._current_frames().get(thread_id or 0)
+    return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+
+
+def place_in(stack: traceback.StackSummary) -> str:
+    """The innermost frame of our own code, as the end of a sentence; empty for an empty stack."""
+    own = [frame for frame in stack if frame.filename.startswith(_PACKAGE)] or list(stack)
+    return f", in {own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""

@@ -10,6 +10,7 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ...core.receipt import CacheReceipt, Expectation, Shortfall
+from ...core.sequence import Sequence
 from ...core.step import SequenceUpdate
 
 RATE_WINDOW_S = 10.0
@@ -49,34 +50,6 @@ class Quantiles(TypedDict):
     max: float | None
 
 
-@dataclass(slots=True)
-class Samples:
-    """Durations in seconds, kept for SAMPLE_WINDOW_S; at most the last MAX_SAMPLES."""
-
-    _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
-
-    def add(self, seconds: float, now: float) -> None:
-        self._marks.append((now, seconds))
-
-    def quantiles(self, now: float) -> Quantiles:
-        while self._marks and self._marks[0][0] < now - SAMPLE_WINDOW_S:
-            self._marks.popleft()
-        values = sorted(seconds for _, seconds in self._marks)
-        if not values:
-            return {"count": 0, "p50": None, "p99": None, "max": None}
-        return {
-            "count": len(values),
-            "p50": round(_quantile(values, 0.50), 5),
-            "p99": round(_quantile(values, 0.99), 5),
-            "max": round(values[-1], 5),
-        }
-
-
-def _quantile(values: list[float], share: float) -> float:
-    """The smallest of the sorted values that at least this share of them does not exceed."""
-    return values[max(0, -int(-share * len(values) // 1) - 1)]
-
-
 class Histogram:
     """Counts values by bucket. Like in Prometheus, a bucket holds the values up to its bound."""
 
@@ -94,16 +67,30 @@ class Histogram:
         return zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True)
 
 
-@dataclass(slots=True)
-class Latency:
-    """One kind of duration: the values of the last minute, and a histogram since the start."""
+class Latency(Histogram):
+    """One kind of duration in seconds: a histogram since the start, and the values of the last SAMPLE_WINDOW_S."""
 
-    histogram: Histogram
-    samples: Samples = field(default_factory=Samples)
+    def __init__(self, bounds: Iterable[float]):
+        super().__init__(bounds)
+        self._marks: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
 
-    def add(self, seconds: float, now: float) -> None:
-        self.histogram.add(seconds)
-        self.samples.add(seconds, now)
+    def add_at(self, seconds: float, now: float) -> None:
+        self.add(seconds)
+        self._marks.append((now, seconds))
+
+    def quantiles(self, now: float) -> Quantiles:
+        while self._marks and self._marks[0][0] < now - SAMPLE_WINDOW_S:
+            self._marks.popleft()
+        values = sorted(seconds for _, seconds in self._marks)
+        if not values:
+            return {"count": 0, "p50": None, "p99": None, "max": None}
+        p50, p99 = (round(_quantile(values, share), 5) for share in (0.50, 0.99))
+        return {"count": len(values), "p50": p50, "p99": p99, "max": round(values[-1], 5)}
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """The smallest of the sorted values that at least this share of them does not exceed."""
+    return values[max(0, -int(-share * len(values) // 1) - 1)]
 
 
 # The buckets of vLLM's histograms of the same names, so that its dashboards fit.
@@ -149,10 +136,10 @@ class ReplyStats:
 
     request_id: str
     tenant: str = ""  # the owner of the request
-    prompt_tokens: int  # 0 while the prompt is prepared
+    prompt_tokens: int = 0  # 0 while the prompt is prepared
     max_tokens: int
     arrived_s: float  # when the request came, before its prompt was prepared
-    queued_s: float  # when the sequence was handed to the engine
+    queued_s: float  # when the sequence was handed to the engine; before that, when its preparation began
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -164,6 +151,11 @@ class ReplyStats:
     cached_tokens: int = 0
     completion_tokens: int = 0
     cache_hit_type: str | None = None  # None: not looked up yet
+
+    def queue(self, seq: Sequence, expectation: Expectation, now: float) -> None:
+        """Note that the prompt is prepared and its sequence handed to the engine."""
+        self.prompt_tokens, self.max_tokens = seq.num_prompt_tokens, seq.max_tokens
+        self.queued_s, self.expectation = now, expectation
 
     def take(self, update: SequenceUpdate, now: float) -> int:
         """Take in an update. Returns the prompt tokens that were computed since the previous one."""
@@ -260,9 +252,9 @@ class Totals:
         self.prompt_rate = TokenRate(started_s)  # computed prompt tokens
         self.completion_rate = TokenRate(started_s)
         self.stalls = Stalls(threshold_s=stall_threshold_s)
-        self.ttft = Latency(Histogram(TTFT_S))
-        self.gap = Latency(Histogram(GAP_S))  # between two tokens of a reply
-        self.e2e, self.queue, self.prefill, self.decode = (Latency(Histogram(REQUEST_S)) for _ in range(4))
+        self.ttft = Latency(TTFT_S)
+        self.gap = Latency(GAP_S)  # between two tokens of a reply
+        self.e2e, self.queue, self.prefill, self.decode = (Latency(REQUEST_S) for _ in range(4))
         self.prompt_sizes, self.reply_sizes = Histogram(TOKENS), Histogram(TOKENS)
 
     def take(self, stats: ReplyStats, update: SequenceUpdate, now: float) -> None:
@@ -282,21 +274,23 @@ class Totals:
             if last_token_s is None:
                 self._first_token(stats, now)
             else:
-                self.gap.add(now - last_token_s, now)
+                self.gap.add_at(now - last_token_s, now)
                 self.stalls.add(now - last_token_s)
             for _ in range(num_tokens - 1):  # tokens that arrive in one update have no gap between them
-                self.gap.add(0.0, now)
+                self.gap.add_at(0.0, now)
 
-    def end(self, stats: ReplyStats) -> None:
-        """Count a reply that has ended, with any outcome."""
-        assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
-        self.outcomes[stats.outcome] += 1
-        if stats.outcome in ("stop", "length", "tool_calls"):
-            self.e2e.add(stats.ended_s - stats.arrived_s, stats.ended_s)
-            self.prompt_sizes.add(stats.prompt_tokens)
-            self.reply_sizes.add(stats.completion_tokens)
-            if stats.first_token_s is not None:
-                self.decode.add(stats.ended_s - stats.first_token_s, stats.ended_s)
+    def end(self, replies: Iterable[ReplyStats]) -> None:
+        """Count a request that has ended, with all of its replies and any outcome."""
+        self.requests += 1
+        for stats in replies:
+            assert stats.outcome is not None and stats.ended_s is not None, "it has ended"
+            self.outcomes[stats.outcome] += 1
+            if stats.outcome in ("stop", "length", "tool_calls"):
+                self.e2e.add_at(stats.ended_s - stats.arrived_s, stats.ended_s)
+                self.prompt_sizes.add(stats.prompt_tokens)
+                self.reply_sizes.add(stats.completion_tokens)
+                if stats.first_token_s is not None:
+                    self.decode.add_at(stats.ended_s - stats.first_token_s, stats.ended_s)
 
     def _scheduled(self, stats: ReplyStats, now: float) -> None:
         self.prompt_tokens += stats.prompt_tokens
@@ -304,9 +298,9 @@ class Totals:
         if stats.receipt is not None and stats.receipt.shortfall is not None:
             self.shortfalls[stats.receipt.shortfall] += 1
         if stats.queue_s is not None:
-            self.queue.add(stats.queue_s, now)
+            self.queue.add_at(stats.queue_s, now)
 
     def _first_token(self, stats: ReplyStats, now: float) -> None:
-        self.ttft.add(now - stats.arrived_s, now)
+        self.ttft.add_at(now - stats.arrived_s, now)
         if stats.scheduled_s is not None:
-            self.prefill.add(max(0.0, now - stats.scheduled_s), now)
+            self.prefill.add_at(max(0.0, now - stats.scheduled_s), now)

@@ -200,18 +200,6 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaReport:
-    """The state of the cache of image features."""
-
-    num_images: int
-    num_encoded: int  # runs of the vision encoder
-    longest_encode_s: float
-    num_evictions: int
-    used_bytes: int
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """The state of the engine between two steps."""
 
@@ -226,4 +214,5 @@ class EngineReport:
     device: DeviceUsage
     cache: TreeStats | None  # None: the prefix cache is off
     num_skipped_captures: int  # snapshots that were not stored because memory was short
-    media: MediaReport | None = None  # None: the model takes no images
+    images: ImageStatus
+    media_bytes: int  # image features that are cached

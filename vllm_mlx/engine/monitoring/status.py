@@ -4,11 +4,13 @@ import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import get_args
+from typing import Any, get_args
 
 import mlx.core as mx
 
 from ... import __version__
+from ...cache.media import MediaCache
+from ...cache.tree import PrefixTree
 from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
 from ...core.receipt import Shortfall
@@ -84,7 +86,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "memory": memory_status(moment.memory, report),
         "giving_way": _pressure(report, num_refused),
         "cache": _cache(report, {kind.value: totals.shortfalls[kind] for kind in Shortfall}),
-        "images": _images(report),
+        "images": report.images,
         "model_facts": moment.facts,
         "build": moment.build,
         "report_age_s": round(moment.report_age_s, 2),
@@ -95,11 +97,11 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
 def _latency(totals: Totals, now: float) -> LatencyStatus:
     return {
         "window_s": SAMPLE_WINDOW_S,
-        "ttft_s": totals.ttft.samples.quantiles(now),
-        "inter_token_s": totals.gap.samples.quantiles(now),
-        "queue_s": totals.queue.samples.quantiles(now),
-        "prefill_s": totals.prefill.samples.quantiles(now),
-        "e2e_s": totals.e2e.samples.quantiles(now),
+        "ttft_s": totals.ttft.quantiles(now),
+        "inter_token_s": totals.gap.quantiles(now),
+        "queue_s": totals.queue.quantiles(now),
+        "prefill_s": totals.prefill.quantiles(now),
+        "e2e_s": totals.e2e.quantiles(now),
     }
 
 
@@ -118,8 +120,7 @@ def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
     """
     live_bytes = report.live_bytes
     cache_bytes = 0 if report.cache is None else report.cache.used_bytes
-    media_bytes = 0 if report.media is None else report.media.used_bytes
-    free_bytes = max(0, memory.rows_bytes - live_bytes - cache_bytes - media_bytes)
+    free_bytes = max(0, memory.rows_bytes - live_bytes - cache_bytes - report.media_bytes)
     lacking_bytes = min(free_bytes, memory.rows_bytes - report.pool_bytes)
     return {
         "total_bytes": memory.total_bytes,
@@ -127,7 +128,7 @@ def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
         "transient_bytes": memory.transient_bytes,
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
-        "media_bytes": media_bytes,
+        "media_bytes": report.media_bytes,
         "pictures_bytes": memory.media_bytes,
         "lacking_bytes": lacking_bytes,
         "free_bytes": free_bytes - lacking_bytes,
@@ -138,55 +139,34 @@ def _pressure(report: EngineReport, num_refused: int) -> PressureStatus:
     return {
         "shorter_chunks": report.num_shortened,
         "cache_evictions": 0 if report.cache is None else report.cache.evictions,
-        "image_evictions": 0 if report.media is None else report.media.num_evictions,
+        "image_evictions": report.images["evictions"],
         "waiting": report.num_waiting,
         "preemptions": report.num_preemptions,
         "refused": num_refused,
     }
 
 
-def _images(report: EngineReport) -> ImageStatus:
-    media = report.media
-    if media is None:
-        return {
-            "enabled": False,
-            "encoded": 0,
-            "longest_encode_s": 0.0,
-            "evictions": 0,
-            "entry_count": 0,
-            "current_memory_mb": 0.0,
-        }
-    return {
-        "enabled": True,
-        "encoded": media.num_encoded,
-        "longest_encode_s": round(media.longest_encode_s, 3),
-        "evictions": media.num_evictions,
-        "entry_count": media.num_images,
-        "current_memory_mb": round(media.used_bytes / _MB, 3),
-        "max_memory_mb": round(media.max_bytes / _MB, 3),
+def image_status(media: MediaCache[Any] | None) -> ImageStatus:
+    """Describe the cache of image features; None if the model takes no images."""
+    kept = MediaCache[Any](0) if media is None else media
+    status: ImageStatus = {
+        "enabled": media is not None,
+        "encoded": kept.num_encoded,
+        "longest_encode_s": round(kept.longest_encode_s, 3),
+        "evictions": kept.num_evictions,
+        "entry_count": len(kept),
+        "current_memory_mb": round(kept.used_bytes / _MB, 3),
     }
+    if media is not None:
+        status["max_memory_mb"] = round(media.max_bytes / _MB, 3)
+    return status
 
 
 def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
-    stats = report.cache
-    if stats is None:
-        return {
-            "enabled": False,
-            "hits": 0,
-            "hits_by_kind": {},
-            "misses": 0,
-            "hit_rate": 0.0,
-            "evictions": 0,
-            "tokens_saved": 0,
-            "current_memory_mb": 0.0,
-            "max_memory_mb": 0.0,
-            "memory_utilization": 0.0,
-            "entry_count": 0,
-            "shortfalls": shortfalls,
-        }
+    stats = PrefixTree(max_bytes=0).stats if report.cache is None else report.cache
     lookups = stats.num_hits + stats.misses
-    return {
-        "enabled": True,
+    status: CacheStatus = {
+        "enabled": report.cache is not None,
         "hits": stats.num_hits,
         "hits_by_kind": {str(kind): num for kind, num in stats.hits.items()},
         "misses": stats.misses,
@@ -204,6 +184,11 @@ def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
         "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
         "shortfalls": shortfalls,
     }
+    if report.cache is None:
+        status["hits_by_kind"] = {}
+        del status["evicted_mb"], status["num_states"], status["num_buffers"]
+        del status["index_mb"], status["inserts_refused"]
+    return status
 
 
 def build_facts() -> BuildFacts:
