@@ -44,7 +44,7 @@ SEAMS: Any = {
     "the record": (RequestRecord, "begin_reply", list(REQUESTS)),
     "an observed event": (RequestRecord, "observe", list(REQUESTS)),
     "headers": (Receipts, "headers", ["chat", "streamed chat", "streamed message", "streamed response"]),
-    "peeking": (streaming._Peeked, "wait", ["streamed chat", "streamed completion"]),
+    "the writer": (streaming._EventWriter, "begin", ["streamed chat", "streamed completion"]),
     "an encoder": (ChatStream, "__init__", ["streamed chat"]),
     "an encoder of messages": (MessageStream, "__init__", ["streamed message"]),
     "the head": (ChatStream, "open", ["streamed chat"]),

@@ -8,7 +8,7 @@ A submission is entered where its response is written, so that every generation 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -98,7 +98,7 @@ async def respond_with(
 class EventStream(Response):
     """Server-sent events of one generation, which is submitted when the response is sent.
 
-    An error before the head of the response is raised, so that its own HTTP status is sent.
+    An error before the head of the response is due is raised, so that its own HTTP status is sent.
     """
 
     media_type = "text/event-stream"
@@ -133,35 +133,39 @@ class EventStream(Response):
         await self._end(writer, await error_of(self._write_events(writer)))
 
     async def _end(self, writer: "_EventWriter", error: Exception | None) -> None:
-        """Write the error as the last event. Raise it if the head of the response is not written yet."""
+        """Write the error as the last event. Raise it if the head of the response is not due yet."""
         if error is None:
             return
-        if not writer.has_begun:
+        if not writer.is_head_due.is_set():
             try:
                 raise error
             finally:
                 del error
-        assert self._encoder is not None, "the head is written after the encoder was made"
+        assert self._encoder is not None, "the head is due after the encoder was made"
         await writer.write(self._encoder.fail(for_client(error, self._record)))
 
     async def _write_events(self, writer: "_EventWriter") -> None:
         """Write all events. The generation ends before the last bytes are written."""
-        record = self._record
-        async with self._submission as generation, _Peeked(generation) as events:
+        record, is_head_due = self._record, writer.is_head_due
+        async with self._submission as generation:
             encoder = self._encoder = self._encoder_of(generation)
-            await events.wait(record.receipts.take, min(HEAD_WAIT_S, self._keep_alive_s / 2))
-            self.headers.update(record.receipts.headers())
-            await writer.begin(self.status_code, self.raw_headers)
+            asyncio.get_running_loop().call_later(min(HEAD_WAIT_S, self._keep_alive_s / 2), is_head_due.set)
             await writer.write(encoder.open())
-            async for index, event in events:
+            async for index, event in generation:
+                if not is_head_due.is_set() and record.receipts.take(index, event):
+                    is_head_due.set()
                 raise_if_failed(event)
                 record.observe(index, event)
                 await writer.write(encoder.feed(index, event))
+        is_head_due.set()
         await writer.write(encoder.close())
 
     async def _keep_alive(self, writer: "_EventWriter") -> None:
-        await writer.begun.wait()
-        assert self._encoder is not None, "the head is written after it was made"
+        """Write the head when it is due, and then an event into every silence."""
+        await writer.is_head_due.wait()
+        assert self._encoder is not None, "the head is due after the encoder was made"
+        self.headers.update(self._record.receipts.headers())
+        await writer.begin(self.status_code, self.raw_headers)
         while True:
             await writer.wait_for_silence(self._keep_alive_s)
             await writer.write(self._encoder.keep_alive())
@@ -176,65 +180,30 @@ def for_client(error: Exception, record: RequestRecord) -> VLLMMLXError:
     return GenerationError("The server failed on this request.")
 
 
-class _Peeked:
-    """The events of a generation. `wait` looks at the first ones before they are iterated."""
-
-    def __init__(self, generation: RequestGeneration) -> None:
-        self._events = aiter(generation)
-        self._seen: list[tuple[int, GenerationEvent]] = []
-        self._task = asyncio.ensure_future(self._next())
-
-    async def _next(self) -> tuple[int, GenerationEvent] | None:
-        return await anext(self._events, None)
-
-    async def wait(self, is_enough: Callable[[int, GenerationEvent], bool], timeout_s: float) -> None:
-        """Look at events until one is enough, the generation ends, or the time is up."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while (found := await asyncio.shield(self._task)) is not None:
-                    self._seen.append(found)
-                    self._task = asyncio.ensure_future(self._next())
-                    if is_enough(*found):
-                        return
-
-    async def __aenter__(self) -> "_Peeked":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
-        for seen in self._seen:
-            yield seen
-        found = await self._task
-        if found is not None:
-            yield found
-            async for following in self._events:
-                yield following
-
-
 class _EventWriter:
-    """Sends parts of the response and knows when the last one was sent."""
+    """Sends parts of the response, holds them back until the head was sent, and knows when the last one was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._now = asyncio.get_running_loop().time
         self._last_s = self._now()
         self._is_writing = False
-        self.begun = asyncio.Event()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the head of the response was sent, so that an error can only be an event of the stream."""
-        return self.begun.is_set()
+        self._held = bytearray()
+        self._has_begun = asyncio.Event()
+        self.is_head_due = asyncio.Event()  # from now on an error can only be an event of the stream
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.begun.set()
+        """Send the head and what was held back."""
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": bytes(self._held), "more_body": True})
         self._last_s = self._now()
+        self._has_begun.set()
 
     async def write(self, data: bytes) -> None:
+        if not self.is_head_due.is_set():
+            self._held += data
+            return
+        await self._has_begun.wait()
         if not data:
             return
         self._is_writing = True
