@@ -10,8 +10,7 @@ from tests.support.rows import row
 from vllm_mlx.core.request import Choice, Guide
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch, TokenSampling
 from vllm_mlx.guidance.grammars import guide_grammar
-from vllm_mlx.guidance.reasoning import CheckpointReasoning
-from vllm_mlx.guidance.tag_watch import TextWatch
+from vllm_mlx.guidance.reasoning import CheckpointReasoning, TextWatch
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from ..formats.support import REASONING_FORMATS

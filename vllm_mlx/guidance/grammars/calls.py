@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...core.errors import InvalidParameter
 from ...formats.families import calls_by_name, spelling
 from ...formats.family import (
     CallKind,
@@ -19,10 +18,10 @@ from ...formats.family import (
     XmlCall,
 )
 from .guide_grammar import Header, grammars
+from .json_schema import refused
 from .lark import TEXT, LarkWriter, either, interrupted_text, literal, optional
-from .literals import Literals
 from .shapes import GuidedTool, ObjectShape, object_shapes, separated
-from .values import Values
+from .values import Literals, Values
 
 MAX_CALLS = 8  # in a reply that has to make some: a weak model would never stop
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
@@ -226,5 +225,5 @@ def _one_of(options: list[str]) -> str:
 def _shapes(tool: GuidedTool, writer: LarkWriter) -> list[ObjectShape]:
     shapes = object_shapes(tool.parameters, tool.param, writer.budget)
     if not shapes:
-        raise InvalidParameter(f"`{tool.param}` allows no arguments at all.", param=tool.param)
+        raise refused(tool.param, " allows no arguments at all.")
     return shapes

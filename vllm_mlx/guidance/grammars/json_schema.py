@@ -1,13 +1,28 @@
-"""Checks that a grammar can enforce a JSON schema exactly. Other schemas are refused, by keyword and place."""
+"""Checks that a grammar can enforce a JSON schema exactly, and bounds what the schema costs the grammar library.
 
+Other schemas are refused, by keyword and place.
+"""
+
+import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter, shown
-from ...formats.bodies.tool_schema import SchemaBudget
-from .schema_costs import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALUES, check_conjunctions
+from ...formats.bodies.tool_schema import MAX_SCHEMA_VISITS, SchemaBudget, resolve, schemas_in
 
+MAX_CONJUNCTS = 10  # patterns that one text must match; twenty take seconds to compile, forty take hours
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+SCHEMA_VALUES = ("additionalProperties", "additionalItems", "items")
+_JOINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "$schema",
+     "$id", "$comment", "$anchor", "$defs", "definitions"}
+)  # fmt: skip
+_LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"?|/(?:\\(?s:.)|[^/\\])*/?')
+_JSON = re.compile(r"%json\s*")
 MAX_SCHEMA_DEPTH = 64
 MAX_INTEGER = 2**53 - 1  # the largest integer that every client reads exactly
 REFUSED_KEYWORDS = (
@@ -57,6 +72,11 @@ def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) 
     return checked
 
 
+def refused(place: str, why: str) -> InvalidParameter:
+    """The error about a value at a place of the request. `why`: the rest of the sentence that the place begins."""
+    return InvalidParameter(f"`{place}`{why}", param=place)
+
+
 def with_options(schema: Any, **options: Any) -> Any:
     """Add options for a `%json` of a grammar: how the JSON may be spaced and escaped."""
     if schema is True:
@@ -68,21 +88,17 @@ def _checked(schema: Any, path: str, depth: int, budget: SchemaBudget) -> Any:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
-        raise InvalidParameter(f"`{path}` must be a JSON schema: an object, true or false.", param=path)
+        raise refused(path, " must be a JSON schema: an object, true or false.")
     if depth == 0:
-        raise InvalidParameter(f"`{path}` is nested deeper than {MAX_SCHEMA_DEPTH} schemas.", param=path)
+        raise refused(path, f" is nested deeper than {MAX_SCHEMA_DEPTH} schemas.")
     budget.spend(path, 1 + sum(len(value) for value in schema.values() if isinstance(value, list | dict)))
     for keyword in REFUSED_KEYWORDS:
         if keyword in schema and not _says_nothing(keyword, schema):
-            raise InvalidParameter(
-                f"`{path}.{keyword}`: replies cannot be guided by the keyword `{keyword}`. Leave it out.",
-                param=f"{path}.{keyword}",
-            )
+            why = f": replies cannot be guided by the keyword `{keyword}`. Leave it out."
+            raise refused(f"{path}.{keyword}", why)
     kept = {key: value for key, value in schema.items() if key not in REFUSED_KEYWORDS and key != "x-guidance"}
     check_values(kept, path)
-    kept |= {
-        keyword: int(kept[keyword]) for keyword in COUNTS if keyword in kept
-    }  # JSON Schema takes 3.0 as an integer
+    kept |= {keyword: int(kept[keyword]) for keyword in COUNTS if keyword in kept}  # a count may be written 3.0
     _set_format(kept)
     _bound_digits(kept)
     return {key: _checked_value(key, value, path, depth - 1, budget) for key, value in kept.items()}
@@ -135,15 +151,14 @@ def check_values(schema: Mapping[str, Any], path: str) -> None:
     for keyword, value in schema.items():
         is_meant, wanted = _VALUES.get(keyword, _ANY)
         if not is_meant(value):
-            place = f"{path}.{keyword}"
-            raise InvalidParameter(f"`{place}` must be {wanted}.", param=place)
+            raise refused(f"{path}.{keyword}", f" must be {wanted}.")
     _check_type(schema.get("type", []), f"{path}.type")
 
 
 def _check_type(types: Any, path: str) -> None:
     for name in types if isinstance(types, list) else [types]:
         if not isinstance(name, str) or name not in TYPES:
-            raise InvalidParameter(f"`{path}`: {shown(repr(name))} is not a JSON type.", param=path)
+            raise refused(path, f": {shown(repr(name))} is not a JSON type.")
 
 
 def _is_number(value: Any) -> bool:
@@ -187,3 +202,122 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "required": (_are_texts, "a list of strings"),
     "enum": (_is_full_list, "a list of at least one value"),
 }
+
+
+# Costs: they multiply when the grammar library joins keywords
+
+
+def check_conjunctions(schema: Any, param: str, budget: SchemaBudget) -> None:
+    """Raises InvalidParameter for a schema in which `allOf` joins too many patterns: each is one more automaton."""
+    if _SchemaNumbers(schema, param, budget, _num_conjuncts, 0).of(schema) > MAX_CONJUNCTS:
+        raise refused(param, f": `allOf` joins more than {MAX_CONJUNCTS} patterns. Write them as one.")
+
+
+def check_grammar(text: str, param: str, budget: SchemaBudget) -> None:
+    """The same for a grammar in Lark notation: its operators, and the schemas inside it."""
+    if len(re.findall("[&~]", _LITERAL.sub("", text))) > MAX_CONJUNCTS:
+        raise refused(param, f": a grammar takes at most {MAX_CONJUNCTS} of the operators `&` and `~`.")
+    for found in _JSON.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+        except ValueError:
+            continue
+        check_conjunctions(schema, param, budget)
+        pay_for_alternatives(schema, param, budget)
+
+
+def pay_for_alternatives(schema: Any, param: str, budget: SchemaBudget) -> None:
+    """The grammar library joins every alternative of `anyOf` with every one of `oneOf`, `allOf` and `$ref` beside it.
+
+    Each of these joined schemas costs a visit for itself and for each entry beside the alternatives. If nothing is
+    beside them, nothing is joined. Raises InvalidParameter, naming `param` and the bound.
+    """
+    alternatives = _SchemaNumbers(schema, param, budget, _num_alternatives, 1)
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, Mapping) and id(inner) not in seen:
+            seen.add(id(inner))
+            num_beside = _num_beside(inner)
+            if num_beside and (num := alternatives.of(inner)) > 1:
+                for _ in range(num):
+                    budget.spend(param, num_beside)
+            waiting += _schemas_inside(inner, SCHEMA_MAPS, SCHEMA_LISTS)
+
+
+class _SchemaNumbers:
+    """A number for each schema, found by `read` from those of the schemas in it; every schema is read once."""
+
+    def __init__(
+        self,
+        root: Any,
+        param: str,
+        budget: SchemaBudget,
+        read: "Callable[[_SchemaNumbers, Mapping[str, Any]], int]",
+        default: int,
+    ):
+        """`default` counts for what is no schema object, and for a schema that refers back to itself."""
+        self._root = root
+        self._param = param
+        self._budget = budget
+        self._read = read
+        self.default = default
+        self._known: dict[int, int] = {}  # by the id of the schema
+
+    def of(self, schema: Any) -> int:
+        if not isinstance(schema, Mapping):
+            return self.default
+        if id(schema) not in self._known:
+            self._known[id(schema)] = self.default
+            self._known[id(schema)] = min(self._read(self, schema), MAX_SCHEMA_VISITS)
+        return self._known[id(schema)]
+
+    def of_reference(self, schema: Mapping[str, Any]) -> int:
+        """The number of the schema that `$ref` points to."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return self.default
+        self._budget.spend(self._param, 1 + reference.count("/"))
+        return self.of(resolve(reference, self._root))
+
+    def spend(self) -> None:
+        self._budget.spend(self._param)
+
+
+def _num_alternatives(numbers: _SchemaNumbers, schema: Mapping[str, Any]) -> int:
+    """How many schemas the alternatives of this one become once its keywords are joined."""
+    num = 1
+    for keyword in ("anyOf", "oneOf"):
+        num *= sum(map(numbers.of, schemas_in(schema, keyword))) or 1
+    for part in schemas_in(schema, "allOf"):
+        num = min(num * numbers.of(part), MAX_SCHEMA_VISITS)
+    return num * numbers.of_reference(schema)
+
+
+def _num_conjuncts(numbers: _SchemaNumbers, schema: Mapping[str, Any]) -> int:
+    """The most patterns that this schema, or any schema inside it, joins for one text."""
+    numbers.spend()
+    num = isinstance(schema.get("pattern"), str) + isinstance(schema.get("format"), str)
+    num += numbers.of_reference(schema) + sum(map(numbers.of, schemas_in(schema, "allOf")))
+    for keyword in ("anyOf", "oneOf"):
+        num += max(map(numbers.of, schemas_in(schema, keyword)), default=0)
+    inside = _schemas_inside(schema, ("properties", "patternProperties"), ("prefixItems", "items"))
+    return num + max(map(numbers.of, inside), default=0)
+
+
+def _num_beside(schema: Mapping[str, Any]) -> int:
+    """Entries that each alternative is joined with; 0 where the schema is a plain choice or reference."""
+    others = [value for keyword, value in schema.items() if keyword not in _JOINED | _ANNOTATIONS]
+    entries = sum(len(value) if isinstance(value, list | dict) else 1 for value in others)
+    num_factors = sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
+    return entries + max(0, num_factors - 1)
+
+
+def _schemas_inside(schema: Mapping[str, Any], maps: Iterable[str], lists: Iterable[str]) -> Iterable[Any]:
+    for keyword in maps:
+        if isinstance(schema.get(keyword), Mapping):
+            yield from schema[keyword].values()
+    for keyword in lists:
+        yield from schemas_in(schema, keyword)
+    for keyword in SCHEMA_VALUES:
+        yield schema.get(keyword)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...formats.bodies.tool_schema import SchemaBudget
-from .json_schema import with_options
-from .schema_costs import pay_for_alternatives
+from .json_schema import pay_for_alternatives, with_options
 
 TEXT = r"/(?s:.+)/"
 _CHARS_PER_VISIT = 64  # characters of grammar text

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
-from ...core.errors import InvalidParameter
 from ...core.messages import ToolSpec
 from ...formats.bodies.tool_schema import SchemaBudget, schemas_in
-from .json_schema import checked_schema
+from .json_schema import checked_schema, refused
 from .lark import LarkWriter, either
 
 MAX_SHAPES = 64
@@ -32,7 +31,7 @@ class GuidedTool:
             return cls(tool.name, {"type": "object"}, param, is_strict=False)
         schema = checked_schema(tool.parameters or {}, param, budget)
         if not isinstance(schema, Mapping):
-            raise InvalidParameter(f"`{param}` must be the schema of an object.", param=param)
+            raise refused(param, " must be the schema of an object.")
         return cls(tool.name, {"type": "object", **schema}, param)
 
 
@@ -49,11 +48,11 @@ def object_shapes(schema: Mapping[str, Any], param: str, budget: SchemaBudget) -
     num_shapes = _num_alternatives(schema)
     if num_shapes > MAX_SHAPES:
         keyword = next(name for name in (*_ALTERNATIVES, "allOf") if isinstance(schema.get(name), list))
-        message = (
-            f"`{param}.{keyword}`: the arguments have more than the {MAX_SHAPES} alternatives that this model's "
-            "tool-call format allows. Alternatives of `anyOf`, `oneOf` and `allOf` multiply: use fewer."
+        why = (
+            f": the arguments have more than the {MAX_SHAPES} alternatives that this model's tool-call format allows. "
+            "Alternatives of `anyOf`, `oneOf` and `allOf` multiply: use fewer."
         )
-        raise InvalidParameter(message, param=f"{param}.{keyword}")
+        raise refused(f"{param}.{keyword}", why)
     return [_shape(parts, budget, param) for parts in _alternatives(schema, param)]
 
 
@@ -63,7 +62,7 @@ def _num_alternatives(schema: Any) -> int:
         return int(schema is not False)
     lists = (schema[keyword] for keyword in _ALTERNATIVES if isinstance(schema.get(keyword), list))
     num = math.prod(sum(map(_num_alternatives, branches)) for branches in lists)
-    return num * math.prod(map(_num_alternatives, _joined(schema)))
+    return num * math.prod(map(_num_alternatives, schemas_in(schema, "allOf")))
 
 
 def _alternatives(schema: Any, param: str) -> Iterable[tuple[Mapping[str, Any], ...]]:
@@ -78,19 +77,14 @@ def _alternatives(schema: Any, param: str) -> Iterable[tuple[Mapping[str, Any], 
         for keyword in _ALTERNATIVES
         if isinstance(schema.get(keyword), list)
     ]
-    choices += [list(_alternatives(part, param)) for part in _joined(schema)]
+    choices += [list(_alternatives(part, param)) for part in schemas_in(schema, "allOf")]
     return ((schema, *chain.from_iterable(chosen)) for chosen in product(*choices))
-
-
-def _joined(schema: Mapping[str, Any]) -> list[Any]:
-    return schemas_in(schema, "allOf")
 
 
 def _check_keywords(schema: Mapping[str, Any], param: str) -> None:
     for keyword in ("patternProperties", "minProperties", "maxProperties", "$ref", "enum", "const"):
         if keyword in schema and not (keyword == "minProperties" and not schema[keyword]):
-            path = f"{param}.{keyword}"
-            raise InvalidParameter(f"`{path}` cannot be enforced in this model's tool-call format.", param=path)
+            raise refused(f"{param}.{keyword}", " cannot be enforced in this model's tool-call format.")
 
 
 def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str) -> ObjectShape:
@@ -120,9 +114,6 @@ def separated(items: list[tuple[str, bool]], separator: str, writer: LarkWriter)
         starts.insert(0, f"{expression} {tail}".strip())
         rest = f"({separator} {expression})" + ("" if is_required else "?")
         tail = writer.rule(f"{rest} {tail}".strip())
-    num_required = sum(is_required for _, is_required in items)
     if not items:
         return '""'
-    if num_required:
-        return starts[0]
-    return f"({either(starts)})?"
+    return starts[0] if any(is_required for _, is_required in items) else f"({either(starts)})?"
