@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,10 @@ def own_cache(tmp_path, monkeypatch) -> None:
     """transformers copies trusted code into a folder of this test."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+
+
+def refusing(folder: Path) -> AbstractContextManager[None]:
+    return remote_code(folder, "tokenizer", trusted=False, failed=lambda error: ModelLoadError(str(error)))
 
 
 def change(file: Path, values: dict, *, without: str = "") -> None:
@@ -146,7 +151,7 @@ def test_transformers_is_as_before_after_a_load_that_failed(folder, trace, own_c
 
 def test_contract_a_class_is_fetched_and_run_by_the_names_that_are_replaced(folder, trace):
     get_class = tokenization_auto.get_class_from_dynamic_module  # a module that took the name at its import
-    with pytest.raises(RemoteCodeRefused) as raised, remote_code(folder, "tokenizer", trusted=False):
+    with pytest.raises(RemoteCodeRefused) as raised, refusing(folder):
         get_class("evil.Evil", folder)
     assert is_refused(raised, folder, "tokenizer")
     assert not trace.exists()
@@ -165,5 +170,5 @@ def test_contract_a_caller_that_does_not_say_whether_it_trusts_asks_nobody(folde
     change(folder / "tokenizer_config.json", TOKENIZER | {"tokenizer_class": "EvilTokenizer"})
     change(folder / "config.json", {"model_type": "unheard_of"})
     monkeypatch.setattr("builtins.input", lambda question: pytest.fail(f"asked: {question}"))
-    with pytest.raises(RemoteCodeRefused), remote_code(folder, "tokenizer", trusted=False):
+    with pytest.raises(RemoteCodeRefused), refusing(folder):
         transformers.AutoTokenizer.from_pretrained(folder)

@@ -90,24 +90,22 @@ def _write(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
-class OutputHandler(logging.Handler):
+class OutputHandler(logging.StreamHandler[Output]):
     """A log that is written by a thread of its own."""
 
     def __init__(self, fd: int) -> None:
-        super().__init__()
-        self._output = Output(fd, notice=self._notice)
+        super().__init__(Output(fd, notice=self._notice))
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            line = self.format(record)
-        except Exception:  # what logging itself asks of a handler
-            self.handleError(record)
-            return
-        self._output.write(_cut(line) + "\n")
+    def format(self, record: logging.LogRecord) -> str:
+        return _cut(super().format(record))
 
     def flush(self) -> None:
+        """Do nothing after a line: the thread writes it."""
+
+    def close(self) -> None:
         """Called at the end of the process."""
-        self._output.flush(FLUSH_S)
+        self.stream.flush(FLUSH_S)
+        super().close()
 
     def _notice(self, num_dropped: int) -> str:
         text = f"{num_dropped} lines of the log were dropped, since nobody read them in time"

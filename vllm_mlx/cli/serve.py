@@ -16,6 +16,7 @@ from rich.text import Text
 from .. import __version__
 from ..core.config import ModelInfo
 from ..core.errors import ConfigError, EngineDead, VLLMMLXError
+from ..core.fence import Fence
 from .options import unknown_variables
 from .output import Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
@@ -26,15 +27,18 @@ logger = logging.getLogger(__name__)
 
 def run_server(settings: Settings) -> None:
     """Returns once a signal ended it. Raises ConfigError before anything is served, BrokeDown after any other error."""
-    try:
+    with Fence("the supervisor, which learns that it may start another server", is_logged=False) as fence:
         _serve(settings)
-    except EngineDead as error:
-        raise BrokeDown(error.message) from error
-    except VLLMMLXError:
-        raise
-    except Exception as error:  # the fence around the process: its supervisor learns that it may start another
-        logger.exception("The server failed")
-        raise BrokeDown(f"The server ended by an error of its own: {type(error).__name__}: {error}") from error
+    match fence.error:
+        case None:
+            return
+        case EngineDead() as error:
+            raise BrokeDown(error.message) from error
+        case VLLMMLXError() as error:
+            raise error
+        case error:
+            logger.error("The server failed", exc_info=error)
+            raise BrokeDown(f"The server ended by an error of its own: {type(error).__name__}: {error}") from error
 
 
 def _serve(settings: Settings) -> None:

@@ -223,9 +223,8 @@ class EngineClient:
 
     def _trim_cache(self, prepared: PreparedRequest, seq: Sequence, finished: FinishedReply) -> None:
         """Keep only the part of the reply's state that the next turn can contain. Runs on a prompt thread."""
-        with Fence("the reply's cached state, which stays complete"):
-            kept = self._processor.kept_tokens(prepared, finished)
-            self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
+        kept = self._processor.kept_tokens(prepared, finished)
+        self._thread.keep(seq, max(kept, seq.num_prompt_tokens))
 
     def _open_generations(self) -> list[Generation]:
         return list(dict.fromkeys(self._generations.values()))

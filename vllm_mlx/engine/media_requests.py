@@ -1,12 +1,12 @@
 """Renders the images and videos of requests, and makes their encoder inputs again when the engine needs them."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
 
 from ..core.errors import GenerationError, InvalidImage, VLLMMLXError
-from ..core.fence import Fence
 from ..core.messages import MediaPart
 from ..core.tasks import Deadline
 from ..media.limits import Workers
@@ -15,6 +15,8 @@ from ..media.parts import located, numbered
 from ..media.pixels import Decoded
 from ..media.rendered import MediaInputs, RenderedMedia
 from ..media.vision import VisionProcessor
+
+logger = logging.getLogger(__name__)
 
 
 class MediaRequests:
@@ -73,18 +75,21 @@ class MediaRequests:
     def _start(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
         task = asyncio.get_running_loop().create_task(self._remake(part, salt, inputs))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._remade, part, inputs))
 
     async def _remake(self, part: MediaPart, salt: str, inputs: MediaInputs) -> None:
-        with Fence("all rows but the one that waits for these encoder inputs") as fence:
-            try:
-                async with self._loader.load([part], salt=salt) as loaded:
-                    decoded = loaded[part]
-                    assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
-                    render = partial(self._vision.render_again, part, decoded, inputs)
-                    await self._renderer.run(Deadline(math.inf, ""), render)
-            except VLLMMLXError as error:
-                inputs.fail(error)
-        if (failure := fence.error) is not None:
-            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {failure}"))
+        async with self._loader.load([part], salt=salt) as loaded:
+            decoded = loaded[part]
+            assert not isinstance(decoded, RenderedMedia), "pixels were asked for"
+            await self._renderer.run(Deadline(math.inf, ""), partial(self._vision.render_again, part, decoded, inputs))
+
+    def _remade(self, part: MediaPart, inputs: MediaInputs, task: "asyncio.Task[None]") -> None:
+        """Wake the engine. An error ends the row that waits for these encoder inputs, and no other row."""
+        self._tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if isinstance(error, VLLMMLXError):
+            inputs.fail(error)
+        elif error is not None:
+            logger.error("Encoder inputs could not be made again", exc_info=error)
+            inputs.fail(GenerationError(f"The encoder inputs of `{part.param}` could not be made again: {error}"))
         self._wake()

@@ -221,8 +221,10 @@ class PromptPool:
             self._drop(job)
 
     def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
-        """Add work for which no request waits. Raises Overloaded after shutdown."""
-        return self._add(partial(function, *args), tenant, None, False).result
+        """Add work for which no request waits. Its failure is logged. Raises Overloaded after shutdown."""
+        result = self._add(partial(function, *args), tenant, None, False).result
+        result.add_done_callback(_log_failure)
+        return result
 
     def error(self) -> str | None:
         """Why no prompt can be prepared: all threads hang. The stack of each that hangs is logged once."""
@@ -298,6 +300,12 @@ class PromptPool:
             with self._lock:
                 self._running.remove(job)
             self._start_waiting()
+
+
+def _log_failure(done: "Future[Any]") -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None and not isinstance(error, Overloaded):
+        logger.error("Work for which no request waits has failed", exc_info=error)
 
 
 def _shut_down() -> Overloaded:

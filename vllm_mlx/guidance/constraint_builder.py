@@ -10,6 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
 from ..core.errors import InvalidParameter, Unsupported, setting
+from ..core.fence import Fence
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import SchemaBudget, call_tags
@@ -172,7 +173,6 @@ def _in_lark(text: str, param: str) -> str:
     """Translate GBNF, recognised by its `::=`, to Lark notation."""
     if "::=" not in text:
         return text
-    try:
+    with Fence("the request, which is refused because the converter raises bare Exceptions", is_logged=False) as fence:
         return str(any_to_lark(_BLANK_LINES.sub("\n", text)))  # the converter takes quadratic time for blank lines
-    except Exception as error:  # the converter raises bare Exceptions
-        raise InvalidParameter(f"`{param}` is not a GBNF grammar: {error}", param=param) from error
+    raise InvalidParameter(f"`{param}` is not a GBNF grammar: {fence.error}", param=param) from fence.error

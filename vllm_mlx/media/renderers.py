@@ -19,7 +19,7 @@ from PIL import Image
 
 from ..core.errors import ModelLoadError, first_line, setting
 from ..core.sequence import Layout, MediaItem
-from ..tokens.remote_code import RemoteCodeRefused, remote_code
+from ..tokens.remote_code import remote_code
 from ..tokens.tokenizer import Tokenizer
 from .pixels import Clip, DecodedImage, fitting, scaled
 from .rendered import RenderedMedia, media_item
@@ -80,13 +80,12 @@ def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remot
     from mlx_vlm.utils import get_model_and_args, load_processor
 
     get_model_and_args(dict(config))  # registers the family's own processor
-    try:
-        with remote_code(path, "processor", trusted=trust_remote_code):
-            return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
-    except RemoteCodeRefused:
-        raise
-    except Exception as error:  # a processor is code of the library, the checkpoint's files its input
-        raise unusable(path, f"its processor cannot be loaded: {first_line(error, MAX_REASON)}") from error
+
+    def failed(error: Exception) -> ModelLoadError:
+        return unusable(path, f"its processor cannot be loaded: {first_line(error, MAX_REASON)}")
+
+    with remote_code(path, "processor", trusted=trust_remote_code, failed=failed):
+        return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
 
 
 def unusable(path: Path, reason: str) -> ModelLoadError:

@@ -5,7 +5,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,33 +202,33 @@ def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bo
     if text_only or not checkpoint.has_vision_encoder:
         if text_only and checkpoint.has_vision_encoder:
             logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
-        return TextModel(_load(checkpoint, "mlx-lm", partial(_load_text, checkpoint.path, trust_remote_code)))
+        return TextModel(_load(checkpoint, "mlx-lm", _load_text, trust_remote_code))
     logger.info("A vision checkpoint: mlx-vlm runs text and images")
-    return MultimodalModel(_load(checkpoint, "mlx-vlm", partial(_load_vision, checkpoint.path, trust_remote_code)))
+    return MultimodalModel(_load(checkpoint, "mlx-vlm", _load_vision, trust_remote_code))
 
 
-def _load(checkpoint: Checkpoint, library: str, load: Callable[[], Any]) -> Any:
-    try:
-        model = load()
-        mx.eval(model.parameters())
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
-        raise ModelLoadError(
-            f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): {_one_line(error)}. "
+def _load(checkpoint: Checkpoint, library: str, load: Callable[[Path, bool], Any], trust_remote_code: bool) -> Any:
+    def failed(error: Exception) -> ModelLoadError:
+        return ModelLoadError(
+            f"Cannot load {checkpoint.path} (architecture {checkpoint.architecture!r}): "
+            f"{first_line(error, 300).rstrip('.')}. "
             f"Is this architecture supported by the installed {library}, and are all files complete?"
-        ) from error
-    return model
+        )
+
+    with remote_code(checkpoint.path, "model", trusted=trust_remote_code, failed=failed):
+        module = load(checkpoint.path, trust_remote_code)
+        mx.eval(module.parameters())
+    return module
 
 
 def _load_text(path: Path, trust_remote_code: bool) -> Any:
-    with remote_code(path, "model", trusted=trust_remote_code):
-        return load_text_model(path, trust_remote_code=trust_remote_code)[0]
+    return load_text_model(path, trust_remote_code=trust_remote_code)[0]
 
 
 def _load_vision(path: Path, trust_remote_code: bool) -> Any:
     from mlx_vlm.utils import load_model as load_vision_model
 
-    with remote_code(path, "model", trusted=trust_remote_code):
-        return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    return load_vision_model(path, lazy=True, trust_remote_code=trust_remote_code)
 
 
 def weight_arrays(model: Any) -> list[mx.array]:
@@ -238,7 +237,3 @@ def weight_arrays(model: Any) -> list[mx.array]:
 
 def weights_bytes(model: Any) -> int:
     return sum(array.nbytes for array in weight_arrays(model))
-
-
-def _one_line(error: Exception) -> str:
-    return first_line(error, 300).rstrip(".")

@@ -1,5 +1,6 @@
 """`/v1/responses`: create, read, delete and cancel responses, and list their input."""
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from ..api.responses.replies import Deleted, InputItemList, ResponseReply, Respo
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
-from ..core.fence import Fence
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
@@ -27,6 +27,7 @@ from .response_store import BackgroundReplies, ResponseStore, tenant_stores
 from .routes import ServedModels, as_json, documented
 from .streaming import Submission, respond_with, submit, while_connected
 
+logger = logging.getLogger(__name__)
 StoredItem = Mapping[str, Any]
 Keep = Callable[[ResponseReply], None]
 Stored = Mapping[str, StoredItem]  # by the items' ids
@@ -153,8 +154,10 @@ class _KeptStream(ResponseStream):
 
     def fail(self, error: VLLMMLXError) -> bytes:
         wire = super().fail(error)
-        with Fence("the stream's last event, which the client gets although its failed response is not stored"):
+        try:
             self._keep(self.reply)
+        except ValueError:  # its JSON cannot be written; the client gets its last event all the same
+            logger.exception("A failed response is not stored")
         return wire
 
     def close(self) -> bytes:

@@ -8,12 +8,13 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.errors import ModelLoadError, first_line, setting
+from ..core.fence import Fence
 
 logger = logging.getLogger(__name__)
 
@@ -33,29 +34,28 @@ class RemoteCodeRefused(ModelLoadError):
 
 
 @contextmanager
-def remote_code(path: Path, part: str, *, trusted: bool) -> Iterator[None]:
+def remote_code(
+    path: Path, part: str, *, trusted: bool, failed: Callable[[Exception], ModelLoadError]
+) -> Iterator[None]:
     """Load one part of a checkpoint in this block. If it is not trusted, its code does not run.
 
-    Some parts load without their code; for others, RemoteCodeRefused replaces the library's error. One thread loads at
-    a time.
+    Some parts load without their code. Raises RemoteCodeRefused for the others, and `failed(error)` if the libraries,
+    which raise bare Exceptions too, cannot load the part. One thread loads at a time.
     """
     refused: list[str] = []
-    with _lock:
-        if trusted:
-            yield
-            return
-        try:
-            with _refusing(refused):
-                yield
-        except Exception as error:  # a fence around transformers: the error is raised again, or explained
-            if refused or _ASKS_FOR_TRUST.search(str(error)):
-                raise RemoteCodeRefused(_refusal(path, part, refused, error)) from error
-            raise
-        if refused:
-            logger.warning(
-                "The %s of %s is loaded without its own Python code (%s), which only %s lets run",
-                part, path, _listed(refused), setting("trust_remote_code"),
-            )  # fmt: skip
+    fence = Fence("the user, who reads why the checkpoint cannot be loaded", is_logged=False)
+    with _lock, fence, nullcontext() if trusted else _refusing(refused):
+        yield
+    error = fence.error
+    if error is not None and not trusted and (refused or _ASKS_FOR_TRUST.search(str(error))):
+        raise RemoteCodeRefused(_refusal(path, part, refused, error)) from error
+    if error is not None:
+        raise failed(error) from error
+    if refused:
+        logger.warning(
+            "The %s of %s is loaded without its own Python code (%s), which only %s lets run",
+            part, path, _listed(refused), setting("trust_remote_code"),
+        )  # fmt: skip
 
 
 @contextmanager

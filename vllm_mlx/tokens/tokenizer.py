@@ -14,7 +14,7 @@ import jinja2
 import tokenizers
 
 from ..core.errors import ModelLoadError, TemplateError, first_line
-from .remote_code import RemoteCodeRefused, remote_code
+from .remote_code import remote_code
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -60,13 +60,12 @@ class Tokenizer:
 
         if not any((path / name).is_file() for name in _TOKENIZER_FILES):
             raise ModelLoadError(f"{path} has no tokenizer: put the checkpoint's tokenizer.json beside its weights.")
-        try:
-            with remote_code(path, "tokenizer", trusted=trust_remote_code):
-                hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except RemoteCodeRefused:
-            raise
-        except Exception as error:  # tokenizers raises bare Exceptions for files it cannot read
-            raise ModelLoadError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}") from error
+
+        def failed(error: Exception) -> ModelLoadError:
+            return ModelLoadError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}")
+
+        with remote_code(path, "tokenizer", trusted=trust_remote_code, failed=failed):
+            hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         if not getattr(hf_tokenizer, "is_fast", False):
             raise ModelLoadError(f"The tokenizer in {path} has no fast form: convert it to a tokenizer.json.")
         eos = [*_eos_ids(path / "generation_config.json"), *_eos_ids(path / "config.json")]
