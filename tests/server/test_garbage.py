@@ -24,9 +24,8 @@ def interpreter() -> Interpreter:
 def garbage(interpreter: Interpreter) -> Iterator[GarbageCollector]:
     collector = GarbageCollector(num_objects=lambda: interpreter.num_objects, clock=lambda: interpreter.now_s)
     thresholds = gc.get_threshold()
-    collector.begin()
-    yield collector
-    collector.end()
+    with collector:
+        yield collector
     gc.unfreeze()
     assert gc.get_threshold() == thresholds
 

@@ -46,9 +46,7 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
     config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
-    server = EngineServer(
-        create_app(engine, config), engine, drain_s=drain_s, started=started.set, connections=config.connections
-    )
+    server = EngineServer(create_app(engine, config), engine, drain_s=drain_s, started=started.set)
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     assert started.wait(30)

@@ -80,7 +80,6 @@ def _serve(settings: Settings) -> None:
         sock,
         drain_s=settings.drain_s,
         started=lambda: show(banner, screen),
-        connections=config.connections,
     )
 
 

@@ -56,10 +56,6 @@ def http_error(path: str, status: int, message: str) -> Response:
     return respond(envelope_of(path).status(status, message))
 
 
-def internal_error(path: str, request_id: str) -> Response:
-    return http_error(path, 500, f"The server failed on this request. See its log under {request_id}.")
-
-
 async def answer(request: Request, error: Exception) -> Response:
     """The response for an error of `HANDLERS`, which is noted for the log and the status page."""
     if isinstance(error, ClientGone):

@@ -26,7 +26,7 @@ from ..core.events import (
 )
 from ..core.fence import Fence
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
-from .error_handlers import CLIENT_GONE, internal_error
+from .error_handlers import CLIENT_GONE, http_error
 from .guards import tenant_of
 from .status import LastReply, Recent
 
@@ -67,8 +67,9 @@ class RequestLog:
             await send(message)
 
         try:
-            if _has_failed(record, await error_of(self._app(scope, receive, send_start))) and not record.status:
-                await internal_error(record.path, record.request_id)(scope, receive, send_start)
+            if record.note_fault(await error_of(self._app(scope, receive, send_start))) and not record.status:
+                message = f"The server failed on this request. See its log under {record.request_id}."
+                await http_error(record.path, 500, message)(scope, receive, send_start)
         except asyncio.CancelledError:
             # Only the end of the server cancels a request. Its task ends here, without a stack trace in the log.
             record.error_code = "server_stopped"
@@ -96,13 +97,6 @@ class RequestLog:
                 },
                 tenant=tenant,
             )
-
-
-def _has_failed(record: "RequestRecord", error: Exception | None) -> bool:
-    """Whether there is an error, which is logged."""
-    if error is not None:
-        record.note_fault(error)
-    return error is not None
 
 
 def _request_id(scope: Scope) -> str:
@@ -214,10 +208,12 @@ class RequestRecord:
     def _finish(self) -> str:
         return ",".join(dict.fromkeys(self.finish_reasons))
 
-    def note_fault(self, error: Exception) -> None:
-        """Log an error of the server itself."""
-        logger.error("Request %s failed by an error of the server", self.request_id, exc_info=error)
-        self.error_code = "internal_error"
+    def note_fault(self, error: Exception | None) -> bool:
+        """Log an error of the server itself. Returns whether there is one."""
+        if error is not None:
+            logger.error("Request %s failed by an error of the server", self.request_id, exc_info=error)
+            self.error_code = "internal_error"
+        return error is not None
 
     def observe(self, index: int, event: GenerationEvent) -> None:
         if self.first_output_s is None and isinstance(event, _FIRST_OUTPUT):

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from ..core.errors import ConfigError, EngineDead, setting
 from ..engine.client import EngineClient
-from .config import ConnectionLimits
 from .connection import GuardedProtocol, allow_open_files
 
 logger = logging.getLogger(__name__)
@@ -71,26 +70,22 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 
 def run(
-    app: ASGIApp,
+    app: FastAPI,
     engine: EngineClient,
     sock: socket.socket,
     *,
     drain_s: float,
     started: Callable[[], None] | None = None,
-    connections: ConnectionLimits | None = None,
 ) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` seconds to finish.
+    """Serve what `create_app` made until Ctrl-C, SIGTERM or SIGHUP; running replies then have `drain_s` to finish.
 
     A second Ctrl-C or SIGTERM ends them at once. `started` is called when requests are accepted. Raises EngineDead if
     the engine ended by itself: the process cannot serve any more, and its supervisor can start another.
     """
     allow_open_files()
     sys.setswitchinterval(SWITCH_S)
-    garbage = GarbageCollector()
-    garbage.begin()
-    server = EngineServer(app, engine, drain_s=drain_s, started=started, connections=connections, tick=garbage.tick)
-    server.run(sockets=[sock])
-    garbage.end()
+    with GarbageCollector() as garbage:
+        EngineServer(app, engine, drain_s=drain_s, started=started, tick=garbage.tick).run(sockets=[sock])
     if engine.is_dead:
         raise EngineDead(engine.error() or "The engine has stopped.")
 
@@ -100,18 +95,17 @@ class EngineServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: FastAPI,
         engine: EngineClient,
         *,
         drain_s: float,
         started: Callable[[], None] | None = None,
-        connections: ConnectionLimits | None = None,
         tick: Callable[[], None] | None = None,
     ) -> None:
         """`tick` is called ten times a second."""
         config = uvicorn.Config(
             app,
-            http=cast(Any, partial(GuardedProtocol, limits=connections or ConnectionLimits())),
+            http=cast(Any, partial(GuardedProtocol, limits=app.state.config.connections)),
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -187,7 +181,7 @@ def freeze_garbage_collector() -> None:
 
 
 class GarbageCollector:
-    """Decides when Python collects cyclic garbage, from `begin` to `end`.
+    """Decides inside its block when Python collects cyclic garbage.
 
     A full collection visits every object while all threads wait. Python starts one when the number of objects grows,
     which is exactly while a long request body is decoded: its objects are visited again and again, and none is garbage.
@@ -206,13 +200,14 @@ class GarbageCollector:
         self._num_loaded = 0
         self._collected_s = 0.0
 
-    def begin(self) -> None:
+    def __enter__(self) -> Self:
         freeze_garbage_collector()
         self._thresholds = gc.get_threshold()
         gc.set_threshold(*self._thresholds[:2], _NEVER)
         self._num_loaded, self._collected_s = self._num_objects(), self._clock()
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         gc.set_threshold(*self._thresholds)
 
     def tick(self) -> None:
