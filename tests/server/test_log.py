@@ -1,5 +1,6 @@
 """One line a request, with figures and without a word of the conversation."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import Running, eventually, serving
+from tests.support.running import Running, eventually, post_bytes, serving
 from vllm_mlx.core.errors import GenerationError
 from vllm_mlx.core.events import Failed, PromptProgress, Started, TextDelta
 from vllm_mlx.core.receipt import ChangeCause, PromptChange
@@ -112,6 +113,14 @@ def test_a_client_that_went(server: Running, caplog: pytest.LogCaptureFixture, s
     connection.close()
     line = only_line(caplog)
     assert line["status"] == "499" and line["prompt_tokens"] == "7"
+
+
+def test_a_client_that_went_inside_its_body(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with server.connect() as connection:
+        connection.sendall(post_bytes("/v1/chat/completions", json.dumps(CHAT))[:-5])
+    line = only_line(caplog)
+    assert line["status"] == "499" and "error" not in line
+    assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
 def test_a_probe_is_not_worth_a_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,7 +30,7 @@ from ..core.errors import setting
 from ..core.request import RequestLimits
 from ..core.tasks import settle
 from ..core.tenants import has_room
-from .error_handlers import http_error
+from .error_handlers import ClientGone, http_error
 from .guards import priority_of, tenant_of
 from .json_bytes import LARGE_BYTES, read_json
 
@@ -154,9 +155,12 @@ class _JSONRequest(Request):
 
     @classmethod
     async def read(cls, request: Request, wire: TypeAdapter[Any]) -> "_JSONRequest":
-        """Raises JSONDecodeError, RequestValidationError, and InvalidParameter for a body that exceeds a limit."""
+        """Raises JSONDecodeError, RequestValidationError, ClientGone, and InvalidParameter if it exceeds a limit."""
         found = cls(request.scope, request.receive)
-        body = await found.body()
+        try:
+            body = await found.body()
+        except ClientDisconnect:
+            raise ClientGone from None
         if body:  # FastAPI names the fields that an empty one lacks
             read = partial(_read, body, wire, request.app.state.config.limits)
             found._wire = await beside_loop(found, read, is_reading=True)
