@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.support.rows import row
@@ -198,3 +198,31 @@ def test_no_evaluation_copies_much_more_than_a_slice(checkpoint, monkeypatch, sl
 
 def size_of(arrays):
     return sum(array.nbytes for array in layers.arrays(list(arrays)))
+
+
+@pytest.mark.parametrize("lengths", [(600, 600), (600, 600, 600), (600, 200, 400)])
+def test_a_join_takes_copies_of_one_layer_and_its_padding(lengths):
+    rows = [long_row(length) for length in lengths]
+    alone = sum(layers.state_bytes(row) for row in rows)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    batch = layers.merge(rows[:2])
+    if rows[2:]:
+        layers.extend(batch, rows[2:])
+    padding = layers.state_bytes(batch) - alone
+    layer = layers.state_bytes(batch[:1])
+    assert mx.get_peak_memory() - before <= padding + 1.5 * layer
+    assert all(leaf is None for row in rows for leaf in row), "the rows are emptied"
+
+
+def long_row(length, num_layers=12):
+    """A row of many layers, so that one of them is a small part."""
+    caches = []
+    for _ in range(num_layers):
+        cache = KVCache()
+        cache.keys, cache.values = (mx.random.normal((1, 4, length, 64)) for _ in range(2))
+        cache.offset = length
+        mx.eval(cache.keys, cache.values)
+        caches.append(cache)
+    return caches

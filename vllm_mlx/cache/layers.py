@@ -96,17 +96,22 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
     """
     bytes_per_token = fixed_bytes = 0
     windows: dict[int, int] = {}
+    num_layers = 0
     for leaf in leaves(caches):
         if kind(leaf) is Kind.RECURRENT:
             fixed_bytes += state_bytes([leaf])
             continue
+        num_layers += 1
         slot_bytes = sum(array.nbytes // array.shape[-2] for array in state_arrays([leaf]) if array.ndim == 4)
         if kind(leaf) is Kind.WINDOW:
             windows[leaf.max_size] = windows.get(leaf.max_size, 0) + slot_bytes
         else:
             bytes_per_token += slot_bytes
     return RowFootprint(
-        bytes_per_token=bytes_per_token, fixed_bytes=fixed_bytes, windows=tuple(sorted(windows.items()))
+        bytes_per_token=bytes_per_token,
+        fixed_bytes=fixed_bytes,
+        windows=tuple(sorted(windows.items())),
+        num_layers=max(1, num_layers),
     )
 
 
@@ -121,20 +126,31 @@ def leave_window(caches: Iterable[Any]) -> None:
 
 
 def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
-    """Build one batch cache per layer from single-row states. Evaluates one layer at a time, to bound the copies."""
+    """Build one batch cache per layer from single-row states, which are emptied: no layer is held twice.
+
+    Evaluates one layer at a time, so at its peak it takes one layer more than the rows.
+    """
     merged = []
-    for layers in zip(*rows, strict=True):
-        layer = layers[0].merge(list(layers))
+    for index in range(len(rows[0])):
+        layer = _take_layer(rows, index)
         mx.eval(state_arrays([layer]))
         merged.append(layer)
     return merged
 
 
-def extend(batch: LayerCaches, other: LayerCaches) -> None:
-    """Append the rows of another batch cache."""
-    for layer, addition in zip(batch, other, strict=True):
-        layer.extend(addition)
+def extend(batch: LayerCaches, rows: Sequence[LayerCaches]) -> None:
+    """Append single-row states, which are emptied, to a batch cache. At its peak it takes copies of one layer more."""
+    for index, layer in enumerate(batch):
+        layer.extend(_take_layer(rows, index))
         mx.eval(state_arrays([layer]))
+
+
+def _take_layer(rows: Sequence[LayerCaches], index: int) -> Any:
+    """Merge one layer of single-row states. The rows drop their references, so it is freed once it is copied."""
+    singles = [row[index] for row in rows]
+    for row in rows:
+        row[index] = None
+    return singles[0].merge(singles)
 
 
 def keep(batch: LayerCaches, indices: Sequence[int]) -> None:

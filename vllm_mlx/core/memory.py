@@ -1,12 +1,14 @@
 """The bytes that a row's state takes at a given length, and the bytes available. It asks no device."""
 
 import enum
+import math
 import os
 from dataclasses import dataclass
 
 from .errors import ConfigError, setting
 
 ALLOCATION_STEP = 256  # cache buffers grow by this many token slots
+SHORTEST_CHUNK = 64  # tokens of a prefill chunk for which memory is always planned
 
 
 def allocated_slots(num_tokens: int) -> int:
@@ -26,6 +28,7 @@ class RowFootprint:
     bytes_per_token: int
     fixed_bytes: int = 0
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
+    num_layers: int = 1  # layers with attention KV
 
     def bytes_at(self, num_tokens: int) -> int:
         slots = most_slots(num_tokens)
@@ -37,6 +40,10 @@ class RowFootprint:
         windowed = sum(min(num_tokens, window) * size for window, size in self.windows)
         return self.fixed_bytes + num_tokens * self.bytes_per_token + windowed
 
+    def layer_bytes(self, rows_bytes: int) -> int:
+        """The part of `rows_bytes` that must stay free for copying one layer of all rows, when a row joins a batch."""
+        return rows_bytes // (self.num_layers + 1)
+
     def max_tokens(self, budget_bytes: int) -> int:
         """Length of the longest row that fits `budget_bytes`; 0 if none fits."""
         low, high = 0, 1 << 40
@@ -44,6 +51,33 @@ class RowFootprint:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.bytes_at(middle) <= budget_bytes else (low, middle - 1)
         return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCost:
+    """Memory of the attention scores of one prefill chunk: it grows with the chunk times the context.
+
+    It is zero on a device that computes attention without keeping scores.
+    """
+
+    bytes_per_pair: int = 0  # for each pair of a token of the chunk and a token that it may attend to
+    room_bytes: int = 0  # most that a chunk may take; longer chunks are cut
+
+    @classmethod
+    def within(cls, room_bytes: int, *, bytes_per_pair: int, max_chunk: int, max_tokens: int) -> "AttentionCost":
+        """The cost with as much room as chunks need, but at most `room_bytes`, and enough for SHORTEST_CHUNK tokens.
+
+        `max_chunk`: tokens of the longest chunk. `max_tokens`: tokens of the longest prompt.
+        """
+        needed, least = (bytes_per_pair * min(n, max_tokens) * max_tokens for n in (max_chunk, SHORTEST_CHUNK))
+        return cls(bytes_per_pair=bytes_per_pair, room_bytes=max(least, min(needed, room_bytes)))
+
+    def longest_chunk(self, start: int) -> int:
+        """Most tokens of a chunk after `start` others: the largest n with `n · (start + n)` pairs in the room."""
+        if not self.bytes_per_pair:
+            return 1 << 40
+        num_pairs = self.room_bytes // self.bytes_per_pair
+        return max(1, (math.isqrt(start * start + 4 * num_pairs) - start) // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

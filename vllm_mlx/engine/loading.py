@@ -3,16 +3,20 @@
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import mlx.core as mx
 
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
-from ..core.memory import MemoryBudget, RowFootprint
+from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
 from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
+from ..runner.attention import memory_saving, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, apply_limits, device_memory, max_stored_buffers, wire_weights
@@ -34,6 +38,8 @@ from .preparing import Preparations, PromptPool
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
+_SCORES_SHARE = 16  # 1/16 of all memory for the attention scores of a chunk, where the device keeps them
+_FORCED_SHARE = 32  # beyond 1/32 of all memory, a slower kernel that keeps no scores is forced
 _MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
 _IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
 _MAX_IMAGES_BYTES = 512 << 20
@@ -166,25 +172,46 @@ def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe
 
 def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> Engine:
     """Build an engine for a model that is loaded and measured already. Raises ConfigError."""
-    facts = _engine_facts(config, checkpoint, measured)
+    attention = _attention_cost(config, checkpoint, measured)
+    facts = _engine_facts(config, checkpoint, measured, attention)
     pacer = PrefillPacer(
         max_stall_s=config.max_stall_ms / 1000,
         max_chunk=config.max_prefill_chunk,
         tokens_per_s=measured.calibration.tokens_per_s,
         overhead_s=measured.calibration.overhead_s,
+        attention=attention,
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory)
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
     device, budget = device_memory(), facts.memory.total_bytes
     system = SystemWatch(memory_calls())
     watch = DeviceWatch(device.limit_bytes(budget), device.process_limit_bytes(budget), system)
-    return Engine(scheduler, Runner(measured.model, watch), watch, facts)
+    prefill_context = partial(memory_saving, measured.calibration.attention, _forced_bytes(config, measured))
+    return Engine(scheduler, Runner(measured.model, watch, prefill_context), watch, facts)
 
 
-def _engine_facts(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> EngineFacts:
+def _attention_cost(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> AttentionCost:
+    """The memory for attention scores that chunks may take. Kernels that keep none are forced beyond a small part."""
+    return AttentionCost.within(
+        _total_bytes(config) // _SCORES_SHARE,
+        bytes_per_pair=score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available()),
+        max_chunk=config.max_prefill_chunk,
+        max_tokens=config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN,
+    )
+
+
+def _forced_bytes(config: EngineConfig, measured: MeasuredModel) -> int:
+    """Bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
+    needs_forcing = any(shape.needs_forcing for shape in measured.calibration.attention)
+    return _total_bytes(config) // _FORCED_SHARE if needs_forcing and mx.metal.is_available() else 0
+
+
+def _engine_facts(
+    config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, attention: AttentionCost
+) -> EngineFacts:
     """Raises ConfigError where the context that was asked for does not fit."""
     model = measured.model
-    memory = _memory(config, measured)
+    memory = _memory(config, measured, attention)
     info = ModelInfo(
         model=config.model,
         architecture=checkpoint.architecture,
@@ -260,13 +287,16 @@ def _total_bytes(config: EngineConfig) -> int:
     return config.memory_budget_bytes or device_memory().default_budget_bytes
 
 
-def _memory(config: EngineConfig, measured: MeasuredModel) -> MemoryBudget:
+def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionCost) -> MemoryBudget:
     total, images = _total_bytes(config), measured.images
     chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
+    chunk_bytes += max(attention.room_bytes, _forced_bytes(config, measured))
+    weights = weights_bytes(measured.model.module)
+    join_bytes = measured.model.footprint.layer_bytes(max(0, total - weights)) if measured.model.can_batch else 0
     return MemoryBudget(
         total_bytes=total,
-        weights_bytes=weights_bytes(measured.model.module),
-        transient_bytes=max(chunk_bytes, 0 if images is None else images.encoder_bytes),
+        weights_bytes=weights,
+        transient_bytes=max(chunk_bytes, join_bytes, 0 if images is None else images.encoder_bytes),
         encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, total // _IMAGES_SHARE),
         decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _IMAGES_SHARE),
         rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, total // _RENDERED_SHARE),

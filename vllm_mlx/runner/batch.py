@@ -119,7 +119,7 @@ class Batch:
         if len(self.seqs) == 1:
             self._caches = layers.merge([self._caches, *(single._caches for single in singles)])
         else:
-            layers.extend(self._caches, layers.merge([single._caches for single in singles]))
+            layers.extend(self._caches, [single._caches for single in singles])
         self.seqs = [*self.seqs, *(single.seqs[0] for single in singles)]
         self._tokens = mx.concatenate([self._tokens, *(single._tokens for single in singles)])
         self._sampler = None

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..core.sequence import PromptInputs
+from .attention import AttentionShape, observed
 from .device import peak_of
 from .model import Model, MultimodalModel
 from .vision_inputs import encode
@@ -19,11 +20,13 @@ class Calibration:
     tokens_per_s: float
     overhead_s: float  # seconds of a forward pass of one token
     chunk_bytes_per_token: float  # activations at their peak
+    attention: frozenset[AttentionShape] = frozenset()
 
 
 def calibrate(model: Model) -> Calibration:
     """Measure a few forward passes. The first one also compiles kernels and is not counted."""
-    _run(model, _PROBE_TOKENS)
+    with observed() as attention:
+        _run(model, _PROBE_TOKENS)
     mx.clear_cache()
     probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
     token_s = min(_run(model, 1) for _ in range(2))
@@ -32,6 +35,7 @@ def calibrate(model: Model) -> Calibration:
         tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - token_s),
         overhead_s=token_s,
         chunk_bytes_per_token=peak / _PROBE_TOKENS,
+        attention=frozenset(attention),
     )
 
 

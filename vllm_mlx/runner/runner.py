@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -37,7 +37,14 @@ _CLEAR_INTERVAL = 32  # decode steps between returns of freed buffers to the sys
 
 
 class Runner:
-    def __init__(self, model: Model, watch: DeviceWatch):
+    def __init__(
+        self,
+        model: Model,
+        watch: DeviceWatch,
+        prefill_context: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        """`prefill_context`: entered while the graph of a chunk is built."""
+        self._prefill_context = prefill_context
         self._model = model
         self._watch = watch
         self._prefilled: dict[int, LayerCaches] = {}  # by seq_id: rows that do not decode yet
@@ -228,7 +235,8 @@ class Runner:
         caches = self._prefilled.get(chunk.seq.seq_id)
         if caches is None:
             caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
-        self._model.prefill(chunk.seq, chunk.start, chunk.end, caches)
+        with self._prefill_context():
+            self._model.prefill(chunk.seq, chunk.start, chunk.end, caches)
         layers.leave_window(caches)
         layers.complete(layers.state_arrays(caches))
         return time.perf_counter() - start

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
+from ..core.memory import SHORTEST_CHUNK, AttentionCost
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import ChunkTiming, PrefillChunk
 
@@ -11,7 +12,6 @@ MIN_CHUNK = 16  # tokens; so that a slow machine makes progress too
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
 _MAX_GROWTH = 2  # a chunk beside decoding rows is at most this many times longer than any measured one
 _MIN_FITTED = 64
-_SHORTEST = 64  # tokens of the shortest chunk under memory pressure
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
 _TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
 _FIRST_PROBE = 256  # tokens of the chunk that calibration measured
@@ -24,8 +24,17 @@ class PrefillPacer:
     a and b are fitted to measured chunks by least squares, in which newer and longer chunks weigh more.
     """
 
-    def __init__(self, *, max_stall_s: float, max_chunk: int, tokens_per_s: float, overhead_s: float):
+    def __init__(
+        self,
+        *,
+        max_stall_s: float,
+        max_chunk: int,
+        tokens_per_s: float,
+        overhead_s: float,
+        attention: AttentionCost = AttentionCost(),  # noqa: B008 - it is immutable
+    ):
         self.max_stall_s = max_stall_s
+        self._attention = attention
         self._max_chunk = max_chunk
         self._longest_now = max_chunk  # less under memory pressure
         self._too_long = max_chunk + 1  # tokens of the last chunk that exceeded memory
@@ -47,7 +56,7 @@ class PrefillPacer:
     def shorten(self, num_tokens: int) -> bool:
         """A chunk of this length exceeded memory: halve the limit. Returns False at the minimum."""
         self._num_full_chunks = 0
-        shorter = min(self._longest_now, max(_SHORTEST, num_tokens // 2))
+        shorter = min(self._longest_now, max(SHORTEST_CHUNK, num_tokens // 2))
         if shorter == self._longest_now:
             return False
         self._longest_now, self._too_long = shorter, num_tokens
@@ -91,7 +100,14 @@ class PrefillPacer:
             tokens = (math.sqrt(linear * linear + 4 * square * room_s) - linear) / (2 * square)
         is_careful = budget_s <= self.max_stall_s
         longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
-        return min(longest, max(MIN_CHUNK, int(tokens)))
+        return min(longest, max(MIN_CHUNK, int(tokens)), self._attention.longest_chunk(start))
+
+    def fixed_chunk(self, num_tokens: int, start: int) -> int:
+        """Tokens of a chunk after `start` others if lengths depend on positions alone: halved until memory suffices."""
+        longest = self._attention.longest_chunk(start)
+        while num_tokens > max(longest, SHORTEST_CHUNK):
+            num_tokens //= 2
+        return num_tokens
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:
         """Expected seconds of a chunk of `num_tokens` tokens after `start` others."""

@@ -349,7 +349,7 @@ class Scheduler:
 
     def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
         if self._fixed_chunk is not None:
-            return fixed_chunk_end(seq, self._fixed_chunk)
+            return fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
         limit = seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq)
         return min(limit, seq.num_computed_tokens + max_tokens)
 
