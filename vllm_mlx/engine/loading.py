@@ -192,11 +192,13 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
 
 def _attention_cost(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> AttentionCost:
     """The memory for attention scores that chunks may take. Kernels that keep none are forced beyond a small part."""
+    total = _total_bytes(config)
+    wanted = config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     return AttentionCost.within(
-        _total_bytes(config) // _SCORES_SHARE,
+        total // _SCORES_SHARE,
         bytes_per_pair=score_bytes(measured.calibration.attention, on_metal=mx.metal.is_available()),
         max_chunk=config.max_prefill_chunk,
-        max_tokens=config.max_model_len or checkpoint.max_model_len or _DEFAULT_MODEL_LEN,
+        max_tokens=min(wanted, measured.model.footprint.max_tokens(total)),
     )
 
 
