@@ -4,15 +4,16 @@ Ids of items are not decoded, since every session has new ones. A tool of a name
 again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import (
     ImagePart,
     Message,
-    Part,
     ReasoningPart,
     Role,
     TextPart,
@@ -145,76 +146,57 @@ def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
     }
 
 
-_ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system"}
-
-
-def decode_items(items: Sequence[schema.InputItem], *, path: str = "input") -> list[Message]:
+def decode_items(items: Sequence[schema.InputItem]) -> list[Message]:
     """Messages in the order of the items. Neighbouring items of the assistant are one message: they were one reply."""
-    builder = _Conversation()
+    messages: list[Message] = []
+    for role, neighbours in groupby(_decode_each(items), key=attrgetter("role")):
+        if role != "assistant":
+            messages += neighbours
+        elif parts := tuple(part for message in neighbours for part in message.parts):
+            messages.append(Message("assistant", parts))
+    return messages
+
+
+def _decode_each(items: Sequence[schema.InputItem]) -> Iterator[Message]:
+    names: dict[str, str] = {}
+    unsealer = Unsealer()
     for number, item in enumerate(items):
-        builder.add(item, f"{path}[{number}]")
-    return builder.finish()
-
-
-class _Conversation:
-    def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._reply: list[Part] = []  # the assistant's parts that are no message yet
-        self._names: dict[str, str] = {}
-        self._unsealer = Unsealer()
-
-    def add(self, item: schema.InputItem, path: str) -> None:
+        path = f"input[{number}]"
         match item:
-            case schema.MessageItem(role="assistant"):
-                self._reply += _parts(item.content, f"{path}.content")
             case schema.MessageItem():
-                self._append(Message(_ROLES[item.role], _parts(item.content, f"{path}.content")))
+                role: Role = "system" if item.role == "developer" else item.role
+                yield Message(role, _parts(item.content, f"{path}.content"))
             case schema.ReasoningItem():
-                self._reply += _reasoning(item, self._unsealer, path)
-            case schema.FunctionCallItem():
-                self._call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
-            case schema.CustomCallItem():
-                self._call(item.call_id, item.name, {CUSTOM_INPUT: item.input})
-            case schema.CallOutputItem():
-                result = ToolResultPart(
-                    item.call_id, _parts(item.output, f"{path}.output"), self._names.get(item.call_id)
-                )
-                self._append(Message("tool", (result,)))
+                yield Message("assistant", _reasoning(item, unsealer, path))
+            case schema.FunctionCallItem() | schema.CustomCallItem():
+                call = _call(item)
+                names[call.call_id] = call.name
+                yield Message("assistant", (call,))
+            case schema.CallOutputItem(call_id=call_id):
+                parts = _parts(item.output, f"{path}.output")
+                yield Message("tool", (ToolResultPart(call_id, parts, names.get(call_id)),))
             case schema.ItemReference(id=item_id):
                 raise InvalidParameter(
                     f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself.", param=path
                 )
-            case schema.OtherItem(type=kind):
-                if kind not in schema.SKIPPED_ITEMS:
-                    raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
-
-    def finish(self) -> list[Message]:
-        self._flush()
-        return self._messages
-
-    def _call(self, call_id: str, name: str, arguments: str | dict[str, Any] | None) -> None:
-        self._names[call_id] = name
-        self._reply.append(ToolCallPart(call_id, name, decode_arguments(arguments)))
-
-    def _append(self, message: Message) -> None:
-        self._flush()
-        self._messages.append(message)
-
-    def _flush(self) -> None:
-        if self._reply:
-            self._messages.append(Message("assistant", tuple(self._reply)))
-            self._reply = []
+            case schema.OtherItem(type=kind) if kind not in schema.SKIPPED_ITEMS:
+                raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 
 
-def _reasoning(item: schema.ReasoningItem, unsealer: Unsealer, path: str) -> list[Part]:
+def _call(item: schema.FunctionCallItem | schema.CustomCallItem) -> ToolCallPart:
+    if isinstance(item, schema.CustomCallItem):
+        return ToolCallPart(item.call_id, item.name, {CUSTOM_INPUT: item.input})
+    return ToolCallPart(item.call_id, flat_name(item.namespace, item.name), decode_arguments(item.arguments))
+
+
+def _reasoning(item: schema.ReasoningItem, unsealer: Unsealer, path: str) -> tuple[ReasoningPart, ...]:
     """The text of the item, or its sealed text, or its summary, which this server fills with the text too."""
-    text = "".join(part.text for part in item.content or ())
     text = (
-        text
+        "".join(part.text for part in item.content or ())
         or unsealer.unseal(item.encrypted_content or "", path)
         or "\n".join(part.text for part in item.summary or ())
     )
-    return [ReasoningPart(text)] if text else []
+    return (ReasoningPart(text),) if text else ()
 
 
 def _parts(content: str | Sequence[schema.ContentPart], path: str) -> tuple[TextPart | ImagePart, ...]:
@@ -236,30 +218,48 @@ def _part(part: schema.ContentPart, path: str) -> TextPart | ImagePart:
             )
 
 
-SEPARATOR = "__"
-
-
 def flat_name(namespace: str | None, name: str) -> str:
-    return f"{namespace}{SEPARATOR}{name}" if namespace else name
+    return f"{namespace}__{name}" if namespace else name
 
 
 def decode_tools(tools: Sequence[schema.ResponsesTool]) -> Tools:
     """Tools that the client runs reach the prompt. Other types need a server that runs them, so they are left out."""
     specs: list[ToolSpec] = []
     namespaces: dict[str, tuple[str, str]] = {}
-    custom: set[str] = set()
+    for path, namespace, tool in _client_tools(tools):
+        name = required_name(tool.name, path)
+        flat = flat_name(namespace, name)
+        if namespace is not None:
+            namespaces[flat] = (namespace, name)
+        if tool.type == "custom":
+            specs.append(ToolSpec(flat, tool.description, _custom_parameters(tool.format), param=f"{path}.format"))
+        else:
+            param = f"{path}.parameters"
+            specs.append(ToolSpec(flat, tool.description, tool.parameters, strict=bool(tool.strict), param=param))
+    custom = frozenset(tool.name or "" for tool in tools if tool.type == "custom")
+    return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom)
+
+
+def _client_tools(tools: Sequence[schema.ResponsesTool]) -> Iterator[tuple[str, str | None, schema.ResponsesTool]]:
+    """The path, namespace and definition of each tool that the client runs."""
     for number, tool in enumerate(tools):
         path = f"tools[{number}]"
-        if tool.type == "function":
-            specs.append(_spec(tool, None, path))
-        elif tool.type == "custom":
-            specs.append(_custom(tool, path))
-            custom.add(specs[-1].name)
+        if tool.type in ("function", "custom"):
+            yield path, None, tool
         elif tool.type == "namespace":
-            for inner, spec in _members(tool, path):
-                specs.append(spec)
-                namespaces[spec.name] = (tool.name or "", inner)
-    return Tools(specs=tuple(specs), namespaces=namespaces, custom=frozenset(custom))
+            namespace = required_name(tool.name, path)
+            for inner, member in enumerate(tool.tools or ()):
+                if member.type == "function":
+                    yield f"{path}.tools[{inner}]", namespace, member
+
+
+def _custom_parameters(format_: Any) -> dict[str, Any]:
+    """A tool that takes one text is to the model a function with one argument."""
+    text = {"type": "string"}
+    match format_:
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
 
 
 def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
@@ -283,36 +283,3 @@ def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, tools: S
                 "supported.",
                 param="tool_choice",
             )
-
-
-def _members(namespace: schema.ResponsesTool, path: str) -> Iterable[tuple[str, ToolSpec]]:
-    prefix = required_name(namespace.name, path)
-    for number, tool in enumerate(namespace.tools or ()):
-        if tool.type == "function":
-            spec = _spec(tool, prefix, f"{path}.tools[{number}]")
-            yield tool.name or "", spec
-
-
-def _custom(tool: schema.ResponsesTool, path: str) -> ToolSpec:
-    """A tool that takes one text is to the model a function with one argument."""
-    name = required_name(tool.name, path)
-    text: dict[str, Any] = {"type": "string"}
-    match tool.format:
-        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
-            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
-    return ToolSpec(
-        name=name,
-        description=tool.description,
-        parameters={"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]},
-        param=f"{path}.format",
-    )
-
-
-def _spec(tool: schema.ResponsesTool, namespace: str | None, path: str) -> ToolSpec:
-    return ToolSpec(
-        name=flat_name(namespace, required_name(tool.name, path)),
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=bool(tool.strict),
-        param=f"{path}.parameters",
-    )
