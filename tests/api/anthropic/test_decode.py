@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.api.anthropic.content import MAX_INTRODUCED_CHARS
+from vllm_mlx.api.anthropic.decode import MAX_INTRODUCED_CHARS
 from vllm_mlx.core.messages import (
     ImagePart,
     Message,

@@ -1,18 +1,31 @@
-"""Request bodies → core Requests, and how the client wants the reply written."""
+"""Request bodies → core Requests, and how the client wants the reply written. Cache marks are dropped.
 
-from collections.abc import Sequence
+The prompt lists some tools at its start; others appear as text where the conversation names them.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...core.errors import InvalidParameter, Unsupported, shown
-from ...core.messages import Message, TextPart, ToolCallPart, ToolResultPart
+from ...core.messages import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolChoice,
+    ToolResultPart,
+    ToolSpec,
+)
 from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..guides import decode_format, one_guide
-from ..parameters import decode_sampling
+from ..parameters import decode_sampling, named_choice, required_name
 from ..quirks import without_client_marks
 from ..sealed import Unsealer
 from . import schema
-from .content import Toolbox, decode_assistant, decode_block, decode_content, decode_result, decode_tool_choice
 
 MIN_BUDGET_TOKENS = 1024
 
@@ -47,15 +60,11 @@ def decode_messages_request(
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
-    sampling = decode_sampling(
-        body, max_tokens=body.max_tokens, stop=_stop(body.stop_sequences or ()), guide=_guide(body)
-    )
-    spec = MessageSpec(
-        reply_id=reply_id,
-        model=model,
-        stream=bool(body.stream),
-        thinking=_thinking_blocks(body, messages_thinking),
-    )
+    stop = tuple(body.stop_sequences or ())
+    check_stop("stop_sequences", stop)
+    sampling = decode_sampling(body, max_tokens=body.max_tokens, stop=stop, guide=_guide(body))
+    thinking = _thinking_blocks(body, messages_thinking)
+    spec = MessageSpec(reply_id=reply_id, model=model, stream=bool(body.stream), thinking=thinking)
     request = _request(body, reply_id, sampling)
     if body.cache_reasoning_tokens:
         request = replace(request, cache_reasoning="keep")
@@ -72,6 +81,7 @@ def _request(body: schema.CountTokensBody, request_id: str, sampling: SamplingPa
     messages = _decode_conversation(body, tools)
     tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice, tools)
     continues_reply = _ends_in_text(messages)
+    effort = None if body.output_config is None else body.output_config.effort
     return Request(
         request_id=request_id,
         messages=messages,
@@ -82,54 +92,18 @@ def _request(body: schema.CountTokensBody, request_id: str, sampling: SamplingPa
         sampling=sampling,
         thinking=_thinking(body),
         thinking_limit=body.thinking.budget_tokens if isinstance(body.thinking, schema.ThinkingEnabled) else None,
-        template_kwargs=_template_kwargs(body),
+        template_kwargs={} if effort is None else {"reasoning_effort": effort},
         add_generation_prompt=not continues_reply,
         continue_final_message=continues_reply,
         cache_salt=body.cache_salt or "",
     )
 
 
-def _decode_conversation(body: schema.CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
-    """The messages in their order, system messages too. Tool results precede the text of their message."""
-    messages: list[Message] = []
-    names: dict[str, str] = {}
-    unsealer = Unsealer()
-    if body.system:
-        messages.append(Message("system", decode_content(body.system, tools, "system")))
-    for number, message in enumerate(body.messages):
-        path = f"messages[{number}].content"
-        match message:
-            case schema.AssistantMessage():
-                parts = decode_assistant(message, unsealer, path)
-                names.update((part.call_id, part.name) for part in parts if isinstance(part, ToolCallPart))
-                messages.append(Message("assistant", parts))
-            case schema.SystemMessage():
-                messages.append(Message("system", decode_content(message.content, tools, path)))
-            case schema.UserMessage():
-                messages += _user(message, names, tools, path)
-    return without_client_marks(messages)
-
-
-def _user(message: schema.UserMessage, names: dict[str, str], tools: Toolbox, path: str) -> list[Message]:
-    if isinstance(message.content, str):
-        return [Message("user", decode_content(message.content, tools, path))]
-    results: list[ToolResultPart] = []
-    visible: list[Any] = []
-    for number, block in enumerate(message.content):
-        if isinstance(block, schema.ToolResultBlock):
-            results.append(decode_result(block, names, tools, f"{path}[{number}]"))
-        else:
-            visible += decode_block(block, tools, f"{path}[{number}]")
-    messages = [Message("tool", (result,)) for result in results]
-    return [*messages, Message("user", tuple(visible))] if visible or not results else messages
-
-
 def _ends_in_text(messages: Sequence[Message]) -> bool:
     """Whether the client began the reply, which the model then continues."""
-    last = messages[-1] if messages else None
-    if last is None or last.role != "assistant" or not last.parts:
+    if not messages or messages[-1].role != "assistant" or not messages[-1].parts:
         return False
-    end = last.parts[-1]
+    end = messages[-1].parts[-1]
     return isinstance(end, TextPart) and bool(end.text)
 
 
@@ -172,11 +146,189 @@ def _thinking_blocks(body: schema.MessagesBody, policy: ThinkingPolicy) -> Think
     return "sealed" if body.thinking is not None and body.thinking.display == "omitted" else "visible"
 
 
-def _template_kwargs(body: schema.CountTokensBody) -> dict[str, Any]:
-    effort = None if body.output_config is None else body.output_config.effort
-    return {} if effort is None else {"reasoning_effort": effort}
+AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schema.ResultPart
+
+# Anthropic runs these tools on its own servers; this server cannot.
+_RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+
+MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
 
 
-def _stop(sequences: Sequence[str]) -> tuple[str, ...]:
-    check_stop("stop_sequences", sequences)
-    return tuple(sequences)
+class Toolbox:
+    """The tools of a request, in its order: the prompt lists the `listed` ones at its start."""
+
+    def __init__(self, tools: Iterable[schema.MessagesTool]) -> None:
+        self.listed: list[ToolSpec] = []
+        self.deferred: list[ToolSpec] = []
+        for number, tool in enumerate(tools):
+            if (tool.type or "custom").startswith(_RUN_BY_ANTHROPIC):
+                continue
+            spec = _spec(tool, f"tools[{number}]")
+            (self.deferred if tool.defer_loading else self.listed).append(spec)
+        self._texts: dict[str, str] = {}  # definitions that the conversation introduced, by name
+        self._num_introduced = 0  # characters
+        self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
+
+    def introduce(self, name: str) -> str:
+        """The text that introduces a tool into the conversation: its definition, as templates list tools."""
+        spec = self._by_name.get(name)
+        if spec is None:
+            return f"The tool {name} is not available."
+        if name not in self._texts:
+            self._texts[name] = json.dumps(spec.to_openai(), ensure_ascii=False)
+        self._num_introduced += len(self._texts[name])
+        if self._num_introduced > MAX_INTRODUCED_CHARS:
+            raise InvalidParameter(
+                f"The definitions of the tools that the messages introduce have more than {MAX_INTRODUCED_CHARS} "
+                "characters together, which is the maximum. Introduce each tool once.",
+                param="messages",
+            )
+        return self._texts[name]
+
+    def add(self, change: schema.ToolChange, path: str) -> str:
+        if change.definition is not None:
+            spec = _spec(change.definition, f"{path}.definition")
+            self._by_name.setdefault(spec.name, spec)
+            return self.introduce(spec.name)
+        return self.introduce(_name(change, path))
+
+    def remove(self, change: schema.ToolChange, path: str) -> str:
+        return f"The tool {_name(change, path)} is no longer available."
+
+
+def decode_tool_choice(choice: schema.MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
+    """The choice, and the maximum number of calls in one reply; None: any number."""
+    if choice is None:
+        return ToolChoice("auto"), None
+    most = 1 if choice.disable_parallel_tool_use else None
+    match choice.type:
+        case "any":
+            if not (tools.listed or tools.deferred):
+                raise InvalidParameter("`tool_choice` 'any' needs `tools`.", param="tool_choice")
+            return ToolChoice("required"), most
+        case "tool":
+            offered = (*tools.listed, *tools.deferred)
+            return named_choice(choice.name, offered, param="tool_choice.name"), most
+        case mode:
+            return ToolChoice(mode), most
+
+
+def _spec(tool: schema.MessagesTool, path: str) -> ToolSpec:
+    name, param = required_name(tool.name, path), f"{path}.input_schema"
+    if tool.input_schema is None and (tool.type or "custom") == "custom":
+        raise InvalidParameter(f"`{param}` is required.", param=param)
+    return ToolSpec(name, tool.description, tool.input_schema, strict=bool(tool.strict), param=param)
+
+
+def _name(change: schema.ToolChange, path: str) -> str:
+    if not (name := change.name or change.tool_name):
+        raise InvalidParameter(f"`{path}` must name a tool.", param=path)
+    return name
+
+
+# Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
+_ENGINE_PREFIX, _WIRE_PREFIX = "call_", "toolu_"
+
+
+def encode_call_id(call_id: str) -> str:
+    return _WIRE_PREFIX + call_id.removeprefix(_ENGINE_PREFIX)
+
+
+def _decode_call_id(call_id: str) -> str:
+    """The engine's id of a call that this server made; an id from another server is not changed."""
+    rest = call_id.removeprefix(_WIRE_PREFIX)
+    return call_id if rest == call_id else _ENGINE_PREFIX + rest
+
+
+class Conversation:
+    """Decodes the messages of one request in their order. A tool result has the name of the latest call with its id."""
+
+    def __init__(self, tools: Toolbox) -> None:
+        self._tools = tools
+        self._names: dict[str, str] = {}  # names of calls, by id
+        self._unsealer = Unsealer()
+
+    def decode(self, message: schema.InputMessage, path: str) -> list[Message]:
+        """`path`: the message's own. Tool results precede the text of their message, each a message of its own."""
+        parts = self.parts(message.content, f"{path}.content")
+        if message.role != "user":
+            return [Message(message.role, parts)]
+        results = [Message("tool", (part,)) for part in parts if isinstance(part, ToolResultPart)]
+        visible = tuple(part for part in parts if not isinstance(part, ToolResultPart))
+        return [*results, Message("user", visible)] if visible or not results else results
+
+    def parts(self, content: str | Sequence[AnyBlock], path: str) -> tuple[Any, ...]:
+        """The parts of some content; a string is one text block."""
+        if isinstance(content, str):
+            return (TextPart(content),)
+        return tuple(part for number, block in enumerate(content) for part in self._block(block, f"{path}[{number}]"))
+
+    def _block(self, block: AnyBlock, path: str) -> Sequence[Part]:
+        match block:
+            case schema.TextBlock(text=text):
+                return (TextPart(text),)
+            case schema.ThinkingBlock():
+                thinking = block.thinking or self._unsealer.unseal(block.signature or "", path)
+                return (ReasoningPart(thinking),) if thinking else ()
+            case schema.RedactedThinkingBlock():
+                return ()  # only the server that made it can read it
+            case schema.ToolUseBlock():
+                call = ToolCallPart(_decode_call_id(block.id), block.name, dict(block.input or {}))
+                self._names[call.call_id] = call.name
+                return (call,)
+            case schema.ToolResultBlock():
+                call_id = _decode_call_id(block.tool_use_id)
+                content = self.parts(() if block.content is None else block.content, f"{path}.content")
+                return (ToolResultPart(call_id, content, self._names.get(call_id), bool(block.is_error)),)
+            case schema.ImageBlock(source=source):
+                return (ImagePart(_image_source(source, path), param=f"{path}.source"),)
+            case schema.DocumentBlock():
+                head = "\n".join(filter(None, (block.title, block.context)))
+                return (*((TextPart(head),) if head else ()), *self._document(block.source, path))
+            case schema.SearchResultBlock():
+                texts = [block.title, block.source, *(text.text for text in block.content)]
+                return (TextPart("\n".join(texts)),)
+            case schema.ToolReferenceBlock(tool_name=name):
+                return (TextPart(self._tools.introduce(name)),)
+            case schema.ToolChangeBlock(tool=change):
+                apply = self._tools.add if block.type == "tool_addition" else self._tools.remove
+                return (TextPart(apply(change, f"{path}.tool")),)
+
+    def _document(self, source: schema.DocumentSource, path: str) -> Sequence[Part]:
+        match source:
+            case schema.TextSource(data=text):
+                return (TextPart(text),)
+            case schema.ContentSource(content=content):
+                return self.parts(content, f"{path}.source.content")
+            case schema.Base64Source(media_type=media_type):
+                raise Unsupported(
+                    f"`{path}`: documents of type {shown(media_type)} are not supported. Send the text of the "
+                    "document, or its pages as images.",
+                    param=path,
+                )
+            case schema.URLSource():
+                raise Unsupported(f"`{path}`: this server fetches no documents. Send the text itself.", param=path)
+            case schema.FileSource():
+                raise _no_files(path)
+
+
+def _decode_conversation(body: schema.CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
+    conversation = Conversation(tools)
+    messages = [Message("system", conversation.parts(body.system, "system"))] if body.system else []
+    for number, message in enumerate(body.messages):
+        messages += conversation.decode(message, f"messages[{number}]")
+    return without_client_marks(messages)
+
+
+def _image_source(source: schema.ImageSource, path: str) -> str:
+    match source:
+        case schema.Base64Source(media_type=media_type, data=data):
+            return f"data:{media_type};base64,{data}"
+        case schema.URLSource(url=url):
+            return url
+        case schema.FileSource():
+            raise _no_files(path)
+
+
+def _no_files(path: str) -> Unsupported:
+    return Unsupported(f"`{path}`: this server keeps no files. Send the content itself.", param=path)

@@ -13,8 +13,7 @@ from ..error_replies import ANTHROPIC
 from ..replies import CacheShortfall, FoldedChoice, Reply, ReplyFold, given, shortfall_of
 from ..sealed import seal
 from ..text import decode_arguments
-from .content import encode_call_id
-from .decode import MessageSpec
+from .decode import MessageSpec, encode_call_id
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

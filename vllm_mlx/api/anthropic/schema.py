@@ -66,9 +66,12 @@ class TextBlock(MessagesWire):
     text: str
 
 
+ImageSource = Annotated[Base64Source | URLSource | FileSource, Field(discriminator="type")]
+
+
 class ImageBlock(MessagesWire):
     type: Literal["image"]
-    source: Annotated[Base64Source | URLSource | FileSource, Field(discriminator="type")]
+    source: ImageSource
 
 
 DocumentPart = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
@@ -79,9 +82,14 @@ class ContentSource(MessagesWire):
     content: str | Items[DocumentPart]
 
 
+DocumentSource = Annotated[
+    Base64Source | URLSource | FileSource | TextSource | ContentSource, Field(discriminator="type")
+]
+
+
 class DocumentBlock(MessagesWire):
     type: Literal["document"]
-    source: Annotated[Base64Source | URLSource | FileSource | TextSource | ContentSource, Field(discriminator="type")]
+    source: DocumentSource
     title: str | None = None
     context: str | None = None
 
