@@ -73,7 +73,7 @@ GATED_DELTA: dict[str, Any] = {
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
-    "mamba_d_state": 16,
+    "mamba_d_state": 32,  # Metal's kernel takes multiples of 32 only, and does not say so
     "mamba_d_conv": 4,
     "mamba_n_groups": 1,
     "mamba_expand": 2,
@@ -113,7 +113,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 8,
         "mamba_head_dim": 16,
         "mamba_proj_bias": False,
-        "ssm_state_size": 16,
+        "ssm_state_size": 32,
         "conv_kernel": 4,
         "n_groups": 2,
         "layer_norm_epsilon": 1e-5,
