@@ -219,7 +219,7 @@ def random_weight(name: str, weight: mx.array) -> mx.array:
     if name.endswith("dt_bias"):
         return mx.random.uniform(-3.0, 0.0, weight.shape)
     if name.endswith("A_log"):
-        return mx.log(mx.random.uniform(1.0, 8.0, weight.shape))
+        return mx.log(mx.random.uniform(0.02, 1.0, weight.shape))  # states that remember more than the last tokens
     if name.endswith("sinks"):
         return mx.random.normal(weight.shape)
     if name.endswith("bias"):
@@ -238,7 +238,7 @@ def randomise(model: nn.Module, seed: int) -> None:
     mx.eval(model.parameters())
 
 
-def convert(model: nn.Module, config: dict[str, Any], dtype: str, bits: int | None) -> dict[str, Any]:
+def convert(model: nn.Module, config: dict[str, Any], dtype: str, bits: int | None = None) -> dict[str, Any]:
     """Converts the weights as mlx-lm's converter does. Returns config.json."""
     may_convert = getattr(model, "cast_predicate", lambda _: True)
     weights = [(name, weight) for name, weight in tree_flatten(model.parameters()) if may_convert(name)]

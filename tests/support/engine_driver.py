@@ -21,6 +21,7 @@ from vllm_mlx.core.step import SequenceUpdate
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import MeasuredModel, build_engine, load_measured, make_scheduler
 from vllm_mlx.media.vision import VisionProbe
+from vllm_mlx.runner.calibrate import Calibration
 from vllm_mlx.runner.checkpoint import Checkpoint, find_checkpoint
 from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner
@@ -42,12 +43,19 @@ class Driver:
     """An engine with a mailbox."""
 
     def __init__(
-        self, path: Path, *, rows_bytes: int | None = None, probe: VisionProbe | None = None, **settings: object
+        self,
+        path: Path,
+        *,
+        rows_bytes: int | None = None,
+        probe: VisionProbe | None = None,
+        calibration: Calibration | None = None,
+        **settings: object,
     ):
+        """`calibration`: in place of measurements, which take most of the time of a large checkpoint."""
         settings = {"max_model_len": 40_000, "memory_budget_bytes": 4 << 30, **settings}
         config = EngineConfig(model=str(path), **settings)
         checkpoint = find_checkpoint(str(path))
-        measured = measured_once(config, checkpoint, probe)
+        measured = measured_once(config, checkpoint, probe, calibration)
         self.engine = build_engine(config, checkpoint, measured)
         if rows_bytes is not None:
             self.engine = squeezed(config, measured.model, self.engine, rows_bytes)
@@ -96,11 +104,17 @@ class Driver:
 _measured: dict[tuple[Path, bool, bool], MeasuredModel] = {}
 
 
-def measured_once(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None) -> MeasuredModel:
+def measured_once(
+    config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None, calibration: Calibration | None = None
+) -> MeasuredModel:
     """To measure takes longer than most tests. What keeps images is loaded anew, so that engines share nothing."""
     key = checkpoint.path, config.text_only, probe is not None
     if key not in _measured:
-        _measured[key] = load_measured(config, checkpoint, probe)
+        if calibration is None:
+            _measured[key] = load_measured(config, checkpoint, probe)
+        else:
+            model = load_model(checkpoint, trust_remote_code=False, text_only=config.text_only)
+            _measured[key] = MeasuredModel(model=model, calibration=calibration)
     measured = _measured[key]
     if measured.model.media is None:
         return measured

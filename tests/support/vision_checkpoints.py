@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer
 
-from .checkpoints import VOCAB_SIZE, randomise, tokenizer_config, train_tokenizer
+from .checkpoints import VOCAB_SIZE, convert, randomise, tokenizer_config, train_tokenizer
 from .tokenizers import TEMPLATES
 from .vision_families import FAMILIES
 
@@ -40,6 +40,7 @@ def write_vision_checkpoint(
     family: str,
     *,
     seed: int = 0,
+    dtype: str = "float32",
     tower: dict[str, Any] | None = None,
     images: dict[str, Any] | None = None,
     **text: Any,
@@ -58,7 +59,7 @@ def write_vision_checkpoint(
     config |= {
         "model_type": family,
         "vocab_size": VOCAB_SIZE,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
         **_token_ids(tokenizer, family),
     }
     eos = [config["eos_token_id"]]
@@ -79,6 +80,7 @@ def write_vision_checkpoint(
         embedding.weight = 0.05 * embedding.weight
         if family == "gemma3":
             model.language_model.lm_head.weight = mx.array(embedding.weight)
+    convert(model, config, dtype)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
