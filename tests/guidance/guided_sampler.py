@@ -77,19 +77,20 @@ class GuidedSampler:
             mask[:] = 0xFFFFFFFF
             if row.is_bounding:
                 row.fill(mask)
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-            allowed = [token for token in allowed if token < self.sampler.tokenizer.vocab_size]
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits[: self.sampler.tokenizer.vocab_size])
             ids.append(self._pick(draw, allowed, stop))
             row.feed(ids[-1])
             if ids[-1] in stop:
                 return ids[:-1]
         return None
 
-    def _pick(self, draw: random.Random, allowed: list[int], stop: frozenset[int]) -> int:
-        ends = sorted(stop.intersection(allowed))
-        if ends and draw.random() < 0.3:
-            return ends[0]
-        return self.sampler._pick(draw, [token for token in allowed if token not in stop] or ends)
+    def _pick(self, draw: random.Random, allowed: np.ndarray, stop: frozenset[int]) -> int:
+        is_end = np.isin(allowed, list(stop))
+        ends = allowed[is_end]
+        if len(ends) and draw.random() < 0.3:
+            return int(ends[0])
+        return self.sampler.pick(draw, allowed if is_end.all() else allowed[~is_end])
 
     def read(self, prompt: str, ids: Ids[int], specs: Ids[ToolSpec] = ()) -> "ReadReply":
         reasoning, tools = self._formats

@@ -4,7 +4,7 @@ import codecs
 import json
 import random
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from llguidance import LLMatcher
@@ -46,24 +46,28 @@ class RandomSampler:
         while len(ids) < most:
             allowed = self.allowed(matcher)
             assert not matcher.is_error(), matcher.get_error()
-            eos = self.tokenizer.eos_token_ids.intersection(allowed.tolist())
-            inner = [token for token in allowed.tolist() if token not in eos]
-            if eos and (not inner or draw.random() < ends):
+            inner = allowed[~self._ends[allowed]]
+            if len(inner) < len(allowed) and (not len(inner) or draw.random() < ends):
                 return ids
-            ids.append(self._pick(draw, inner))
+            ids.append(self.pick(draw, inner))
             assert matcher.consume_token(ids[-1])
         return None
 
-    def _pick(self, draw: random.Random, tokens: list[int]) -> int:
+    def pick(self, draw: random.Random, tokens: np.ndarray) -> int:
         """Draw a token. Tokens that close something are drawn more often: otherwise no string would end."""
-        closing = [token for token in tokens if self._closes(token)]
-        return draw.choice(closing if closing and draw.random() < 0.15 else tokens)
+        closing = tokens[self._closes[tokens]]
+        return int(draw.choice(closing if len(closing) and draw.random() < 0.15 else tokens))
 
-    @cache  # noqa: B019 - samplers live as long as the tests
-    def _closes(self, token: int) -> bool:
-        return self.tokenizer.token_text(token)[:1] in ('"', "}", "]", ")", "<", "\n") or (
-            self.tokenizer.added_token(token) is not None
-        )
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.isin(np.arange(self.tokenizer.vocab_size), list(self.tokenizer.eos_token_ids))
+
+    @cached_property
+    def _closes(self) -> np.ndarray:
+        closes = ('"', "}", "]", ")", "<", "\n")
+        is_added, text = self.tokenizer.added_token, self.tokenizer.token_text
+        ids = range(self.tokenizer.vocab_size)
+        return np.array([text(token)[:1] in closes or is_added(token) is not None for token in ids])
 
     def text(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace")

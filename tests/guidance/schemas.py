@@ -1,9 +1,24 @@
 """Sixty JSON schemas and thirty sets of tools, every reply to which is of bounded length."""
 
+import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 Schema = dict[str, Any]
+
+
+def validate(value: Any, schema: Schema) -> None:
+    """Raise ValidationError for a value that does not follow the schema, which is checked once."""
+    _validator(json.dumps(schema)).validate(value)
+
+
+@cache
+def _validator(text: str) -> Draft202012Validator:
+    Draft202012Validator.check_schema(json.loads(text))
+    return Draft202012Validator(json.loads(text))
 
 
 def closed(required: list[str] | None = None, **properties: Any) -> Schema:

@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.support.rows import row
@@ -17,6 +16,7 @@ from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, calls_in_text, req
 
 from ..formats.support import TOOL_FORMATS
 from .random_sampler import RandomSampler, sampler
+from .schemas import validate
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -59,7 +59,7 @@ def sampler_of(name: str, *, has_tokens: bool) -> RandomSampler:
 
 def check_calls(calls: list[tuple[str, Any]]) -> None:
     for tool, arguments in calls:
-        jsonschema.validate(arguments, SCHEMAS[tool])
+        validate(arguments, SCHEMAS[tool])
 
 
 @row("S0-9")
@@ -153,7 +153,7 @@ def test_alternatives_of_a_whole_call() -> None:
         ids = one.draw_reply(grammar, seed)
         assert ids is not None
         [(_, arguments)] = one.read(ids, "qwen3_xml", [spec]).calls
-        jsonschema.validate(arguments, {key: value for key, value in schema.items() if key != "additionalProperties"})
+        validate(arguments, {key: value for key, value in schema.items() if key != "additionalProperties"})
         seen.add("x" in arguments)
     assert seen == {True, False}
 

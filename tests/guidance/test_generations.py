@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
 import pytest
 
 from vllm_mlx.api.openai.decode import decode_chat
@@ -18,7 +17,7 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.request import Request
 from vllm_mlx.llm import LLM, Completion
 
-from .schemas import SCHEMAS, TOOL_SETS, Schema
+from .schemas import SCHEMAS, TOOL_SETS, Schema, validate
 
 FORMATS = (
     "hermes", "qwen3_xml", "glm45", "deepseek_v3", "deepseek_v32", "kimi_k2", "minimax_m2", "mistral", "llama3_json",
@@ -88,7 +87,7 @@ class Tally:
 def check_schemas(llm: LLM, cases: list[tuple[Schema, float, int]], tally: Tally) -> None:
     for (schema, _, _), reply in zip(cases, answers(llm, (by_schema(*case) for case in cases)), strict=True):
         if tally.add(reply):
-            jsonschema.validate(json.loads(reply.text), schema)
+            validate(json.loads(reply.text), schema)
 
 
 def check_tools(llm: LLM, cases: list[tuple[dict[str, Schema], float, int]], tally: Tally) -> None:
@@ -98,7 +97,7 @@ def check_tools(llm: LLM, cases: list[tuple[dict[str, Schema], float, int]], tal
         assert reply.finish_reason is FinishReason.TOOL_CALLS
         assert reply.tool_calls and not reply.text.strip()
         for call in reply.tool_calls:
-            jsonschema.validate(json.loads(call.arguments), tools[call.name])
+            validate(json.loads(call.arguments), tools[call.name])
         if seed % 3 == 0:
             assert [call.name for call in reply.tool_calls] == [next(iter(tools))]
 

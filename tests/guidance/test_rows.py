@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.support.rows import row
@@ -16,7 +15,7 @@ from vllm_mlx.formats import reasoning_tags
 from ..formats.support import REASONING_FORMATS
 from .guided_sampler import GuidedSampler
 from .random_sampler import sampler
-from .schemas import closed, text, whole
+from .schemas import closed, text, validate, whole
 
 SCHEMA = closed(name=text(8), age=whole())
 GUIDE = Guide(form=JsonSchema(SCHEMA))
@@ -45,7 +44,7 @@ def test_open_reasoning_takes_its_budget_and_the_answer_follows(name: str, has_t
         ids = one.reply(opened, guide=GUIDE, thinking_token_budget=budget)
         assert ids is not None
         reply = one.read(opened, ids)
-        jsonschema.validate(json.loads(reply.text), SCHEMA)
+        validate(json.loads(reply.text), SCHEMA)
         assert reply.text.strip() not in reply.reasoning
 
 
@@ -57,7 +56,7 @@ def test_a_call_follows_a_spent_budget(name: str) -> None:
     assert ids is not None
     [(tool, arguments)] = one.read(opened, ids, [TOOL]).calls
     assert tool == "save"
-    jsonschema.validate(arguments, SCHEMA)
+    validate(arguments, SCHEMA)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral", "cohere_command3", "seed_oss"])
@@ -67,7 +66,7 @@ def test_a_reply_may_open_the_reasoning_itself(name: str) -> None:
     ids = one.reply("", guide=GUIDE, thinking_token_budget=9, opens=opened)
     assert ids is not None
     reply = one.read("", ids)
-    jsonschema.validate(json.loads(reply.text), SCHEMA)
+    validate(json.loads(reply.text), SCHEMA)
     assert reply.reasoning or len(ids) < 30
 
 
@@ -79,7 +78,7 @@ def test_without_reasoning_the_grammar_holds_from_the_first_token(name: str) -> 
         assert ids is not None
         reply = one.read("", ids)
         assert not reply.reasoning
-        jsonschema.validate(json.loads(reply.text), SCHEMA)
+        validate(json.loads(reply.text), SCHEMA)
 
 
 def test_harmony_calls_behind_reasoning() -> None:
@@ -90,7 +89,7 @@ def test_harmony_calls_behind_reasoning() -> None:
         assert ids is not None
         [(tool, arguments)] = one.read("", ids, [TOOL]).calls
         assert tool == "save"
-        jsonschema.validate(arguments, SCHEMA)
+        validate(arguments, SCHEMA)
 
 
 @row("S2-9")
@@ -111,7 +110,7 @@ def test_tags_of_calls_and_the_end_are_barred_from_reasoning_that_an_answer_must
         reply = one.read("<think>", ids, [TOOL])
         assert [name for name, _ in reply.calls] in ([], ["save"] * len(reply.calls))
         if not reply.calls:
-            jsonschema.validate(json.loads(reply.text), SCHEMA)
+            validate(json.loads(reply.text), SCHEMA)
 
 
 def test_a_form_or_calls_where_tools_may_be_called() -> None:
@@ -123,7 +122,7 @@ def test_a_form_or_calls_where_tools_may_be_called() -> None:
         assert ids is not None
         reply = one.read("", ids, [strict])
         for value in [arguments for _, arguments in reply.calls] or [json.loads(reply.text)]:
-            jsonschema.validate(value, SCHEMA)
+            validate(value, SCHEMA)
         seen.add(bool(reply.calls))
     assert seen == {True, False}
 
@@ -149,7 +148,7 @@ def test_tool_grammar() -> None:
     ids = guided("qwen3", tool_grammar="strict").reply("", tools=[loose], thinking="off", opens="<tool_call>")
     assert ids is not None
     [(_, arguments), *_] = guided("qwen3").read("", ids, [loose]).calls
-    jsonschema.validate(arguments, SCHEMA)
+    validate(arguments, SCHEMA)
 
 
 @row("S3-19")
