@@ -252,6 +252,15 @@ def files_of(legs: Sequence[Leg]) -> list[str]:
     return list(dict.fromkeys(file for leg in legs for file in leg.files))
 
 
+def makers_of(legs: Sequence[Leg]) -> list[str]:
+    """The files that change the form of what is on the walk; the others hand it on."""
+    return list(dict.fromkeys(leg.files[0] for leg in legs))
+
+
+def counted(name: str, legs: Sequence[Leg]) -> str:
+    return f"{name}: {len(files_of(legs))} files, of which {len(makers_of(legs))} change the form"
+
+
 def walks() -> dict[str, list[Leg]]:
     """Of a chat request, and of the turn after it, whose prompt extends it."""
     found = {}
@@ -335,4 +344,4 @@ if __name__ == "__main__":
     found = walks()
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     for name, legs in found.items():
-        print(f"{name}: {len(files_of(legs))} files\n{table(legs)}\n")
+        print(f"{counted(name, legs)}\n{table(legs)}\n")

@@ -1,6 +1,6 @@
 """Counts of a prefix tree, and its nodes as plain values for a status page. They hold no segment."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from .node import NODE_BYTES, HitKind, Node, Space
 from .store import NodeStore
@@ -86,14 +86,7 @@ def entry_of(node: Node) -> Entry:
 def tree_stats(store: NodeStore, counters: Counters, *, max_bytes: int) -> TreeStats:
     nodes = list(store.nodes())
     return TreeStats(
-        hits=dict(counters.hits),
-        misses=counters.misses,
-        tokens_saved=counters.tokens_saved,
-        evictions=counters.evictions,
-        evicted_bytes=counters.evicted_bytes,
-        inserts=counters.inserts,
-        inserts_refused=counters.inserts_refused,
-        inserts_unattached=counters.inserts_unattached,
+        **asdict(counters),
         entry_count=sum(len(paths) for paths in store.spaces.values()),
         num_states=sum(node.state is not None for node in nodes),
         used_bytes=store.used_bytes,

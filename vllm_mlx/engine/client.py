@@ -104,10 +104,8 @@ class EngineClient:
         self._queue.watch(generation)
         self._awake.hold()
         self._generations |= dict.fromkeys(generation.seq_ids, generation)
-        self._thread.add(
-            [reply.seq for reply in replies]
-        )  # from here on the caller owns it: nothing after this line may fail
-        return generation
+        self._thread.add([reply.seq for reply in replies])
+        return generation  # from here on the caller owns it: nothing after `add` may fail
 
     async def count_tokens(self, request: Request) -> int:
         """Count the tokens of the prompt that `submit` would run, even if it is too long to run.
