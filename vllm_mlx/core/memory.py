@@ -67,10 +67,12 @@ class AttentionCost:
     def within(cls, room_bytes: int, *, bytes_per_pair: int, max_chunk: int, max_tokens: int) -> "AttentionCost":
         """The cost with as much room as chunks need, but at most `room_bytes`, and enough for SHORTEST_CHUNK tokens.
 
+        If that takes more than four times `room_bytes`, chunks at the end of the context are shorter still.
         `max_chunk`: tokens of the longest chunk. `max_tokens`: tokens of the longest prompt.
         """
         needed, least = (bytes_per_pair * min(n, max_tokens) * max_tokens for n in (max_chunk, SHORTEST_CHUNK))
-        return cls(bytes_per_pair=bytes_per_pair, room_bytes=max(least, min(needed, room_bytes)))
+        room = max(min(least, 4 * room_bytes), min(needed, room_bytes))
+        return cls(bytes_per_pair=bytes_per_pair, room_bytes=room)
 
     def longest_chunk(self, start: int) -> int:
         """Most tokens of a chunk after `start` others: the largest n with `n · (start + n)` pairs in the room."""
