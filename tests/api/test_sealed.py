@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mlx.api.sealed import FREE_BYTES, MAX_RATIO, MAX_UNSEALED_BYTES, Unsealer, seal
+from vllm_mlx.api.text import FREE_BYTES, MAX_RATIO, MAX_UNSEALED_BYTES, Unsealer, seal
 from vllm_mlx.core.errors import InvalidParameter
 
 from .anthropic.bodies import decode as decode_messages

@@ -34,8 +34,11 @@ def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool
         case "json_schema":
             holder, path = (format_.get("json_schema"), f"{param}.json_schema") if nested else (format_, param)
             if not isinstance(holder, Mapping):
-                raise InvalidParameter(f"`{path}` is required.", param=path, code="missing_required_parameter")
-            return _schema_guide(holder, path)
+                raise _missing(path)
+            path = f"{path}.schema"
+            if holder.get("schema") is None:
+                raise _missing(path)
+            return decode_guide("json", holder["schema"], path)
         case "structural_tag" if nested:
             return Guide(form=_structural_tag(format_, param), param=param)
         case other:
@@ -45,11 +48,11 @@ def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool
             )
 
 
-def decode_structured_outputs(fields: Mapping[str, Any] | None, param: str = "structured_outputs") -> Guide | None:
+def decode_structured_outputs(fields: Mapping[str, Any] | None) -> Guide | None:
     """Decode vLLM's `structured_outputs`, which holds one kind of guide."""
     if fields is None:
         return None
-    given = {name: value for name, value in fields.items() if value is not None}
+    param, given = "structured_outputs", {name: value for name, value in fields.items() if value is not None}
     for name in given:
         if name not in (*_KINDS, *_WITHOUT_EFFECT, "enable_in_reasoning"):
             where = f"{param}.{shown(name)}"
@@ -74,15 +77,6 @@ def one_guide(*guides: Guide | None) -> Guide | None:
     if len(given) > 1:
         raise InvalidParameter(f"Set either `{given[0].param}` or `{given[1].param}`, not both.", param=given[1].param)
     return given[0] if given else None
-
-
-def _schema_guide(holder: Mapping[str, Any], path: str) -> Guide:
-    schema = holder.get("schema")
-    if schema is None:
-        raise InvalidParameter(
-            f"`{path}.schema` is required.", param=f"{path}.schema", code="missing_required_parameter"
-        )
-    return Guide(form=_json(schema, f"{path}.schema"), param=f"{path}.schema")
 
 
 def _form(kind: str, value: Any, path: str) -> GuideForm:
@@ -149,6 +143,10 @@ def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
         _fail(path, "a string")
     return value
+
+
+def _missing(path: str) -> InvalidParameter:
+    return InvalidParameter(f"`{path}` is required.", param=path, code="missing_required_parameter")
 
 
 def _fail(path: str, wanted: str) -> NoReturn:

@@ -1,6 +1,6 @@
 """Base of the wire types of requests: strict values, bounded lists, judged extra fields. Knows no protocol."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
@@ -94,11 +94,7 @@ class _InTurn:
 
 def _in_turn(value: Any) -> Any:
     """pydantic holds the interpreter's lock except while it calls Python: here, once for each item."""
-    return _generate(value) if isinstance(value, list) else value
-
-
-def _generate(items: list[Any]) -> Iterator[Any]:
-    yield from items
+    return (item for item in value) if isinstance(value, list) else value
 
 
 Items = Annotated[list[T], _InTurn()]

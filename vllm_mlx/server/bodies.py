@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..api.sealed import may_hold_sealed
+from ..api.text import may_hold_sealed
 from ..core.errors import setting
 from ..core.request import RequestLimits
 from ..core.tasks import settle

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ..api.error_replies import OpenAIError
 from ..api.responses.decode import DecodedResponse, decode_response
-from ..api.responses.encode import ResponseStream, failed, response_fold
+from ..api.responses.encode import ResponseStream, response_fold
 from ..api.responses.replies import Deleted, InputItemList, ResponseReply, ResponseSpec, response
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
@@ -135,7 +135,11 @@ class _Responses:
         fold, answer = response_fold(spec, keep), as_json(response(spec, "queued"))
         keep(response(spec, "in_progress"))
         starting = self._background.start(
-            spec.reply_id, submission, fold, record_of(http.scope), failed=lambda error: keep(failed(spec, error))
+            spec.reply_id,
+            submission,
+            fold,
+            record_of(http.scope),
+            failed=lambda error: keep(response(spec, "failed", error=error)),
         )
         try:
             await while_connected(http.receive, starting)

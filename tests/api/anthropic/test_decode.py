@@ -122,7 +122,7 @@ def test_who_gets_thinking_blocks(thinking: Any, asked: str, always: str) -> Non
 
 
 def test_omitted_thinking_comes_back_inside_the_signature() -> None:
-    from vllm_mlx.api.sealed import seal
+    from vllm_mlx.api.text import seal
 
     hidden = {"type": "thinking", "thinking": "", "signature": seal("why\n")}
     empty = {"type": "thinking", "thinking": "", "signature": "another"}

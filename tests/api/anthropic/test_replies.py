@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from vllm_mlx.api.anthropic.encode import MessageStream, message_fold
-from vllm_mlx.api.sealed import Unsealer
+from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Finished,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_mlx.api.responses.schema import SKIPPED_ITEMS
-from vllm_mlx.api.sealed import seal
+from vllm_mlx.api.text import seal
 from vllm_mlx.core.messages import (
     ImagePart,
     Message,

@@ -11,9 +11,10 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from vllm_mlx.api.responses.encode import ResponseStream, response_error, response_fold
+from vllm_mlx.api.error_replies import response_code
+from vllm_mlx.api.responses.encode import ResponseStream, response_fold
 from vllm_mlx.api.responses.replies import Tools
-from vllm_mlx.api.sealed import Unsealer
+from vllm_mlx.api.text import Unsealer
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, GrammarLimit, Overloaded
 from vllm_mlx.core.events import (
     FinishReason,
@@ -162,4 +163,4 @@ def test_a_failure_is_the_last_event() -> None:
     ],
 )
 def test_codes_of_failures(error: Any, code: str) -> None:
-    assert response_error(error).code == code
+    assert response_code(error) == code

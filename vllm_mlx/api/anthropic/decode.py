@@ -24,7 +24,7 @@ from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..guides import decode_format, one_guide
 from ..parameters import decode_sampling, named_choice, required_name
 from ..quirks import without_client_marks
-from ..sealed import Unsealer
+from ..text import Unsealer
 from . import schema
 
 MIN_BUDGET_TOKENS = 1024

@@ -11,8 +11,7 @@ from ...core.events import Finished, FinishReason, GenerationEvent, Started, Usa
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind, ReasoningMode
 from ..error_replies import ANTHROPIC
 from ..replies import CacheShortfall, FoldedChoice, Reply, ReplyFold, given, shortfall_of
-from ..sealed import seal
-from ..text import decode_arguments
+from ..text import decode_arguments, seal
 from .decode import MessageSpec, encode_call_id
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

@@ -1,6 +1,6 @@
 """Events → replies of chat and completions, streamed or complete. A streamed text costs one escape and one join."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...core.events import (
 )
 from ..blocks import ReasoningView
 from ..error_replies import OPENAI
-from ..replies import FoldedChoice, ReplyFold, TokenNames, given, total_usage
+from ..replies import FoldedChoice, Reply, ReplyFold, TokenNames, given, total_usage
 from . import replies
 from .decode import ReplySpec
 
@@ -189,33 +189,29 @@ def _text_choice(index: int, text: str, logprobs: replies.CompletionLogprobs | N
 
 
 def chat_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
-    def write(choices: Sequence[FoldedChoice]) -> replies.ChatCompletion:
-        return replies.ChatCompletion(
-            id=spec.reply_id,
-            created=spec.created,
-            model=spec.model,
-            choices=[_chat_choice(index, choice, spec, names) for index, choice in enumerate(choices)],
-            usage=_folded_usage(choices, spec),
-        )
-
-    return ReplyFold(write, num_choices=spec.num_choices, reasoning=spec.reasoning)
+    return _fold(replies.ChatCompletion, _chat_choice, spec, names)
 
 
 def completion_fold(spec: ReplySpec, names: TokenNames) -> ReplyFold:
-    def write(choices: Sequence[FoldedChoice]) -> replies.Completion:
-        return replies.Completion(
+    return _fold(replies.Completion, _completion_choice, spec, names)
+
+
+def _fold(
+    reply: Callable[..., Reply],
+    choice_of: Callable[[int, FoldedChoice, ReplySpec, TokenNames], Reply],
+    spec: ReplySpec,
+    names: TokenNames,
+) -> ReplyFold:
+    def write(choices: Sequence[FoldedChoice]) -> Reply:
+        return reply(
             id=spec.reply_id,
             created=spec.created,
             model=spec.model,
-            choices=[_completion_choice(index, choice, spec, names) for index, choice in enumerate(choices)],
-            usage=_folded_usage(choices, spec),
+            choices=[choice_of(index, choice, spec, names) for index, choice in enumerate(choices)],
+            usage=_usage({index: choice.finished.usage for index, choice in enumerate(choices)}, spec),
         )
 
-    return ReplyFold(write, num_choices=spec.num_choices)
-
-
-def _folded_usage(choices: Sequence[FoldedChoice], spec: ReplySpec) -> replies.ChatUsage:
-    return _usage({index: choice.finished.usage for index, choice in enumerate(choices)}, spec)
+    return ReplyFold(write, num_choices=spec.num_choices, reasoning=spec.reasoning)
 
 
 def _usage(usages: Mapping[int, Usage], spec: ReplySpec) -> replies.ChatUsage:

@@ -26,8 +26,7 @@ from ...core.request import Request
 from ..guides import decode_format
 from ..parameters import decode_image, decode_sampling, decode_thinking, named_choice, required_name
 from ..quirks import without_client_marks
-from ..sealed import Unsealer
-from ..text import decode_arguments
+from ..text import Unsealer, decode_arguments
 from ..wire import Refused
 from . import schema
 from .replies import CUSTOM_INPUT, ResponseSpec, Tools

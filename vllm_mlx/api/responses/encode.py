@@ -6,53 +6,35 @@ from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII a
 from ...core.errors import VLLMMLXError
 from ...core.events import Finished, GenerationEvent
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
-from ..error_replies import response_code
 from ..replies import FoldedChoice, ReplyFold
-from .replies import (
-    CustomCall,
-    FunctionCall,
-    ItemStatus,
-    OutputItem,
-    OutputMessage,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    ResponseError,
-    ResponseReply,
-    ResponseSpec,
-    SummaryText,
-    final_status,
-    item,
-    item_id,
-    response,
-)
+from . import replies
 
 
 class ResponseStream:
     """The `StreamEncoder` of Responses. `reply` is the response after the last event."""
 
-    def __init__(self, spec: ResponseSpec) -> None:
+    def __init__(self, spec: replies.ResponseSpec) -> None:
         self._spec = spec
         self._blocks = BlockSplitter()
         self._num_events = 0
-        self._items: list[OutputItem] = []
+        self._items: list[replies.OutputItem] = []
         self._place = ""  # fields that say which item and part a delta belongs to
         self._summary_place = ""
         self._is_custom = False
-        self.reply = response(spec, "in_progress")
+        self.reply = replies.response(spec, "in_progress")
 
     def open(self) -> bytes:
         return self._response("created") + self._response("in_progress")
 
     def keep_alive(self) -> bytes:
-        self.reply = response(self._spec, "in_progress", self._items)
+        self.reply = replies.response(self._spec, "in_progress", self._items)
         return self._response("in_progress")
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
-        status: ItemStatus = final_status(event) if isinstance(event, Finished) else "completed"
+        status: replies.ItemStatus = replies.final_status(event) if isinstance(event, Finished) else "completed"
         wire = b"".join([self._block(block, status) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
-            self.reply = response(self._spec, final_status(event), self._items, usage=event.usage)
+            self.reply = replies.response(self._spec, replies.final_status(event), self._items, usage=event.usage)
         return wire
 
     def close(self) -> bytes:
@@ -60,18 +42,18 @@ class ResponseStream:
 
     def fail(self, error: VLLMMLXError) -> bytes:
         """Open items are not ended: the event says that the response has failed."""
-        self.reply = response(self._spec, "failed", self._items, error=response_error(error))
+        self.reply = replies.response(self._spec, "failed", self._items, error=error)
         return self._response("failed")
 
     def _response(self, name: str) -> bytes:
-        return self._event(f"response.{name}", f'"response":{self.reply.to_json()}')
+        return self._event(name, f'"response":{self.reply.to_json()}')
 
     def _event(self, name: str, fields: str) -> bytes:
-        data = f'{{"type":"{name}","sequence_number":{self._num_events},{fields}}}'
+        data = f'{{"type":"response.{name}","sequence_number":{self._num_events},{fields}}}'
         self._num_events += 1
-        return f"event: {name}\ndata: {data}\n\n".encode()
+        return f"event: response.{name}\ndata: {data}\n\n".encode()
 
-    def _block(self, event: BlockEvent, status: ItemStatus) -> bytes:
+    def _block(self, event: BlockEvent, status: replies.ItemStatus) -> bytes:
         match event:
             case BlockDelta():
                 return self._delta(event)
@@ -84,92 +66,85 @@ class ResponseStream:
         delta = f'"delta":{escape(event.text)}'
         match event.kind:
             case "text":
-                return self._event("response.output_text.delta", f'{self._place},{delta},"logprobs":[]')
+                return self._event("output_text.delta", f'{self._place},{delta},"logprobs":[]')
             case "call" if self._is_custom:
                 return b""  # the text is known only when the arguments are complete
             case "call":
-                return self._event("response.function_call_arguments.delta", f"{self._place},{delta}")
+                return self._event("function_call_arguments.delta", f"{self._place},{delta}")
             case "reasoning":
-                wire = self._event("response.reasoning_text.delta", f"{self._place},{delta}")
+                wire = self._event("reasoning_text.delta", f"{self._place},{delta}")
                 if self._spec.shows_summary:
-                    wire += self._event("response.reasoning_summary_text.delta", f"{self._summary_place},{delta}")
+                    wire += self._event("reasoning_summary_text.delta", f"{self._summary_place},{delta}")
                 return wire
 
     def _start(self, event: BlockStart) -> bytes:
-        started = item(self._spec, event, "in_progress")
+        started = replies.item(self._spec, event, "in_progress")
         wire = self._item("added", event.index, started)
-        place = f'"item_id":"{item_id(self._spec, event)}","output_index":{event.index}'
+        place = f'"item_id":"{started.id}","output_index":{event.index}'
         self._summary_place = f'{place},"summary_index":0'
-        self._is_custom = isinstance(started, CustomCall)
-        self._place = place if isinstance(started, FunctionCall | CustomCall) else f'{place},"content_index":0'
+        self._is_custom = isinstance(started, replies.CustomCall)
+        self._place = place if event.kind == "call" else f'{place},"content_index":0'
         match started:
-            case OutputMessage():
-                return wire + self._part("added", OutputText.of(""))
-            case Reasoning():
+            case replies.OutputMessage():
+                return wire + self._part("added", replies.OutputText.of(""))
+            case replies.Reasoning():
                 if self._spec.shows_summary:
                     wire += self._summary("added", "")
-                return wire + self._part("added", ReasoningText(text=""))
-            case FunctionCall() | CustomCall():
+                return wire + self._part("added", replies.ReasoningText(text=""))
+            case replies.FunctionCall() | replies.CustomCall():
                 return wire
 
-    def _end(self, event: BlockEnd, status: ItemStatus) -> bytes:
-        ended = item(self._spec, event, status)
+    def _end(self, event: BlockEnd, status: replies.ItemStatus) -> bytes:
+        ended = replies.item(self._spec, event, status)
         self._items.append(ended)
         return self._end_of_part(ended) + self._item("done", event.index, ended)
 
-    def _end_of_part(self, ended: OutputItem) -> bytes:
+    def _end_of_part(self, ended: replies.OutputItem) -> bytes:
         match ended:
-            case OutputMessage(content=[part]):
+            case replies.OutputMessage(content=[part]):
                 fields = f'{self._place},"text":{escape(part.text)},"logprobs":[]'
-                return self._event("response.output_text.done", fields) + self._part("done", part)
-            case Reasoning(content=[part]):
+                return self._event("output_text.done", fields) + self._part("done", part)
+            case replies.Reasoning(content=[part]):
                 text = f'"text":{escape(part.text)}'
-                wire = self._event("response.reasoning_text.done", f"{self._place},{text}") + self._part("done", part)
+                wire = self._event("reasoning_text.done", f"{self._place},{text}") + self._part("done", part)
                 if self._spec.shows_summary:
-                    wire += self._event("response.reasoning_summary_text.done", f"{self._summary_place},{text}")
+                    wire += self._event("reasoning_summary_text.done", f"{self._summary_place},{text}")
                     wire += self._summary("done", part.text)
                 return wire
-            case FunctionCall():
+            case replies.FunctionCall():
                 fields = f'{self._place},"name":{escape(ended.name)},"arguments":{escape(ended.arguments)}'
-                return self._event("response.function_call_arguments.done", fields)
-            case CustomCall():
-                text, event = escape(ended.input), "response.custom_tool_call_input"
+                return self._event("function_call_arguments.done", fields)
+            case replies.CustomCall():
+                text, event = escape(ended.input), "custom_tool_call_input"
                 wire = self._event(f"{event}.delta", f'{self._place},"delta":{text}')
                 return wire + self._event(f"{event}.done", f'{self._place},"input":{text}')
             case _:
                 raise AssertionError("a completed item has one part")
 
-    def _item(self, what: str, index: int, item: OutputItem) -> bytes:
-        return self._event(f"response.output_item.{what}", f'"output_index":{index},"item":{item.to_json()}')
+    def _item(self, what: str, index: int, item: replies.OutputItem) -> bytes:
+        return self._event(f"output_item.{what}", f'"output_index":{index},"item":{item.to_json()}')
 
-    def _part(self, what: str, part: OutputText | ReasoningText) -> bytes:
-        return self._event(f"response.content_part.{what}", f'{self._place},"part":{part.to_json()}')
+    def _part(self, what: str, part: replies.OutputText | replies.ReasoningText) -> bytes:
+        return self._event(f"content_part.{what}", f'{self._place},"part":{part.to_json()}')
 
     def _summary(self, what: str, text: str) -> bytes:
-        part = SummaryText(text=text).to_json()
-        return self._event(f"response.reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
+        part = replies.SummaryText(text=text).to_json()
+        return self._event(f"reasoning_summary_part.{what}", f'{self._summary_place},"part":{part}')
 
 
-def response_fold(spec: ResponseSpec, keep: Callable[[ResponseReply], None]) -> ReplyFold:
+def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseReply], None]) -> ReplyFold:
     """`keep` gets the response when it is complete."""
 
-    def write(choices: Sequence[FoldedChoice]) -> ResponseReply:
+    def write(choices: Sequence[FoldedChoice]) -> replies.ResponseReply:
         [choice] = choices
-        status = final_status(choice.finished)
+        status = replies.final_status(choice.finished)
         last = len(choice.blocks) - 1 if choice.ended_in_block else None
         items = [
-            item(spec, block, status if number == last else "completed") for number, block in enumerate(choice.blocks)
+            replies.item(spec, block, status if number == last else "completed")
+            for number, block in enumerate(choice.blocks)
         ]
-        reply = response(spec, status, items, usage=choice.finished.usage)
+        reply = replies.response(spec, status, items, usage=choice.finished.usage)
         keep(reply)
         return reply
 
     return ReplyFold(write)
-
-
-def response_error(error: VLLMMLXError) -> ResponseError:
-    return ResponseError(code=response_code(error), message=error.message)
-
-
-def failed(spec: ResponseSpec, error: VLLMMLXError) -> ResponseReply:
-    return response(spec, "failed", error=response_error(error))

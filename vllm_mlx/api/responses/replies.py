@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
+from ...core.errors import VLLMMLXError
 from ...core.events import Finished, FinishReason, ToolCallStart, Usage
 from ...core.messages import ToolSpec
 from ..blocks import BlockEnd, BlockStart
+from ..error_replies import response_code
 from ..replies import CacheShortfall, ErrorText, Reply, given, shortfall_of
-from ..sealed import seal
-from ..text import decode_arguments
+from ..text import decode_arguments, seal
 
 CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
 
@@ -180,7 +181,7 @@ def response(
     output: Sequence[OutputItem] = (),
     *,
     usage: Usage | None = None,
-    error: ResponseError | None = None,
+    error: VLLMMLXError | None = None,
 ) -> ResponseReply:
     return ResponseReply(
         id=spec.reply_id,
@@ -188,7 +189,7 @@ def response(
         status=status,
         model=spec.model,
         output=list(output),
-        error=error,
+        error=None if error is None else ResponseError(code=response_code(error), message=error.message),
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=None if usage is None else ResponseUsage.of(usage),
         **spec.echo,
@@ -200,29 +201,20 @@ def final_status(event: Finished) -> Literal["completed", "incomplete"]:
     return "incomplete" if event.reason is FinishReason.LENGTH else "completed"
 
 
-_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
-
-
-def item_id(spec: ResponseSpec, block: BlockStart | BlockEnd) -> str:
-    """An id as unique as the response's own, and always the same for a block."""
-    prefix = "ctc" if is_custom(spec, block) else _PREFIXES[block.kind]
-    return f"{prefix}_{spec.reply_id.removeprefix('resp_')}{block.index:02}"
-
-
-def is_custom(spec: ResponseSpec, block: BlockStart | BlockEnd) -> bool:
-    return block.call is not None and block.call.name in spec.tools.custom
-
-
 def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -> OutputItem:
-    """The item of a block: with its content if the block has ended, without if it starts."""
+    """The item of a block: with its content if the block has ended, without if it starts.
+
+    Its id is as unique as the response's own, and always the same for a block.
+    """
+    unique = f"{spec.reply_id.removeprefix('resp_')}{block.index:02}"
     texts = [block.text] if isinstance(block, BlockEnd) else []
     if block.call is not None:
-        return _call(spec, block, block.call, "".join(texts), status)
+        return _call(spec, block.call, "".join(texts), status, unique)
     if block.kind == "text":
-        return OutputMessage(id=item_id(spec, block), status=status, content=list(map(OutputText.of, texts)))
+        return OutputMessage(id=f"msg_{unique}", status=status, content=list(map(OutputText.of, texts)))
     sealed = seal(block.text) if spec.seals_reasoning and isinstance(block, BlockEnd) else None
     return Reasoning(
-        id=item_id(spec, block),
+        id=f"rs_{unique}",
         status=status,
         summary=[SummaryText(text=text) for text in texts] if spec.shows_summary else [],  # the reasoning itself
         content=[ReasoningText(text=text) for text in texts],
@@ -231,12 +223,13 @@ def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -
 
 
 def _call(
-    spec: ResponseSpec, block: BlockStart | BlockEnd, call: ToolCallStart, arguments: str, status: ItemStatus
+    spec: ResponseSpec, call: ToolCallStart, arguments: str, status: ItemStatus, unique: str
 ) -> FunctionCall | CustomCall:
     """A custom call's one argument is its input; if the model wrote other arguments, all of its JSON is."""
-    place: Any = {"id": item_id(spec, block), "status": status, "call_id": call.call_id}
-    if is_custom(spec, block):
+    if call.name in spec.tools.custom:
         text = decode_arguments(arguments).get(CUSTOM_INPUT)
-        return CustomCall(**place, name=call.name, input=text if isinstance(text, str) else arguments)
+        text = text if isinstance(text, str) else arguments
+        return CustomCall(id=f"ctc_{unique}", status=status, call_id=call.call_id, name=call.name, input=text)
     namespace, name = spec.tools.namespaces.get(call.name, (None, call.name))
-    return FunctionCall(**place, name=name, arguments=arguments, **given(namespace=namespace))
+    place: Any = {"id": f"fc_{unique}", "status": status, "call_id": call.call_id, **given(namespace=namespace)}
+    return FunctionCall(**place, name=name, arguments=arguments)
