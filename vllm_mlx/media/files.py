@@ -176,7 +176,7 @@ class MediaFiles:
             if answer.data is None:
                 self._addresses.put(address, answer, last.content, now)
                 return Found(last.content, known)
-        assert answer.data is not None, "an answer without data is for a request that names a known answer"
+        assert answer.data is not None, "only a request that names a known answer may be told that it is unchanged"
         found = await self._found(answer.data, wanted, reader, allowance)
         self._addresses.put(address, answer, found.content, now)
         return found

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
+from json import JSONDecodeError
 from queue import PriorityQueue
 from typing import Any, TypeVar, cast
 
@@ -155,15 +156,18 @@ class _JSONRequest(Request):
 
     @classmethod
     async def read(cls, request: Request, wire: TypeAdapter[Any]) -> "_JSONRequest":
-        """Raises JSONDecodeError, RequestValidationError, ClientGone, and InvalidParameter if it exceeds a limit."""
+        """Raises HTTPException, RequestValidationError, ClientGone, and InvalidParameter if it exceeds a limit."""
         found = cls(request.scope, request.receive)
         try:
-            body = await found.body()
+            if body := await found.body():  # FastAPI names the fields that an empty one lacks
+                read = partial(_read, body, wire, request.app.state.config.limits)
+                found._wire = await beside_loop(found, read, is_reading=True)
         except ClientDisconnect:
             raise ClientGone from None
-        if body:  # FastAPI names the fields that an empty one lacks
-            read = partial(_read, body, wire, request.app.state.config.limits)
-            found._wire = await beside_loop(found, read, is_reading=True)
+        except JSONDecodeError as error:
+            if request.headers.get("content-encoding", "identity") != "identity":
+                raise HTTPException(415, "The request body is compressed. Send it uncompressed.") from None
+            raise HTTPException(400, f"The request body is not valid JSON: {error.msg}.") from None
         return found
 
     async def json(self) -> Any:

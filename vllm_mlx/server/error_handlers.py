@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from json import JSONDecodeError
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -70,7 +69,7 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = dict.fromkeys(
-    (VLLMMLXError, RequestValidationError, JSONDecodeError, HTTPException, ClientGone), answer
+    (VLLMMLXError, RequestValidationError, HTTPException, ClientGone), answer
 )
 
 
@@ -81,10 +80,6 @@ def _encoded(request: Request, error: Exception) -> HTTPError:
             return envelope.error(error)
         case RequestValidationError():
             return _invalid(envelope, error)
-        case JSONDecodeError() if request.headers.get("content-encoding", "identity") != "identity":
-            return envelope.status(415, "The request body is compressed. Send it uncompressed.")
-        case JSONDecodeError():
-            return envelope.status(400, f"The request body is not valid JSON: {error.msg}.")
         case HTTPException():
             return envelope.status(error.status_code, _http_message(request, error))
     raise AssertionError("no other error has this handler") from error

@@ -28,6 +28,7 @@ from ..core.fence import Fence
 from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from .error_handlers import CLIENT_GONE, http_error
 from .guards import tenant_of
+from .prompt_batch import RequestGeneration
 from .status import LastReply, Recent
 
 logger = logging.getLogger(__name__)
@@ -181,18 +182,15 @@ class RequestRecord:
 
     def begin_reply(
         self,
-        *,
         reply_id: str,
         model: str,
-        prompt_tokens: int,
+        generation: RequestGeneration,
+        *,
         num_prompts: int,
         choices_per_prompt: int,
-        prompt_change: PromptChange | None,
     ) -> None:
-        self.reply_id = reply_id
-        self.model = model
-        self.prompt_tokens = prompt_tokens
-        self.prompt_change = prompt_change
+        self.reply_id, self.model = reply_id, model
+        self.prompt_tokens, self.prompt_change = generation.num_prompt_tokens, generation.prompt_change
         self.receipts = Receipts(num_prompts=num_prompts, choices_per_prompt=choices_per_prompt)
         self._choices_per_prompt = choices_per_prompt
 

@@ -1,6 +1,5 @@
 """`/v1/responses`: create, read, delete and cancel responses, and list their input."""
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ from .response_store import BackgroundReplies, ResponseStore, tenant_stores
 from .routes import ServedModels, as_json, documented
 from .streaming import Submission, respond_with, submit, while_connected
 
-logger = logging.getLogger(__name__)
 StoredItem = Mapping[str, Any]
 Keep = Callable[[ResponseReply], None]
 Stored = Mapping[str, StoredItem]  # by the items' ids
@@ -158,15 +156,17 @@ class _KeptStream(ResponseStream):
 
     def fail(self, error: VLLMMLXError) -> bytes:
         wire = super().fail(error)
-        try:
-            self._keep(self.reply)
-        except ValueError:  # its JSON cannot be written; the client gets its last event all the same
-            logger.exception("A failed response is not stored")
+        self._keep(self.reply)
         return wire
 
     def close(self) -> bytes:
-        self._keep(self.reply)
+        keep, self._keep = self._keep, _drop  # if storing fails, `fail` follows, which must not try it again
+        keep(self.reply)
         return super().close()
+
+
+def _drop(reply: ResponseReply) -> None:
+    """Store nothing."""
 
 
 def _decoded(body: ResponsesBody, referenced: Stored, earlier: Sequence[StoredItem], **spec: Any) -> DecodedResponse:

@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..api.anthropic.decode import MessageSpec
+from ..api.openai.decode import ReplySpec
 from ..api.replies import ReplyFold, StreamEncoder
+from ..api.responses.replies import ResponseSpec
 from ..core.errors import GenerationError, VLLMMLXError
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from ..core.request import Request
@@ -30,25 +33,13 @@ from .prompt_batch import PromptBatch, RequestGeneration
 
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
+Spec = ReplySpec | MessageSpec | ResponseSpec  # how a reply is written, in the words of each protocol
 T = TypeVar("T")
-
-
-class ReplySpec(Protocol):
-    """The part of a reply's description that every protocol has."""
-
-    @property
-    def reply_id(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def stream(self) -> bool: ...
 
 
 @asynccontextmanager
 async def submit(
-    engine: EngineClient, requests: Sequence[Request], http: HTTPRequest, spec: ReplySpec
+    engine: EngineClient, requests: Sequence[Request], http: HTTPRequest, spec: Spec
 ) -> AsyncIterator[RequestGeneration]:
     """Run the requests inside the block; on leaving it, abort the ones that are still running.
 
@@ -63,12 +54,7 @@ async def submit(
         if len(opened) > 1:
             generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
         record_of(http.scope).begin_reply(
-            reply_id=spec.reply_id,
-            model=spec.model,
-            prompt_tokens=generation.num_prompt_tokens,
-            num_prompts=len(requests),
-            choices_per_prompt=num_choices,
-            prompt_change=generation.prompt_change,
+            spec.reply_id, spec.model, generation, num_prompts=len(requests), choices_per_prompt=num_choices
         )
         yield generation
 
@@ -82,7 +68,7 @@ async def admitted(request: Request, http: HTTPRequest) -> Request:
 async def respond_with(
     submission: Submission,
     http: HTTPRequest,
-    spec: ReplySpec,
+    spec: Spec,
     *,
     stream: Callable[[RequestGeneration], StreamEncoder],
     fold: ReplyFold,
