@@ -14,6 +14,7 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.output.pipeline import OutputPipeline
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +251,20 @@ def test_an_idle_engine_keeps_no_freed_buffers(engine):
         return mx.get_cache_memory()
 
     assert asyncio.run(freed_bytes()) == 0
+
+
+def test_a_reply_whose_end_fails_is_counted(engine, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> tuple:
+        before = await engine.status()
+        with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+            patched.setattr(OutputPipeline, "finish", fail)
+            await collect(engine, request())
+        await until_idle(engine)
+        return before, await engine.status()
+
+    before, after = asyncio.run(run())
+    assert after["total_requests_processed"] == before["total_requests_processed"] + 1
+    assert after["outcomes"]["aborted"] == before["outcomes"]["aborted"] + 1

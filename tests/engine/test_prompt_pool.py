@@ -214,3 +214,13 @@ def test_a_hung_thread_is_replaced_and_told_once_and_only_all_of_them_are_an_err
 
     with_jobs(check)
     assert caplog.text.count("A thread that prepares a prompt hangs") == MAX_THREADS
+
+
+def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(jobs: Jobs) -> None:
+        done = jobs.pool.submit(lambda: 1 / 0)
+        assert isinstance(await asyncio.to_thread(done.exception, 60), ZeroDivisionError)
+        eventually(lambda: "no request waits" in caplog.text)
+
+    with_jobs(check)
+    assert "ZeroDivisionError" in caplog.text
