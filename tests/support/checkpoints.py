@@ -163,6 +163,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES = tuple(CONFIGS)
+# Architectures some of whose layers have no rotary embedding, so that they never read a row's length.
+PARTLY_ROTARY: dict[str, dict[str, Any]] = {
+    "smollm3": {"head_dim": 16},
+    "exaone4": {
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "default"},
+        "sliding_window": 24,
+        "sliding_window_pattern": "LLLG",
+    },
+    "cohere2": {"head_dim": 16, "layer_norm_eps": 1e-5, "sliding_window": 24, "sliding_window_pattern": 4},
+    "llama4_text": {
+        "head_dim": 16,
+        "intermediate_size_mlp": 128,
+        "no_rope_layers": [1, 1, 1, 0],
+        "use_qk_norm": True,
+    },
+}
 VISION = "vision:"  # before the name of a family of `vision_checkpoints`
 
 
@@ -206,7 +223,7 @@ def write_tokenizer(folder: Path, architecture: str) -> int:
 
 def model_config(architecture: str, **overrides: Any) -> dict[str, Any]:
     """config.json; `overrides` go where the architecture keeps its text settings."""
-    config = {**BASE, **CONFIGS[architecture], **overrides}
+    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY}[architecture], **overrides}
     if architecture == "qwen3_5":
         return {"model_type": architecture, "text_config": {"model_type": "qwen3_5_text", **config}}
     return {"model_type": architecture, **config}

@@ -5,6 +5,7 @@ per layer, all from one library. Rows of one batch share batch caches, which are
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from enum import Enum, auto
 from typing import Any
 
@@ -136,6 +137,18 @@ def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
         mx.eval(state_arrays([layer]))
         merged.append(layer)
     return merged
+
+
+def set_lengths(batch: LayerCaches, lengths: Sequence[int]) -> None:
+    """Give batch caches the lengths of their rows as evaluated numbers.
+
+    The libraries count them by an operation a step. A layer without rotary embedding never evaluates these, and each
+    keeps a buffer. mlx-vlm counts in place, so every layer gets an array of its own.
+    """
+    counted = mx.array(list(lengths))
+    for leaf in leaves(batch):
+        if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW):
+            leaf.offset = copy(counted)
 
 
 def extend(batch: LayerCaches, rows: Sequence[LayerCaches]) -> None:

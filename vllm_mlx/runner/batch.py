@@ -95,6 +95,7 @@ class Batch:
 
     def _forward(self) -> mx.array:
         self._logits = self._model.decode(self.seqs, self._tokens, self._caches)
+        layers.set_lengths(self._caches, [seq.num_computed_tokens for seq in self.seqs])
         return self._logits
 
     def take(self, index: int) -> "Batch":
