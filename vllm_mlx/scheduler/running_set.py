@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..core.faults import MAX_FAULTS
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore
 
@@ -79,6 +80,12 @@ class RunningSet:
             return self._stop(seq)
         self.waiting.remove(seq)
         return False
+
+    def count_fault(self) -> list[Sequence]:
+        """Count a device fault for all rows. Returns those that have had too many since their last token."""
+        for seq in self:
+            seq.num_faults += 1
+        return [seq for seq in self if seq.num_faults >= MAX_FAULTS]
 
     def _stop(self, seq: Sequence) -> bool:
         del self._running[seq.seq_id]

@@ -95,9 +95,9 @@ class Scheduler:
     def recover(self, error: VLLMMLXError, fault: Fault | None = None, num_tokens: int = 0) -> list[SequenceUpdate]:
         """Continue after a step that failed as a whole: the device has no rows, so nothing is captured or released.
 
-        All rows restart, unless they failed too often. If results of the step may be lost, all sequences end.
-        After a device fault while a chunk of `num_tokens` ran, chunks become shorter. Unless it was one for another
-        reason than memory, rows restart isolated: they need no copies, and a row that causes the error fails alone.
+        All rows restart, unless they failed too often; if results of the step may be lost, all sequences end. After a
+        device fault while a chunk of `num_tokens` ran, chunks become shorter. Rows restart isolated if memory lacks,
+        because they need no copies, or if the device is not at fault, so that one that causes the error fails alone.
         """
         if self.prefix_cache is not None:
             self.prefix_cache.release_matches()
@@ -116,13 +116,11 @@ class Scheduler:
     def _ending(self, rows: list[Sequence], fault: Fault | None) -> list[Sequence]:
         """The sequences that end because a step failed as a whole.
 
-        A device fault is nobody's, so a row ends only if several came without a token of it in between. Otherwise the
-        culprit is unknown: the youngest row ends if all were isolated already; if no row ran, all sequences do.
+        A device fault is nobody's. Otherwise the culprit is unknown: the youngest row ends if all were isolated
+        already; if no row ran, all sequences end.
         """
         if fault is not None:
-            for seq in rows:
-                seq.num_faults += 1
-            return [seq for seq in rows if seq.num_faults >= MAX_FAULTS]
+            return self._seqs.count_fault()
         if not rows:
             return list(self._seqs.waiting)
         are_isolated = all(self._groups.is_isolated(seq.seq_id) for seq in rows)
@@ -267,8 +265,10 @@ class Scheduler:
             self.num_restarts += 1
 
     def _run_shorter(self, seq_id: int, num_tokens: int) -> SequenceUpdate | None:
-        """Restart a row for whose chunk the device had no memory, with shorter chunks. At the shortest one it fails."""
-        if self.pool.heed(Fault.OUT_OF_MEMORY, num_tokens):
+        """Restart a row for whose chunk the device had no memory, with shorter chunks. The shortest may fail thrice."""
+        seq = self._seqs.by_id[seq_id]
+        seq.num_faults += not self.pool.heed(Fault.OUT_OF_MEMORY, num_tokens)
+        if seq.num_faults < MAX_FAULTS:
             self._restart([seq_id], isolated=False)
             return None
         return self._fail(seq_id, GenerationError("The device has no memory for a prompt of this length now."))
