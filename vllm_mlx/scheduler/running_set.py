@@ -82,7 +82,7 @@ class RunningSet:
         return False
 
     def count_fault(self) -> list[Sequence]:
-        """Count a device fault for all rows. Returns those that have had too many since their last token."""
+        """Count a device fault for all rows. Returns the rows that have had too many since their last token."""
         for seq in self:
             seq.num_faults += 1
         return [seq for seq in self if seq.num_faults >= MAX_FAULTS]
