@@ -4,18 +4,12 @@ from dataclasses import replace
 from functools import partial
 
 from .bodies import Body, BodyContext, NewBody
-from .bodies.compose import Name, StepsBody, Tag, choice, several
-from .bodies.json_body import ObjectBody
+from .bodies.compose import Listing, Name, Step, StepsBody, Tag, after, choice, several
+from .bodies.json_body import JsonBody, ObjectBody
 from .bodies.nested_xml import NestedXmlBody
-from .bodies.xml_body import XmlTags
-from .family import Calls, JsonCall, NamedCall, NestedXmlCall, Opening, Place, Spelling, ToolFormat, XmlCall
+from .bodies.xml_body import XmlBody, XmlTags
+from .family import CallKind, Calls, JsonCall, NamedCall, NestedXmlCall, Opening, Place, Spelling, ToolFormat, XmlCall
 from .layouts import (
-    ARG_KEY,
-    ARG_KEY_CALL,
-    ARG_KEY_TAGS,
-    BARE_JSON,
-    BARE_PYTHON,
-    FUNCTION,
     FUNCTION_CALL,
     FUNCTION_TAGS,
     IN_A_ROW,
@@ -23,24 +17,62 @@ from .layouts import (
     JSON_LIST,
     LIST,
     PURE_LIST,
+    PYTHON_CALL,
     PYTHON_CALLS,
-    SEPARATED,
-    VERBATIM_TAGS,
-    bare,
+    PYTHON_EXPRESSION,
     between,
     dsml,
+    enclosed,
     invoke_tags,
     json_list,
-    keyed,
-    named,
     one_a_line,
-    python_list,
-    section,
     xml,
     xml_format,
     xml_section,
 )
 from .layouts import HARMONY as HARMONY_REASONING
+
+Tags = tuple[str, str]  # an opening and a closing tag
+
+SEPARATED = Listing(separators=";,")
+BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
+VERBATIM_TAGS = replace(FUNCTION_TAGS, trims_breaks=False)
+ARG_KEY_TAGS = XmlTags("<arg_key>", "</arg_value>", head_end="</arg_key>", value="<arg_value>")
+FUNCTION = xml(FUNCTION_TAGS)
+
+
+def bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> Opening:
+    """Calls without a tag before them: `marker` is their own first text, which the body reads again."""
+    return Opening(marker, body, place, keeps_marker=True)
+
+
+def section(
+    section: Tags, call: Tags, body: NewBody, kind: CallKind, inner: tuple[str, ...], *, head: str = "", line: str = ""
+) -> Calls:
+    """Calls with tags of their own inside the tags of a section, which a model may leave out.
+
+    `head`: follows the opening tag of a call; `line`: separates the calls.
+    """
+    first = after(head, then=body) if head else body
+    openings = (Opening(section[0], after(call[0], then=first)), Opening(call[0], first))
+    spelling = Spelling(kind, call[0] + head, call[1], line, begin=section[0] + line, end=line + section[1])
+    return Calls(ToolFormat(openings, (call[1], section[1]), inner_tags=inner), (spelling,))
+
+
+def keyed(tags: XmlTags, *steps: Step) -> NewBody:
+    """The name, then a key and a value for each argument."""
+
+    def finish(context: BodyContext, names: list[str]) -> Body:
+        return XmlBody(context, tags, names[0])
+
+    return partial(StepsBody, steps=(Name(), *steps), finish=finish)
+
+
+def named(*steps: Step, trailer: str = "") -> NewBody:
+    def finish(context: BodyContext, names: list[str]) -> Body:
+        return ObjectBody(context, names[0].removeprefix("functions."), trailer=trailer)
+
+    return partial(StepsBody, steps=steps, finish=finish)
 
 
 def _kimi_body(context: BodyContext, names: list[str]) -> Body:
@@ -54,6 +86,10 @@ def _mistral_body(context: BodyContext, names: list[str]) -> Body:
     """The name, then the call's id if the model wrote one."""
     return ObjectBody(context, names[0], call_id=names[1] if len(names) > 1 else None)
 
+
+BARE_PYTHON = bare(several(PYTHON_CALL, PURE_LIST), "[")
+ARG_KEY = keyed(ARG_KEY_TAGS)
+ARG_KEY_CALL = XmlCall(ARG_KEY_TAGS, frozenset({"head", "key", "parameter"}))
 
 # Calls in <tool_call>
 
@@ -134,8 +170,8 @@ _PLAMO = section(
 )
 PLAMO3 = replace(_PLAMO, reads=replace(_PLAMO.reads, closes=(_PLAMO_END, *_PLAMO.reads.closes)))
 _IFM_TAGS = XmlTags(
-    parameter="<ifm|arg_key>",
-    end_parameter="</ifm|arg_value>",
+    "<ifm|arg_key>",
+    "</ifm|arg_value>",
     head_end="</ifm|arg_key>",
     value="<ifm|arg_value>",
     type="<ifm|arg_type>",
@@ -150,40 +186,29 @@ K2_HORIZON = section(
     line="\n",
 )
 _FRAME_TAGS = XmlTags(
-    parameter="<|open|>argument",
-    end_parameter="<|close|>argument<|sep|>",
-    function="<|open|>call",
-    end_function="<|close|>call<|sep|>",
+    "<|open|>argument",
+    "<|close|>argument<|sep|>",
+    "<|open|>call",
+    "<|close|>call<|sep|>",
     head_end="<|sep|>",
     has_attributes=True,
 )
-_FRAME = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
-KIMI_K3 = Calls(
-    xml_format(_FRAME_TAGS, *_FRAME),
-    (Spelling(XmlCall(_FRAME_TAGS, name_key="tool", kind="type"), begin=_FRAME[0], end=_FRAME[1]),),
+KIMI_K3 = enclosed(
+    xml_format(_FRAME_TAGS, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    XmlCall(_FRAME_TAGS, name_key="tool", kind="type"),
 )
-_CDATA_TAGS = XmlTags(
-    parameter="<param",
-    end_parameter="</param>",
-    function="<function",
-    end_function="</function>",
-    has_attributes=True,
-    has_cdata=True,
-)
+_CDATA_TAGS = XmlTags("<param", "</param>", "<function", "</function>", has_attributes=True, has_cdata=True)
 MINICPM5 = Calls(
     ToolFormat((bare(xml(_CDATA_TAGS), "<function name=", Place.ANYWHERE),), inner_tags=_CDATA_TAGS.texts),
     (Spelling(XmlCall(_CDATA_TAGS)),),
 )
 _MINIMAX = "]<]minimax[>["
 _ELEMENTS = several(partial(NestedXmlBody, prefix=_MINIMAX), IN_A_ROW)
-MINIMAX_M3 = Calls(
-    ToolFormat(
-        (Opening(f"{_MINIMAX}<tool_call>", _ELEMENTS), Opening(f"{_MINIMAX}<invoke", _ELEMENTS, keeps_marker=True)),
-        (f"{_MINIMAX}</tool_call>",),
-    ),
-    (Spelling(NestedXmlCall(_MINIMAX), begin=f"{_MINIMAX}<tool_call>", end=f"{_MINIMAX}</tool_call>"),),
-    sign=_MINIMAX,
+_MINIMAX_OPENINGS = (
+    Opening(f"{_MINIMAX}<tool_call>", _ELEMENTS),
+    Opening(f"{_MINIMAX}<invoke", _ELEMENTS, keeps_marker=True),
 )
+MINIMAX_M3 = enclosed(ToolFormat(_MINIMAX_OPENINGS, (f"{_MINIMAX}</tool_call>",)), NestedXmlCall(_MINIMAX))
 MINIMAX_M2 = xml_section(invoke_tags(), "<minimax:tool_call>", "</minimax:tool_call>")
 DEEPSEEK_V32 = dsml("function_calls")
 DEEPSEEK_V4 = dsml("tool_calls")
@@ -251,10 +276,12 @@ GIGACHAT3 = Calls(
     (Spelling(JsonCall(), "<|function_call|>", is_single=True),),
 )
 HUNYUAN = json_list("<tool_calls>", "</tool_calls>")
-PYTHONIC = python_list(ToolFormat((BARE_PYTHON,)))
-_PYTHON_TAGS = ("<|python_start|>", "<|python_end|>")
-LLAMA_PYTHONIC = python_list(
-    ToolFormat((Opening(_PYTHON_TAGS[0], PYTHON_CALLS), BARE_PYTHON), _PYTHON_TAGS[1:]), *_PYTHON_TAGS
+PYTHONIC = Calls(ToolFormat((BARE_PYTHON,)), (Spelling(PYTHON_EXPRESSION, between=", ", begin="[", end="]"),))
+LLAMA_PYTHONIC = enclosed(
+    ToolFormat((Opening("<|python_start|>", PYTHON_CALLS), BARE_PYTHON), ("<|python_end|>",)),
+    PYTHON_EXPRESSION,
+    ", ",
+    "[]",
 )
 
 # Calls in the formats of many families, for a model without a format of its own. They count for declared tools only.

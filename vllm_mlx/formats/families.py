@@ -24,21 +24,7 @@ from .family import (
     Signature,
     Spelling,
 )
-from .layouts import (
-    ALWAYS,
-    FUNCTION_TAGS,
-    HARMONY,
-    JSON,
-    MUSE,
-    THINK,
-    between,
-    invoke_tags,
-    json_list,
-    one_a_line,
-    tags,
-    xml_format,
-    xml_section,
-)
+from .layouts import ALWAYS, JSON, THINK, between, invoke_tags, json_list, one_a_line, tags, xml_section
 
 
 def _has(*texts: str, unless: tuple[str, ...] = ()) -> Signature:
@@ -48,7 +34,7 @@ def _has(*texts: str, unless: tuple[str, ...] = ()) -> Signature:
 FAMILIES = (
     Family(
         "gpt-oss",
-        HARMONY,
+        layouts.HARMONY,
         calls.HARMONY,
         reasoning_names=("openai_gptoss", "gpt_oss", "harmony", "gpt-oss"),
         call_names=("openai", "openai_gptoss", "gpt_oss", "harmony"),
@@ -68,7 +54,7 @@ FAMILIES = (
     Family("functiongemma", calls=layouts.braces(("<escape>",), "<start_function_call>", "<end_function_call>")),
     Family(
         "muse",
-        MUSE,
+        layouts.MUSE,
         xml_section(invoke_tags("atem:"), "<atem:function_calls>", "</atem:function_calls>"),
         aliases=("muse_glimmer", "musespark1x"),
         reasoning_signs=(_has("to=self", "<|message|>"),),
@@ -129,7 +115,11 @@ FAMILIES = (
         aliases=("cohere_command4",),
     ),
     Family(
-        "minimax_m3", tags("<mm:think>", "</mm:think>"), calls.MINIMAX_M3, reasoning_names=("minimax_m3", "minimax-m3")
+        "minimax_m3",
+        tags("<mm:think>", "</mm:think>"),
+        calls.MINIMAX_M3,
+        reasoning_names=("minimax_m3", "minimax-m3"),
+        call_signs=("]<]minimax[>[",),
     ),
     Family(
         "minimax_m2",
@@ -177,7 +167,9 @@ FAMILIES = (
     Family(
         "seed_oss",
         tags("<seed:think>", "</seed:think>"),
-        one_a_line(xml_format(FUNCTION_TAGS, "<seed:tool_call>", "</seed:tool_call>"), layouts.FUNCTION_CALL),
+        one_a_line(
+            layouts.xml_format(layouts.FUNCTION_TAGS, "<seed:tool_call>", "</seed:tool_call>"), layouts.FUNCTION_CALL
+        ),
         call_signs=("<seed:tool_call>",),
     ),
     Family(
@@ -232,10 +224,11 @@ FAMILIES = (
     Family("llama4_pythonic", calls=calls.LLAMA_PYTHONIC),
     Family(
         "lfm2",
-        calls=layouts.python_list(
+        calls=layouts.enclosed(
             between(choice({"{": JSON}, layouts.PYTHON_CALLS), "<|tool_call_start|>", "<|tool_call_end|>"),
-            "<|tool_call_start|>",
-            "<|tool_call_end|>",
+            layouts.PYTHON_EXPRESSION,
+            ", ",
+            "[]",
         ),
         call_signs=("<|tool_call_start|>", "<|tool_list_start|>"),
         call_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
@@ -243,11 +236,9 @@ FAMILIES = (
     Family(
         "olmo3",
         THINK,
-        Calls(
-            between(layouts.PYTHON_CALLS, "<function_calls>", "</function_calls>"),
-            (Spelling(layouts.PYTHON_EXPRESSION, between="\n", begin="<function_calls>", end="</function_calls>"),),
+        layouts.enclosed(
+            between(layouts.PYTHON_CALLS, "<function_calls>", "</function_calls>"), layouts.PYTHON_EXPRESSION, "\n"
         ),
-        call_signs=("<function_calls>",),
     ),
     Family(
         "mistral",

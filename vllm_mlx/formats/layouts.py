@@ -6,10 +6,10 @@ Knows no family, but for formats of reasoning that several families share.
 from dataclasses import replace
 from functools import partial
 
-from .bodies import Body, BodyContext, NewBody
-from .bodies.compose import Listing, Name, Step, StepsBody, after, harmony_route, header, recipient_route, several
+from .bodies import NewBody
+from .bodies.compose import Listing, after, harmony_route, header, recipient_route, several
 from .bodies.expression_body import PYTHON, Dialect, ExpressionBody
-from .bodies.json_body import JsonBody, ObjectBody
+from .bodies.json_body import JsonBody
 from .bodies.xml_body import XmlBody, XmlTags
 from .family import (
     CallKind,
@@ -25,26 +25,17 @@ from .family import (
     XmlCall,
 )
 
-Tags = tuple[str, str]  # an opening and a closing tag
-
 LIST = Listing(separators=",", opener="[", closer="]")
 PURE_LIST = replace(LIST, needs_opener=True)
 IN_A_ROW = Listing()
-SEPARATED = Listing(separators=";,")
 
 JSON: NewBody = JsonBody
-BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
 KEYED_JSON: NewBody = partial(JsonBody, is_keyed=True)
 JSON_LIST = several(JSON, LIST)
 
 
 def between(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ()) -> ToolFormat:
     return ToolFormat((Opening(open, body),), closes, inner_tags=inner)
-
-
-def bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> Opening:
-    """Calls without a tag before them: `marker` is their own first text, which the body reads again."""
-    return Opening(marker, body, place, keeps_marker=True)
 
 
 def one_a_line(reads: ToolFormat, kind: CallKind, line: str = "\n") -> Calls:
@@ -59,45 +50,26 @@ def one_a_reply(kind: CallKind, open: str, close: str, drops: tuple[str, ...] = 
     return Calls(reads, (Spelling(kind, open, close, is_single=True),), sign=open)
 
 
+def enclosed(reads: ToolFormat, kind: CallKind, between: str = "", brackets: str = "") -> Calls:
+    """All calls inside one pair of tags, the first that `reads` knows, and in brackets if they are given."""
+    open, close = reads.openings[0].marker, "".join(reads.closes[:1])
+    spelling = Spelling(kind, between=between, begin=open + brackets[:1], end=brackets[1:] + close)
+    return Calls(reads, (spelling,), sign=open)
+
+
 def json_list(open: str, close: str = "", kind: CallKind | None = None, body: NewBody = JSON_LIST) -> Calls:
     """A JSON list of calls in tags; a model may leave the brackets out."""
-    spelling = Spelling(kind or JsonCall(), between=", ", begin=f"{open}[", end=f"]{close}")
-    return Calls(between(body, open, *([close] if close else [])), (spelling,), sign=open)
-
-
-def section(
-    section: Tags, call: Tags, body: NewBody, kind: CallKind, inner: tuple[str, ...], *, head: str = "", line: str = ""
-) -> Calls:
-    """Calls with tags of their own inside the tags of a section, which a model may leave out.
-
-    `head`: follows the opening tag of a call; `line`: separates the calls.
-    """
-    first = after(head, then=body) if head else body
-    openings = (Opening(section[0], after(call[0], then=first)), Opening(call[0], first))
-    spelling = Spelling(kind, call[0] + head, call[1], line, begin=section[0] + line, end=line + section[1])
-    return Calls(ToolFormat(openings, (call[1], section[1]), inner_tags=inner), (spelling,))
+    return enclosed(between(body, open, *([close] if close else [])), kind or JsonCall(), ", ", "[]")
 
 
 # Calls with a tag for each argument
 
-FUNCTION_TAGS = XmlTags(
-    parameter="<parameter=",
-    end_parameter="</parameter>",
-    function="<function=",
-    end_function="</function>",
-    trims_breaks=True,
-)
-VERBATIM_TAGS = replace(FUNCTION_TAGS, trims_breaks=False)
-ARG_KEY_TAGS = XmlTags(parameter="<arg_key>", end_parameter="</arg_value>", head_end="</arg_key>", value="<arg_value>")
+FUNCTION_TAGS = XmlTags("<parameter=", "</parameter>", "<function=", "</function>", trims_breaks=True)
 
 
 def invoke_tags(prefix: str = "") -> XmlTags:
     return XmlTags(
-        parameter=f"<{prefix}parameter",
-        end_parameter=f"</{prefix}parameter>",
-        function=f"<{prefix}invoke",
-        end_function=f"</{prefix}invoke>",
-        has_attributes=True,
+        f"<{prefix}parameter", f"</{prefix}parameter>", f"<{prefix}invoke", f"</{prefix}invoke>", has_attributes=True
     )
 
 
@@ -123,44 +95,14 @@ def dsml(section: str, space: str = "") -> Calls:
     return xml_section(tags, f"<｜DSML｜{section}>", f"</｜DSML｜{section}>", kind="string")
 
 
-FUNCTION = xml(FUNCTION_TAGS)
 FUNCTION_CALL = XmlCall(FUNCTION_TAGS, frozenset({"head", "value", "parameter"}))
-
-
-def keyed(tags: XmlTags, *steps: Step) -> NewBody:
-    """The name, then a key and a value for each argument."""
-
-    def finish(context: BodyContext, names: list[str]) -> Body:
-        return XmlBody(context, tags, names[0])
-
-    return partial(StepsBody, steps=(Name(), *steps), finish=finish)
-
-
-ARG_KEY = keyed(ARG_KEY_TAGS)
-ARG_KEY_CALL = XmlCall(ARG_KEY_TAGS, frozenset({"head", "key", "parameter"}))
-
-
-# Calls with the name before a JSON object
-
-
-def named(*steps: Step, trailer: str = "") -> NewBody:
-    def finish(context: BodyContext, names: list[str]) -> Body:
-        return ObjectBody(context, names[0].removeprefix("functions."), trailer=trailer)
-
-    return partial(StepsBody, steps=steps, finish=finish)
 
 
 # Calls written as expressions
 
 PYTHON_CALL = partial(ExpressionBody, dialect=PYTHON, opener="(")
 PYTHON_CALLS = several(PYTHON_CALL, Listing(separators=",;", opener="[", closer="]"))
-BARE_PYTHON = bare(several(PYTHON_CALL, PURE_LIST), "[")
 PYTHON_EXPRESSION = ExpressionCall(PYTHON, "(", ")")
-
-
-def python_list(reads: ToolFormat, open: str = "", close: str = "") -> Calls:
-    spelling = Spelling(PYTHON_EXPRESSION, between=", ", begin=f"{open}[", end=f"]{close}")
-    return Calls(reads, (spelling,), sign=open)
 
 
 def braces(quotes: tuple[str, ...], open: str, close: str) -> Calls:

@@ -191,7 +191,7 @@ class OutputParser:
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """Handle `marker`, with which the pending text begins."""
         tags = self._tags
-        if not self._is_reasoning and (marker not in tags.wrap):
+        if not self._is_reasoning and marker not in tags.wrap:
             self._append_text(self._content.release(), out)
         if marker in tags.reasoning_opens:
             text = self._take(len(marker))

@@ -1,9 +1,8 @@
 """Writes a JSON object from arguments that arrive as text, one after another."""
 
-import json
 import re
 
-from .json_scanner import json_value
+from .json_scanner import json_value, quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, ToolSchema, Types
 
 _MAX_SCALAR = 64  # characters; a longer number, or more white space, is text
@@ -53,12 +52,12 @@ class ArgumentsWriter:
         self._out.append(value)
 
     def _begin(self, name: str) -> None:
-        self._out.append(f"{', ' if self._seen else '{'}{_quoted(name)}: ")
+        self._out.append(f"{', ' if self._seen else '{'}{quoted(name)}: ")
         self._seen.add(name)
 
     def feed(self, text: str) -> None:
         if self._held is None:
-            self._out.append(_quoted(text)[1:-1])
+            self._out.append(quoted(text)[1:-1])
         else:
             self._held.append(text)
             if not self._is_compound:
@@ -68,7 +67,7 @@ class ArgumentsWriter:
         if self._held is not None:
             held = "".join(self._held)
             value = decode(held, self._types)
-            self._out.append(_quoted(held) if value is None else value)
+            self._out.append(quoted(held) if value is None else value)
         else:
             self._out.append('"')
 
@@ -77,7 +76,7 @@ class ArgumentsWriter:
         if self._held:
             held = "".join(self._held)
             is_string = self._types is not None and "string" in self._types
-            self._out.append(_quoted(held)[:-1] if is_string else held.lstrip())
+            self._out.append(quoted(held)[:-1] if is_string else held.lstrip())
 
     def close(self) -> None:
         self._out.append("}" if self._seen else "{}")
@@ -86,14 +85,10 @@ class ArgumentsWriter:
         assert self._held is not None
         held = "".join(self._held)
         if not may_be_value(held, self._types):
-            self._out.append(_quoted(held)[:-1])
+            self._out.append(quoted(held)[:-1])
             self._held = None
         else:
             self._is_compound = held.lstrip()[:1] in ("{", "[")
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def may_be_value(text: str, types: Types) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from .body import Body, BodyContext, BodyStatus
-from .json_scanner import MAX_DEPTH, json_value
+from .json_scanner import MAX_DEPTH, json_value, quoted
 
 _CONSTANTS = {
     "True": "true", "true": "true", "False": "false", "false": "false",
@@ -73,9 +73,9 @@ class LiteralScanner:
         if self._state is _State.WORD:
             constants = [value[: len(self._word)] for key, value in _CONSTANTS.items() if key.startswith(self._word)]
             is_string = self._dialect.has_words and not constants and self._word[:1].isalpha()
-            self._out.append(_quoted(self._word)[:-1] if is_string else constants[0] if constants else self._word)
+            self._out.append(quoted(self._word)[:-1] if is_string else constants[0] if constants else self._word)
         elif self._state is _State.STRING and not (self._dialect.has_escapes and rest.startswith("\\")):
-            self._out.append(_quoted(rest)[1:-1])
+            self._out.append(quoted(rest)[1:-1])
 
     def close(self) -> None:
         """Close a list without an end: it becomes one object. An item with no value yet is dropped."""
@@ -170,7 +170,7 @@ class LiteralScanner:
             return position
         if key.end() == len(text) and not final:
             return position
-        self._held += _quoted(key.group())
+        self._held += quoted(key.group())
         self._state = _State.ASSIGN
         return key.end()
 
@@ -233,7 +233,7 @@ class LiteralScanner:
             return position
         if text[position] == "\\" and self._dialect.has_escapes:
             return self._read_escape(text, position, final)
-        self._write(_quoted(text[position])[1:-1])
+        self._write(quoted(text[position])[1:-1])
         return position + 1
 
     def _read_escape(self, text: str, position: int, final: bool) -> int:
@@ -250,7 +250,7 @@ class LiteralScanner:
                 self._write(f"\\u{code:04x}" if length == 4 else json.dumps(chr(code))[1:-1])
                 return position + 2 + length
         written = _ESCAPES.get(char, char if char in "\\\"'" else "\\" + char)
-        self._write(_quoted(written)[1:-1])
+        self._write(quoted(written)[1:-1])
         return position + 2
 
     # Words: numbers, constants and, in some dialects, strings without quotes
@@ -330,8 +330,4 @@ def _literal(word: str, *, has_words: bool) -> str | None:
         number = float(plain)
         if math.isfinite(number):
             return json.dumps(int(number) if number.is_integer() and abs(number) < 2**53 else number)
-    return _quoted(word) if has_words else None
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return quoted(word) if has_words else None

@@ -1,5 +1,6 @@
 """Reads one JSON value from a text that still grows, and returns it as valid JSON."""
 
+import json
 import re
 from enum import Enum, auto
 
@@ -194,6 +195,11 @@ class JsonScanner:
 
 def _escaped_control(char: str) -> str:
     return char if char >= " " else _CONTROL.get(char, f"\\u{ord(char):04x}")
+
+
+def quoted(text: str) -> str:
+    """Return the text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def json_value(text: str) -> str | None:

@@ -1,12 +1,12 @@
 """`<invoke name="f"><key>value</key></invoke>`: arguments are elements, perhaps nested. All tags have a prefix."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from .arguments import ArgumentsWriter, decode
 from .body import Body, BodyContext, BodyStatus, skip_white
+from .json_scanner import quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
 _INVOKE = re.compile(r"<invoke\s+name\s*=\s*[\"']?([^\"'<>]{1,256}?)[\"']?\s*>")
@@ -30,10 +30,10 @@ class _Element:
         if not self.parts:
             text = "".join(self.chunks)
             value = decode(text, self._types)
-            return json.dumps(text, ensure_ascii=False) if value is None else value
+            return quoted(text) if value is None else value
         if all(name == _ITEM for name, _ in self.parts):
             return f"[{', '.join(value for _, value in self.parts)}]"
-        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in self.parts) + "}"
+        return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in self.parts) + "}"
 
 
 class NestedXmlBody(Body):
@@ -93,7 +93,7 @@ class NestedXmlBody(Body):
         if self._elements and any(chunk.strip() for chunk in self._elements[-1].chunks):
             return False
         schema = self._schema.child(name, self._elements[-1].schema if self._elements else None)
-        self._elements.append(_Element(name, schema, self._schema.types_of(schema)))
+        self._elements.append(_Element(name, schema, self._schema.of(schema) if schema else None))
         if len(self._elements) == 1 and self._schema.types(name) == STRING:
             self._streams = True
             self._writer.begin(name)

@@ -117,15 +117,13 @@ class SchemaTypes:
         return union
 
 
-class ToolSchema:
+class ToolSchema(SchemaTypes):
     """The arguments of one tool, by the schema of its parameters. The constructor visits the complete schema."""
 
     def __init__(self, parameters: Any = None, budget: SchemaBudget | None = None, param: str = "parameters"):
         """Raises InvalidParameter, naming `param`, when the budget is spent. None: a budget of its own."""
-        self._root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
-        self._budget = SchemaBudget() if budget is None else budget
-        self._param = param
-        self._types = SchemaTypes(self._root, self._budget, param)
+        root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+        super().__init__(root, SchemaBudget() if budget is None else budget, param)
         self._properties = _properties(self._root)
         self._visit_all()
 
@@ -136,18 +134,14 @@ class ToolSchema:
     def types(self, name: str) -> Types:
         """Return the types of the argument with this name."""
         schema = (self._properties or {}).get(name)
-        return self._types.of(self._root.get("additionalProperties") if schema is None else schema)
-
-    def types_of(self, schema: Mapping[str, Any]) -> Types:
-        """Return the types of a schema that `child` returned."""
-        return self._types.of(schema) if schema else None
+        return self.of(self._root.get("additionalProperties") if schema is None else schema)
 
     def child(self, name: str, schema: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Return the schema of a property of `schema`, or of its items if `name` is "item"; {} if there is none.
 
         `schema` None: the schema of the arguments.
         """
-        schema = self._types.resolved(self._root if schema is None else schema)
+        schema = self.resolved(self._root if schema is None else schema)
         if not isinstance(schema, Mapping):
             return {}
         child = (_properties(schema) or {}).get(name)
@@ -158,16 +152,16 @@ class ToolSchema:
         """Visit everything now, so that reading a reply looks up known types only."""
         visited: set[int] = set()
         others = self._root.get("additionalProperties")
-        self._types.of(others)
+        self.of(others)
         left = [self._root, others]
         while left:
-            schema = self._types.resolved(left.pop())
+            schema = self.resolved(left.pop())
             if isinstance(schema, Mapping) and id(schema) not in visited:
                 visited.add(id(schema))
                 children = [*(_properties(schema) or {}).values(), schema.get("items")]
                 self._budget.spend(self._param, len(children))
                 for child in children:
-                    self._types.of(child)
+                    self.of(child)
                 left += children
 
 
