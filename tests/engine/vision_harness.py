@@ -34,7 +34,7 @@ class Shot:
     def clip(self) -> Clip:
         frames = [picture(self.number + 3 * index).pixels for index in range(self.num_frames)]
         # At this rate, Qwen2.5's positions in time are those of mlx-vlm, which always counts one by one.
-        return Clip.of(np.stack(frames), [index / 4 for index in range(self.num_frames)], fps=4.0)
+        return Clip(np.stack(frames), tuple(index / 4 for index in range(self.num_frames)), fps=4.0)
 
 
 Content = Sequence[str | int | Shot]  # texts, numbers of pictures, and videos
@@ -44,7 +44,7 @@ def picture(number: int) -> DecodedImage:
     """Of another size for every third number."""
     height, width = ((96, 160), (128, 96), (110, 130))[number % 3]
     noise = np.random.default_rng(number).integers(0, 256, (height, width, 3))
-    return DecodedImage.of(noise.astype(np.uint8))
+    return DecodedImage(noise.astype(np.uint8))
 
 
 @dataclass

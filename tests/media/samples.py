@@ -1,12 +1,20 @@
 """Image files made on the spot, small, in every mode and format."""
 
+import asyncio
 import io
 import struct
+import threading
 import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from vllm_mlx.core.messages import MediaPart
+from vllm_mlx.media.loader import MediaLoader
+from vllm_mlx.media.pixels import Decoded
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -70,3 +78,32 @@ def live_blocks() -> int:
     """Blocks of pixels that Pillow holds."""
     stats = Image.core.get_stats()
     return int(stats["allocated_blocks"] + stats["reused_blocks"] - stats["freed_blocks"])
+
+
+def as_pixels(part: MediaPart, content: bytes, decoded: Decoded) -> Decoded:
+    """Renders a part as its pixels, so that a test sees what was decoded."""
+    return decoded
+
+
+class Held:
+    """A `render` that holds the pixels of a request until `release`."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def __call__(self, part: MediaPart, content: bytes, decoded: Decoded) -> Decoded:
+        self.release.wait()
+        return decoded
+
+    @asynccontextmanager
+    async def load(self, loader: MediaLoader, parts: Sequence[MediaPart]) -> AsyncIterator[asyncio.Task[object]]:
+        """Hold them in the block. Left by an error, too."""
+        num_pixels = loader._gate.num_pixels
+        task = asyncio.create_task(loader.load(parts, self))
+        while loader._gate.num_pixels == num_pixels:
+            await asyncio.sleep(0.001)
+        try:
+            yield task
+        finally:
+            self.release.set()
+            await asyncio.wait([task])

@@ -17,7 +17,7 @@ from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, web
-from .samples import animated, corners, encode, progressive, turned
+from .samples import animated, as_pixels, corners, encode, progressive, turned
 
 PNG = encode(corners())
 STARTS = [
@@ -83,8 +83,8 @@ def loader() -> Iterator[MediaLoader]:
 
 def load(loader: MediaLoader, source: str | bytes) -> None:
     async def run() -> None:
-        async with loader.load([ImagePart(source)]) as pictures:
-            assert pictures[ImagePart(source)].num_pixels > 0
+        pictures = await loader.load([ImagePart(source)], as_pixels)
+        assert pictures[ImagePart(source)].num_pixels > 0
 
     try:
         asyncio.run(run())

@@ -1,28 +1,42 @@
 """Pixels in memory at once: large requests wait for their turn, small ones do not wait for large ones."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
-from vllm_mlx.media.limits import PixelGate, PixelLane
+from vllm_mlx.media.limits import PixelGate
 
 
-async def begun(work: Coroutine[Any, Any, PixelLane]) -> "asyncio.Task[PixelLane]":
-    task = asyncio.create_task(work)
-    await asyncio.sleep(0)
-    return task
+class Holder:
+    """A request that holds pixels once it is let in."""
+
+    def __init__(self, gate: PixelGate, num_pixels: int) -> None:
+        self._entered = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._task = asyncio.create_task(self._run(gate, num_pixels))
+
+    async def _run(self, gate: PixelGate, num_pixels: int) -> None:
+        async with gate.hold(num_pixels):
+            self._entered.set()
+            await self._leaving.wait()
+
+    async def is_in(self) -> bool:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self._entered.is_set()
+
+    async def leave(self) -> None:
+        self._leaving.set()
+        await self._task
 
 
 def test_a_small_request_does_not_wait_behind_large_ones() -> None:
     async def main() -> None:
         gate = PixelGate(800)
-        lane = await gate.enter(700)
-        large = await begun(gate.enter(500))
-        small = await asyncio.wait_for(gate.enter(60), 1)
-        assert gate.num_pixels == 760 and not large.done()
-        lane.leave(700)
-        (await large).leave(500)
-        small.leave(60)
+        first, large, small = (Holder(gate, number) for number in (700, 500, 60))
+        assert await small.is_in() and gate.num_pixels == 760 and not await large.is_in()
+        await first.leave()
+        assert await large.is_in()
+        await large.leave()
+        await small.leave()
         assert gate.num_pixels == 0
 
     asyncio.run(main())
@@ -31,12 +45,12 @@ def test_a_small_request_does_not_wait_behind_large_ones() -> None:
 def test_small_requests_wait_for_each_other_once_their_share_is_used() -> None:
     async def main() -> None:
         gate = PixelGate(800)
-        await gate.enter(800)
-        first = await gate.enter(100)
-        second = await begun(gate.enter(100))
-        assert not second.done() and gate.num_pixels == 900
-        first.leave(100)
-        await second
+        large, first, second = (Holder(gate, number) for number in (800, 100, 100))
+        assert await first.is_in() and not await second.is_in() and gate.num_pixels == 900
+        await first.leave()
+        assert await second.is_in()
+        await second.leave()
+        await large.leave()
 
     asyncio.run(main())
 
@@ -44,10 +58,11 @@ def test_small_requests_wait_for_each_other_once_their_share_is_used() -> None:
 def test_a_large_request_is_not_overtaken_for_ever() -> None:
     async def main() -> None:
         gate = PixelGate(800)
-        lane = await gate.enter(700)
-        large, another = await begun(gate.enter(800)), await begun(gate.enter(200))
-        lane.leave(700)
-        await asyncio.sleep(0)
-        assert large.done() and not another.done()
+        first, large, another = (Holder(gate, number) for number in (700, 800, 200))
+        assert await first.is_in()
+        await first.leave()
+        assert await large.is_in() and not await another.is_in()
+        await large.leave()
+        await another.leave()
 
     asyncio.run(main())

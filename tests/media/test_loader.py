@@ -18,7 +18,7 @@ from vllm_mlx.media.pixels import DecodedImage
 from vllm_mlx.media.sources import MediaRoot
 
 from .hosts import HERE, Host, Names, drip, host, image, redirect, reply, web
-from .samples import BLUE, RED, corners, encode
+from .samples import BLUE, RED, Held, as_pixels, corners, encode
 
 
 class Loading:
@@ -37,8 +37,8 @@ class Loading:
         return asyncio.run(self._load([each if isinstance(each, ImagePart) else ImagePart(each) for each in sources]))
 
     async def _load(self, parts: Sequence[ImagePart]) -> Mapping[str | bytes, DecodedImage]:
-        async with self.loader.load(parts) as loaded:
-            return {part.source: image for part, image in loaded.items()}
+        loaded = await self.loader.load(parts, as_pixels)
+        return {part.source: image for part, image in loaded.items()}
 
     def refusal(self, *sources: str | bytes | ImagePart) -> str:
         with pytest.raises(InvalidImage) as caught:
@@ -80,7 +80,7 @@ def test_every_kind_of_source_shows_the_same_picture(pictures: Host, tmp_path: P
     loading = Loading(media_root=str(tmp_path))
     shown = loading(PNG, data_url(PNG), pictures.url("/a.png"), str(tmp_path / "a.png"), f"file://{tmp_path}/a.png")
     loading.close()
-    assert len(shown) == 5 and len({picture.digest for picture in shown.values()}) == 1
+    assert len(shown) == 5 and len({picture.pixels.tobytes() for picture in shown.values()}) == 1
 
 
 def test_a_source_is_fetched_once_however_often_it_is_shown(pictures: Host, loading: Loading) -> None:
@@ -93,8 +93,17 @@ def test_a_source_is_fetched_once_however_often_it_is_shown(pictures: Host, load
 def test_the_next_turn_does_not_fetch_again(pictures: Host, loading: Loading, headers: list[str]) -> None:
     pictures.routes["/a.png"] = image(RED_PNG, *headers)
     url = pictures.url("/a.png")
-    assert loading(url)[url].digest == loading(url)[url].digest
+    assert loading(url)[url] is loading(url)[url]
     assert len(pictures.requests) == 1
+
+
+def test_an_address_that_is_far_too_long_is_not_kept(pictures: Host, loading: Loading) -> None:
+    long = "/a?" + "u" * 9000
+    pictures.routes |= {long: image(RED_PNG), "/b": redirect(long)}
+    for url in (pictures.url(long), pictures.url("/b")):
+        pictures.requests.clear()
+        assert loading(url)[url] is loading(url)[url], "the pixels are kept"
+        assert pictures.paths().count(long) == 2
 
 
 @pytest.mark.parametrize("header", ["no-store", "no-cache", "max-age=0", "private, max-age=0, must-revalidate"])
@@ -125,8 +134,7 @@ def test_nothing_is_kept_across_salts(pictures: Host, loading: Loading) -> None:
     url, inline = pictures.url("/a"), data_url(BLUE_PNG)
 
     async def load(salt: str) -> list[DecodedImage]:
-        async with loading.loader.load([ImagePart(url), ImagePart(inline)], salt=salt) as shown:
-            return list(shown.values())
+        return list((await loading.loader.load([ImagePart(url), ImagePart(inline)], as_pixels, salt=salt)).values())
 
     mine, yours, mine_again = (asyncio.run(load(salt)) for salt in ("mine", "yours", "mine"))
     assert len(pictures.requests) == 2
@@ -191,22 +199,18 @@ def test_requests_that_are_many_wait_for_room_and_all_are_served() -> None:
     """Forty at once, where the pixels of three fit."""
     sources = [data_url(encode(Image.new("RGB", (10, 10), (number, 0, 0)))) for number in range(40)]
     loading = Loading(max_image_pixels=100, max_request_pixels=300, media_cache_bytes=0)
-    held, most = 0, 0
+    num_pixels: list[int] = []
 
-    async def one(source: str) -> int:
-        nonlocal held, most
-        async with loading.loader.load([ImagePart(source)]) as pictures:
-            held += 1
-            most = max(most, held)
-            await asyncio.sleep(0.001)
-            held -= 1
-            return int(pictures[ImagePart(source)].pixels[0, 0, 0])
+    def note(part: ImagePart, content: bytes, decoded: DecodedImage) -> int:
+        num_pixels.append(loading.loader._gate.num_pixels)
+        return int(decoded.pixels[0, 0, 0])
 
     async def run() -> list[int]:
-        return await asyncio.gather(*map(one, sources))
+        loads = await asyncio.gather(*(loading.loader.load([ImagePart(source)], note) for source in sources))
+        return [value for loaded in loads for value in loaded.values()]
 
     assert asyncio.run(run()) == list(range(40))
-    assert most == 3
+    assert max(num_pixels) == 300
     loading.close()
 
 
@@ -225,23 +229,15 @@ def test_whoever_gives_up_gives_back() -> None:
     loading = Loading(max_image_pixels=100, max_request_pixels=100, media_cache_bytes=0)
     source = ImagePart(data_url(encode(Image.new("RGB", (10, 10)))))
 
-    async def hold(entered: asyncio.Event) -> None:
-        async with loading.loader.load([source]):
-            entered.set()
-            await asyncio.Event().wait()
-
     async def run() -> None:
         for pause_s in (0, 0, 0.001, 0.003, 0.01):
-            entered = asyncio.Event()
-            holder = asyncio.create_task(hold(entered))
-            await entered.wait()
-            waiting = [asyncio.create_task(hold(asyncio.Event())) for _ in range(3)]
-            await asyncio.sleep(pause_s)
-            for task in (*waiting, holder):
-                task.cancel()
-            await asyncio.gather(holder, *waiting, return_exceptions=True)
-        async with loading.loader.load([source]) as pictures:
-            assert len(pictures) == 1
+            async with Held().load(loading.loader, [source]) as holder:
+                waiting = [asyncio.create_task(loading._load([source])) for _ in range(3)]
+                await asyncio.sleep(pause_s)
+                for task in (*waiting, holder):
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+        assert len(await loading._load([source])) == 1
 
     asyncio.run(run())
     loading.close()

@@ -5,10 +5,9 @@ import base64
 import gc
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,13 +15,12 @@ from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import Cancelled, InvalidImage, InvalidVideo, TimeLimit
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
 from vllm_mlx.core.tasks import Deadline
-from vllm_mlx.media.cache import DecodedCache
-from vllm_mlx.media.loader import LoadedMedia, MediaLoader
-from vllm_mlx.media.pixels import DecodedImage
+from vllm_mlx.media.loader import MediaLoader
+from vllm_mlx.media.pixels import Decoded
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
-from .samples import encode, live_blocks
+from .samples import Held, as_pixels, encode, live_blocks
 
 SIDE = 400
 FRAME_BYTES = SIDE * SIDE * 3
@@ -37,14 +35,15 @@ def loading(**config: int) -> Iterator[MediaLoader]:
         asyncio.run(loader.close())
 
 
-async def load(loader: MediaLoader, parts: list[MediaPart], deadline: Deadline | None = None) -> LoadedMedia:
-    async with loader.load(parts, deadline=deadline) as shown:
-        return shown
+async def load(
+    loader: MediaLoader, parts: list[MediaPart], deadline: Deadline | None = None
+) -> Mapping[MediaPart, Decoded]:
+    return await loader.load(parts, as_pixels, deadline=deadline)
 
 
 def drain(loader: MediaLoader) -> None:
     """Wait for what threads still decode of requests that are over."""
-    for pool in (loader._readers._pool, loader._decoders._pool, loader._video_workers._pool):
+    for pool in (loader._readers._pool, loader._decoders._pool, loader._video_workers._pool, loader._renderer._pool):
         met = threading.Barrier(pool._max_workers)
         for waiting in [pool.submit(met.wait) for _ in range(pool._max_workers)]:
             waiting.result()
@@ -133,7 +132,7 @@ def test_nothing_is_begun_once_the_time_of_the_request_is_over_or_its_client_has
 
 def test_waiting_for_other_requests_ends_at_the_deadline() -> None:
     async def main() -> None:
-        async with loader.load([ImagePart(url(0))]):
+        async with Held().load(loader, [ImagePart(url(0))]):
             with pytest.raises(TimeLimit, match="--limit"):
                 await load(loader, [ImagePart(url(1))], Deadline(0.05, "It took too long (--limit)."))
 
@@ -145,7 +144,7 @@ def test_who_leaves_before_the_media_are_there_ends_their_preparation() -> None:
     deadline = Deadline(60, "")
 
     async def main() -> None:
-        async with loader.load([ImagePart(url(0))]):
+        async with Held().load(loader, [ImagePart(url(0))]):
             waiting = asyncio.create_task(load(loader, [ImagePart(url(1))], deadline))
             await asyncio.sleep(0.02)
             waiting.cancel()
@@ -165,14 +164,17 @@ def test_a_request_that_got_its_media_goes_on_with_its_deadline() -> None:
 
 
 def test_pictures_that_are_kept_yield_to_pixels_in_use() -> None:
-    recent = DecodedCache(max_bytes=3 * 75)
-    pictures = [DecodedImage.of(np.full((5, 5, 3), number, np.uint8)) for number in range(3)]
-    for number, picture in enumerate(pictures):
-        recent.put(bytes([number]), picture)
-    recent.make_room(100)
-    assert [recent.get(bytes([number])) for number in range(3)] == [None, None, pictures[2]]
-    recent.make_room(10_000)
-    assert recent.num_bytes == 0
-    recent.make_room(0)
-    recent.put(b"0", pictures[0])
-    assert recent.get(b"0") is pictures[0]
+    """Three images fit, and two beside the pixels of a request."""
+    sizes = {"max_image_pixels": SIDE * SIDE, "max_request_pixels": SIDE * SIDE, "media_cache_bytes": 3 * FRAME_BYTES}
+    parts = [ImagePart(url(number)) for number in range(4)]
+
+    async def main() -> None:
+        first = [await load(loader, [part]) for part in parts[:3]]
+        assert loader._decoded.size == 3 * FRAME_BYTES
+        async with Held().load(loader, parts[3:]):
+            assert loader._decoded.size == 2 * FRAME_BYTES
+        assert loader._decoded.size == 3 * FRAME_BYTES
+        assert (await load(loader, parts[2:3]))[parts[2]] is first[2][parts[2]], "the first was dropped"
+
+    with loading(**sizes) as loader:
+        asyncio.run(main())

@@ -9,12 +9,13 @@ from PIL import Image
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.messages import ImagePart, MediaPart, VideoPart
-from vllm_mlx.media.loader import LoadedMedia, MediaLoader
+from vllm_mlx.media.loader import MediaLoader
+from vllm_mlx.media.pixels import Decoded
 from vllm_mlx.media.rendered import RenderedMedia
 from vllm_mlx.media.sources import MediaRoot
 from vllm_mlx.media.video import FrameSampling
 
-from .samples import encode
+from .samples import Held, encode
 
 SIDE = 10
 RED, BLUE = (encode(Image.new("RGB", (SIDE, SIDE), color)) for color in ("red", "blue"))
@@ -22,26 +23,27 @@ FRAME = "data:image/png;base64," + base64.b64encode(RED).decode()
 
 
 class Renderings:
-    """Keeps an empty rendering of every part that was loaded, and notes the digests that it is asked for."""
+    """Keeps an empty rendering of every part that was loaded, and notes the files that it is asked for."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[MediaPart, bytes], RenderedMedia] = {}
         self.asked: list[bytes] = []
+        self.decoded: list[MediaPart] = []
 
-    def __call__(self, part: MediaPart, digest: bytes) -> RenderedMedia | None:
-        self.asked.append(digest)
-        return self.known.get((part, digest))
+    def recall(self, part: MediaPart, content: bytes) -> RenderedMedia | None:
+        self.asked.append(content)
+        return self.known.get((part, content))
 
-    def load(self, loader: MediaLoader, *parts: MediaPart, salt: str = "") -> LoadedMedia:
-        async def run() -> LoadedMedia:
-            async with loader.load(parts, salt=salt, recall=self) as loaded:
-                return loaded
+    def render(self, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+        self.decoded.append(part)
+        return self.known.setdefault((part, content), RenderedMedia.of("", 0, (), (), decoded.num_pixels))
 
-        loaded = asyncio.run(run())
-        for part, media in loaded.items():
-            if not isinstance(media, RenderedMedia):
-                self.known[part, media.digest] = RenderedMedia.of("", 0, (), ())
-        return loaded
+    def load(self, loader: MediaLoader, *parts: MediaPart, salt: str = "") -> list[MediaPart]:
+        """The parts that had to be decoded."""
+        self.decoded.clear()
+        loaded = asyncio.run(loader.load(parts, self.render, salt=salt, recall=self.recall))
+        assert list(loaded) == list(parts)
+        return list(self.decoded)
 
 
 @pytest.fixture
@@ -53,20 +55,18 @@ def loader() -> Iterator[MediaLoader]:
     asyncio.run(made.close())
 
 
-def is_known(media: object) -> bool:
-    return isinstance(media, RenderedMedia)
-
-
 @pytest.mark.parametrize("part", [ImagePart(RED), VideoPart((FRAME, FRAME))], ids=["image", "video"])
 def test_a_known_part_is_loaded_while_another_request_holds_all_pixels(loader: MediaLoader, part: MediaPart) -> None:
     renderings = Renderings()
-    assert not is_known(renderings.load(loader, part)[part])
+    assert renderings.load(loader, part) == [part]
 
     async def run() -> None:
         others = [ImagePart(encode(Image.new("RGB", (SIDE, SIDE), (0, 0, number)))) for number in range(4)]
         small = ImagePart(encode(Image.new("RGB", (5, SIDE))))  # small images have a lane of their own
-        async with loader.load(others), loader.load([small]), loader.load([part], recall=renderings) as loaded:
-            assert is_known(loaded[part])
+        held = Held()
+        async with held.load(loader, others) as one, held.load(loader, [small]) as other:
+            await loader.load([part], renderings.render, recall=renderings.recall)
+            assert renderings.decoded == [part] and not one.done() and not other.done()
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
@@ -74,28 +74,15 @@ def test_a_known_part_is_loaded_while_another_request_holds_all_pixels(loader: M
 def test_a_source_is_decoded_if_one_of_its_parts_is_unknown(loader: MediaLoader) -> None:
     renderings, large, small = Renderings(), ImagePart(RED), ImagePart(RED, max_side=5)
     renderings.load(loader, large)
-    loaded = renderings.load(loader, small, large)
-    assert is_known(loaded[large]) and not is_known(loaded[small])
-    loaded = renderings.load(loader, small, large)
-    assert is_known(loaded[large]) and is_known(loaded[small])
+    assert small in renderings.load(loader, small, large)
+    assert renderings.load(loader, small, large) == []
 
 
-def test_another_file_with_the_same_pixels_is_known_once_it_is_decoded(loader: MediaLoader) -> None:
+def test_what_was_rendered_of_a_file_is_not_shared_with_another_salt(loader: MediaLoader) -> None:
     renderings, part = Renderings(), ImagePart(RED)
-    other = ImagePart(encode(Image.new("RGB", (SIDE, SIDE), "red"), compress_level=0))
-    decoded = renderings.load(loader, part)[part]
-    assert not isinstance(decoded, RenderedMedia)
-    renderings.known[other, decoded.digest] = RenderedMedia.of("", 0, (), ())
-    assert is_known(renderings.load(loader, other)[other])
-
-
-def test_the_fingerprint_of_a_file_is_not_shared_with_another_salt(loader: MediaLoader) -> None:
-    renderings, part = Renderings(), ImagePart(RED)
-    renderings.load(loader, part, salt="mine")
+    assert renderings.load(loader, part, salt="mine") == [part]
+    mine = set(renderings.asked)
     renderings.asked.clear()
-    with pytest.raises(Exception, match="max-request-pixels"):  # before anything is decoded
-        renderings.load(loader, part, *(ImagePart(BLUE + bytes([n])) for n in range(9)), salt="yours")
-    assert not renderings.asked
-    with pytest.raises(Exception, match="max-request-pixels"):
-        renderings.load(loader, part, *(ImagePart(BLUE + bytes([n])) for n in range(9)), salt="mine")
-    assert len(renderings.asked) == 1
+    assert renderings.load(loader, part, salt="yours") == [part]
+    assert not mine & set(renderings.asked)
+    assert renderings.load(loader, part, salt="mine") == []

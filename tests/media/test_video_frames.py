@@ -7,9 +7,11 @@ from PIL import Image
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.media.decode import ImageFile
-from vllm_mlx.media.video import FrameFiles
+from vllm_mlx.media.video import FrameFiles, VideoLimits
 
 from .samples import encode, live_blocks
+
+LIMITS = VideoLimits(max_pixels=10**6, max_frame_pixels=10**6, max_decode_s=60)
 
 
 def frame(number: int, size: tuple[int, int] = (60, 40), **options: object) -> ImageFile:
@@ -18,7 +20,7 @@ def frame(number: int, size: tuple[int, int] = (60, 40), **options: object) -> I
 
 def frames(number: int, *, max_pixels: int = 10**6, max_decode_s: float = 60.0) -> FrameFiles:
     files = [frame(index) for index in range(number)]
-    return FrameFiles(files, 2.0, max_pixels=max_pixels, max_decode_s=max_decode_s)
+    return FrameFiles(files, 2.0, VideoLimits(max_pixels=max_pixels, max_frame_pixels=10**6, max_decode_s=max_decode_s))
 
 
 class Clock:
@@ -73,15 +75,15 @@ def test_decoding_ends_between_frames_when_the_client_has_left() -> None:
 
 def test_frames_whose_headers_differ_in_size_are_refused_before_any_is_decoded() -> None:
     with pytest.raises(InvalidImage, match="not all of one size"):
-        FrameFiles([frame(0), frame(1, (60, 41))], 2.0, max_pixels=10**6, max_decode_s=60)
+        FrameFiles([frame(0), frame(1, (60, 41))], 2.0, LIMITS)
 
 
 def test_a_frame_that_was_turned_on_its_side_is_of_another_size() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     turned, upright = frame(1, (40, 60), exif=exif), frame(0)
-    clip = FrameFiles([upright, turned], 2.0, max_pixels=10**6, max_decode_s=60).decode(Deadline(60, ""))
+    clip = FrameFiles([upright, turned], 2.0, LIMITS).decode(Deadline(60, ""))
     assert np.array_equal(clip.pixels.shape, (2, 40, 60, 3))
     with pytest.raises(InvalidImage, match="not all of one size"):
         sideways = frame(1, exif=exif)
-        FrameFiles([upright, sideways], 2.0, max_pixels=10**6, max_decode_s=60).decode(Deadline(60, ""))
+        FrameFiles([upright, sideways], 2.0, LIMITS).decode(Deadline(60, ""))

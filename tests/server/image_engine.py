@@ -10,6 +10,7 @@ from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.parts import media_parts
 from vllm_mlx.media.sources import MediaRoot
 
+from ..media.samples import as_pixels
 from .fakes import FakeEngine, FakeGeneration
 
 
@@ -23,9 +24,9 @@ class ImageEngine(FakeEngine):
         self.loader = MediaLoader(self.media, MediaRoot(self.media.media_root), fetcher=self.web)
 
     async def submit(self, request: Request) -> FakeGeneration:
-        async with self.loader.load(media_parts(request)) as pictures:
-            self.seen.append([pictures[part] for part in media_parts(request)])
-            return await super().submit(request)
+        pictures = await self.loader.load(media_parts(request), as_pixels)
+        self.seen.append([pictures[part] for part in media_parts(request)])
+        return await super().submit(request)
 
     async def shutdown(self, drain_s: float) -> None:
         await super().shutdown(drain_s)

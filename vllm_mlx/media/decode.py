@@ -113,7 +113,7 @@ class ImageFile:
 
     def decode(self) -> DecodedImage:
         """The image upright, and on white where it is transparent. Raises InvalidImage."""
-        return DecodedImage.of(self.pixels())
+        return DecodedImage(self.pixels())
 
     def pixels(self) -> np.ndarray:
         """The pixels of `decode`: (rows, columns, 3), uint8. Raises InvalidImage."""
@@ -196,7 +196,7 @@ def _upright(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
     except _FAILURES:
         return pixels
-    return pixels if turn is None else turn(pixels)
+    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
 def _too_large(size: str, max_pixels: int) -> str:

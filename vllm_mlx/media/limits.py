@@ -1,18 +1,19 @@
-"""What requests with images and videos share: pixels in memory, bytes of files, and threads."""
+"""What requests with images and videos share: pixels in memory, bytes of files, recent results, and threads."""
 
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ..core.errors import InvalidImage, Overloaded
 from ..core.tasks import Deadline
 from .sources import megabytes
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 _SMALL_SHARE = 8  # a request with at most an eighth of all pixels is small
 _FETCHES_PER_REQUEST = 4
@@ -82,12 +83,16 @@ class PixelGate:
         """Pixels in memory now."""
         return self._main.num_pixels + self._small.num_pixels
 
-    async def enter(self, num_pixels: int) -> PixelLane:
-        """Returns the lane that was entered, which has to be left. `num_pixels` is at most `max_pixels`."""
+    @asynccontextmanager
+    async def hold(self, num_pixels: int) -> AsyncIterator[None]:
+        """Wait until the pixels fit, and count them as in memory in the block. `num_pixels` is at most `max_pixels`."""
         is_small = num_pixels <= self._small.max_pixels
         lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
         await lane.enter(num_pixels)
-        return lane
+        try:
+            yield
+        finally:
+            lane.leave(num_pixels)
 
 
 class ByteRoom:
@@ -140,6 +145,44 @@ class Allowance:
     def give_back(self) -> None:
         self._room.leave(self._num_bytes)
         self._num_bytes = 0
+
+
+class LRU(Generic[K, T]):
+    """Values whose sizes add up to at most `max_size`; the least recently used is dropped first. Thread-safe."""
+
+    def __init__(self, max_size: int, size_of: Callable[[T], int] = lambda value: 1):
+        self.size = 0
+        self._max_size = max_size
+        self._size_of = size_of
+        self._values: OrderedDict[K, T] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, key: K) -> T | None:
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: T) -> None:
+        """A value larger than `max_size` is not kept, and drops no other."""
+        with self._lock:
+            self.drop(key)
+            if self._size_of(value) <= self._max_size:
+                self._values[key] = value
+                self.size += self._size_of(value)
+                self.resize(self._max_size)
+
+    def drop(self, key: K) -> None:
+        with self._lock:
+            if (value := self._values.pop(key, None)) is not None:
+                self.size -= self._size_of(value)
+
+    def resize(self, max_size: int) -> None:
+        with self._lock:
+            self._max_size = max_size
+            while self.size > max_size:
+                self.drop(next(iter(self._values)))
 
 
 class Workers:

@@ -1,7 +1,7 @@
 """Finds, replaces and names the images and videos of a request's messages. Reads none of them."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +25,15 @@ def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Req
     return replace(request, messages=messages)
 
 
-def numbered(parts: Iterable[MediaPart]) -> Iterator[tuple[int, MediaPart]]:
-    """Parts with their numbers, counted from 1; images and videos are counted separately."""
-    counts: Counter[type[MediaPart]] = Counter()
-    for part in parts:
-        counts[type(part)] += 1
-        yield counts[type(part)], part
-
-
-def located(error: InvalidImage, number: int, part: MediaPart) -> InvalidImage:
-    """The error with the number, place and name of the image or video in front."""
-    name, kind = ("Image", InvalidImage) if isinstance(part, ImagePart) else ("Video", InvalidVideo)
-    where = f"{name} {number} of this request (`{part.param}`, {label(part.source)})"
-    return kind(f"{where}: {error.message}", param=part.param)
+@contextmanager
+def naming(part: MediaPart, number: int) -> Iterator[None]:
+    """Errors of an image or a video get its number, place and name in front. Raises InvalidImage or InvalidVideo."""
+    try:
+        yield
+    except InvalidImage as error:
+        name, kind = ("Image", InvalidImage) if isinstance(part, ImagePart) else ("Video", InvalidVideo)
+        where = f"{name} {number} of this request (`{part.param}`, {label(part.source)})"
+        raise kind(f"{where}: {error.message}", param=part.param) from error
 
 
 def _replaced(part: Any, media: Mapping[MediaPart, MediaPart]) -> Any:

@@ -29,17 +29,23 @@ class RenderedMedia:
     token_ids: tuple[int, ...]  # from the first placeholder to the last
     items: tuple[MediaItem, ...]  # offsets are from the first placeholder
     digest: bytes  # a digest of everything that the model reads
+    num_pixels: int  # of the decoded image or clip
 
     @classmethod
     def of(
-        cls, text: str, num_lead_chars: int, token_ids: tuple[int, ...], items: tuple[MediaItem, ...]
+        cls,
+        text: str,
+        num_lead_chars: int,
+        token_ids: tuple[int, ...],
+        items: tuple[MediaItem, ...],
+        num_pixels: int = 0,
     ) -> "RenderedMedia":
         digest = blake2b(repr(token_ids).encode(), digest_size=_DIGEST_BYTES)
         for item in items:
             digest.update(item.digest)
         numbers: dict[int, int] = {}  # so that the id of a thousand placeholders is one object
         token_ids = tuple(numbers.setdefault(token_id, token_id) for token_id in token_ids)
-        return cls(text, num_lead_chars, token_ids, items, digest.digest())
+        return cls(text, num_lead_chars, token_ids, items, digest.digest(), num_pixels)
 
     def placed(self, offset: int) -> tuple[MediaItem, ...]:
         """The items in a prompt whose token at `offset` is the first placeholder."""

@@ -153,7 +153,8 @@ class ImageRenderer:
         token_ids = tuple(ids[start:end])
         grid = self._grid(inputs)
         item = media_item(0, token_ids, inputs, None if grid is None else image_layout(grid), self._processor.settings)
-        return RenderedMedia.of(text, len(self._tokenizer.decode(ids[:start])) if start else 0, token_ids, (item,))
+        lead = len(self._tokenizer.decode(ids[:start])) if start else 0
+        return RenderedMedia.of(text, lead, token_ids, (item,), image.num_pixels)
 
     def fit(self, image: DecodedImage, max_side: int | None = None) -> Image.Image:
         size = fitting(image.width, image.height, self._max_pixels, max_side)
@@ -232,7 +233,7 @@ class VideoRenderer:
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
         lead = len(self._tokenizer.decode(ids[: spots[0]]))
         items = self._items(ids, spots, inputs, clip, piece_pixels)
-        return RenderedMedia.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), items)
+        return RenderedMedia.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), items, clip.num_pixels)
 
     def _items(
         self, ids: list[int], spots: list[int], inputs: Mapping[str, np.ndarray], clip: Clip, piece_pixels: int

@@ -54,6 +54,11 @@ class FrameSampling:
         indices = np.linspace(0, num_frames - 1, max(1, int(count))).round()
         return [int(index) for index in indices]
 
+    def check_frames(self, num_frames: int) -> None:
+        """Check how many frames a client sent. Raises InvalidImage."""
+        if not 0 < num_frames <= self.max_frames:
+            raise InvalidImage(f"it has {num_frames} frames; this model takes 1 to {self.max_frames}. Send that many.")
+
 
 def container(data: bytes) -> str:
     """FFmpeg's name of the file format. Raises InvalidImage."""
@@ -95,6 +100,14 @@ class VideoLimits:
     max_pixels: int  # chosen frames are scaled down to this many together
     max_frame_pixels: int  # in one frame of the file
     max_decode_s: float
+
+    @classmethod
+    def of(cls, config: MediaConfig) -> "VideoLimits":
+        return cls(
+            max_pixels=min(config.max_video_pixels, config.max_request_pixels),
+            max_frame_pixels=config.max_image_pixels,
+            max_decode_s=config.max_decode_s,
+        )
 
 
 class VideoFile:
@@ -214,15 +227,12 @@ def _upright(frame: Any, size: tuple[int, int]) -> np.ndarray:
 class FrameFiles:
     """A video that is given as image files with valid headers. They are decoded one after the other."""
 
-    def __init__(self, frames: Sequence[ImageFile], fps: float, *, max_pixels: int, max_decode_s: float):
-        """`fps`: frames per second of video; `max_pixels`: frames are scaled down to this many together.
-
-        Raises InvalidImage if the headers say that the frames differ in size.
-        """
+    def __init__(self, frames: Sequence[ImageFile], fps: float, limits: VideoLimits):
+        """`fps`: frames per second of video. Raises InvalidImage if the headers say that the frames differ in size."""
         self._frames = frames
         self._fps = fps
-        self._frame_pixels = max_pixels // len(frames)
-        self._max_decode_s = max_decode_s
+        self._frame_pixels = limits.max_pixels // len(frames)
+        self._max_decode_s = limits.max_decode_s
         sizes = {fitting(frame.width, frame.height, self._frame_pixels) for frame in frames}
         if len({tuple(sorted(size)) for size in sizes}) > 1:  # orientation may still swap the sides of a frame
             raise InvalidImage("its frames are not all of one size.")
@@ -240,37 +250,3 @@ class FrameFiles:
             stack.add(scaled(pixels, fitting(width, height, self._frame_pixels)))
             del pixels  # before the next frame is decoded
         return stack.clip([index / self._fps for index in range(len(stack))], self._fps)
-
-
-class VideoOpener:
-    """Opens videos as one checkpoint samples them, within the server's limits."""
-
-    def __init__(self, config: MediaConfig, sampling: FrameSampling):
-        self._sampling = sampling
-        self._limits = VideoLimits(
-            max_pixels=min(config.max_video_pixels, config.max_request_pixels),
-            max_frame_pixels=config.max_image_pixels,
-            max_decode_s=config.max_decode_s,
-        )
-
-    def open(self, data: bytes, fps: float | None, deadline: Deadline) -> VideoFile:
-        """`fps`: frames to choose per second of video; None for the checkpoint's. Raises InvalidImage."""
-        return VideoFile(data, self._sampling, self._limits, fps, deadline=deadline)
-
-    @property
-    def max_frames(self) -> int:
-        return self._sampling.max_frames
-
-    def check_frames(self, num_frames: int) -> None:
-        """Raises InvalidImage."""
-        if not 0 < num_frames <= self.max_frames:
-            raise InvalidImage(f"it has {num_frames} frames; this model takes 1 to {self.max_frames}. Send that many.")
-
-    def frames(self, frames: Sequence[ImageFile], fps: float | None) -> FrameFiles:
-        """`fps`: frames per second of video; None for the checkpoint's. Raises InvalidImage."""
-        return FrameFiles(
-            frames,
-            fps or self._sampling.fps,
-            max_pixels=self._limits.max_pixels,
-            max_decode_s=self._limits.max_decode_s,
-        )

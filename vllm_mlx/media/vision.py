@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,7 @@ from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from .cache import RenderedCache
-from .limits import ByteRoom
+from .limits import LRU, ByteRoom
 from .pixels import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
 from .renderers import (
@@ -39,7 +39,7 @@ _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id") 
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 _MIDDLE_PIXELS = 512 * 512  # pixels of the larger image with which the vision encoder is measured
 
-Remake = Callable[[MediaInputs], None]  # starts to make encoder inputs again, on another thread
+Remake = Callable[[MediaPart, MediaInputs], None]  # starts to make encoder inputs again, on another thread
 _HEIGHT, _WIDTH = 96, 160  # pixels of a test image
 _NUM_FRAMES = 4
 
@@ -85,7 +85,7 @@ def video_trial(tokenizer: Tokenizer, videos: VideoRenderer) -> Trial | NoVideos
 
 def _in_pieces(text: str, videos: VideoRenderer) -> Trial:
     frames = np.stack([noise(seed).pixels for seed in range(_NUM_FRAMES)])
-    clip = Clip.of(frames, [number / videos.even_fps for number in range(_NUM_FRAMES)], videos.even_fps)
+    clip = Clip(frames, tuple(number / videos.even_fps for number in range(_NUM_FRAMES)), videos.even_fps)
     ids, inputs = videos.run(text, clip, keep_all=True)
     rendered = videos.render(clip, piece_pixels=1)
     start = ids.index(videos.token_id)
@@ -101,12 +101,12 @@ def trial_text(tokenizer: Tokenizer, kind: Literal["image", "video"], number: in
 
 
 def noise(seed: int) -> DecodedImage:
-    return DecodedImage.of(np.random.default_rng(seed).integers(0, 256, (_HEIGHT, _WIDTH, 3)).astype(np.uint8))
+    return DecodedImage(np.random.default_rng(seed).integers(0, 256, (_HEIGHT, _WIDTH, 3)).astype(np.uint8))
 
 
 def plain(num_pixels: int) -> DecodedImage:
     side = max(1, int(num_pixels**0.5))
-    return DecodedImage.of(np.zeros((side, side, 3), np.uint8))
+    return DecodedImage(np.zeros((side, side, 3), np.uint8))
 
 
 class VisionProcessor:
@@ -129,7 +129,8 @@ class VisionProcessor:
         self._videos = videos
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not safe to share between threads
-        self._known = RenderedCache()
+        # By content and `max_side`, without encoder inputs. Nothing is kept before `set_memory`.
+        self._known: LRU[tuple[bytes, int | None], RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes)
         self._room = ByteRoom()
 
     @classmethod
@@ -182,33 +183,32 @@ class VisionProcessor:
     def frame_sampling(self) -> FrameSampling | None:
         return None if isinstance(self._videos, NoVideos) else self._videos.sampling
 
-    def recall(self, part: MediaPart, digest: bytes, *, salt: str, remake: Remake) -> RenderedMedia | None:
-        """The part as it was rendered for an earlier request of this salt. `digest`: of its pixels.
+    def recall(self, remake: Remake, part: MediaPart, content: bytes) -> RenderedMedia | None:
+        """The part as it was rendered before. `content`: salt and digest of its file.
 
-        Its encoder inputs are made on demand.
+        Its encoder inputs are made on demand, by `remake`.
         """
-        known = self._known.get((salt, digest, _max_side(part)))
-        return None if known is None else self._with_inputs(known, (), remake)
+        known = self._known.get((content, _max_side(part)))
+        return None if known is None else self._with_inputs(known, (), partial(remake, part))
 
-    def render(self, part: MediaPart, decoded: Decoded, *, salt: str, remake: Remake) -> RenderedMedia:
-        """The part, whose encoder inputs need not stay; remembered for later requests of this salt.
+    def render(self, remake: Remake, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
+        """The part, whose encoder inputs need not stay; remembered for later requests that bring its file.
 
         Raises InvalidImage if the processor refuses it.
         """
-        if (known := self.recall(part, decoded.digest, salt=salt, remake=remake)) is not None:
+        if (known := self.recall(remake, part, content)) is not None:
             return known
         rendered = self.render_with_inputs(decoded, _max_side(part))
-        self._known.put((salt, decoded.digest, _max_side(part)), rendered)
-        return self._with_inputs(rendered, rendered.arrays, remake)
+        self._known.put((content, _max_side(part)), rendered.with_inputs({} for _ in rendered.items))
+        return self._with_inputs(rendered, rendered.arrays, partial(remake, part))
 
-    def render_again(self, part: MediaPart, decoded: Decoded, inputs: MediaInputs) -> None:
+    def render_again(self, inputs: MediaInputs, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
         """Put the part's encoder inputs, made again, into `inputs`. Raises InvalidImage."""
         rendered = self.render_with_inputs(decoded, _max_side(part))
         if rendered.digest != inputs.digest:
-            raise InvalidImage(
-                f"What `{part.param}` shows has changed since this request was prepared.", param=part.param
-            )
+            raise InvalidImage("it has changed since this request was prepared.")
         inputs.put(rendered.arrays)
+        return rendered
 
     def render_with_inputs(self, decoded: Decoded, max_side: int | None = None) -> RenderedMedia:
         """`max_side`: of an image as the model sees it, in pixels. Raises InvalidImage if the processor refuses it.
@@ -228,7 +228,9 @@ class VisionProcessor:
                 f"the model's processor cannot take its {what}: {first_line(error, MAX_REASON)}"
             ) from error
 
-    def _with_inputs(self, rendered: RenderedMedia, arrays: Sequence[Arrays], remake: Remake) -> RenderedMedia:
+    def _with_inputs(
+        self, rendered: RenderedMedia, arrays: Sequence[Arrays], remake: Callable[[MediaInputs], None]
+    ) -> RenderedMedia:
         inputs = MediaInputs(rendered.digest, self._room, remake)
         inputs.offer(arrays)
         return rendered.with_inputs(ItemInputs(inputs, index) for index in range(len(rendered.items)))
