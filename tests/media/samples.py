@@ -86,21 +86,22 @@ def as_pixels(part: MediaPart, content: bytes, decoded: Decoded) -> Decoded:
 
 
 class Held:
-    """A `render` that holds the pixels of a request until `release`."""
+    """A `render` that holds the pixels of requests until `release`."""
 
     def __init__(self) -> None:
+        self._entered = threading.Event()
         self.release = threading.Event()
 
     def __call__(self, part: MediaPart, content: bytes, decoded: Decoded) -> Decoded:
+        self._entered.set()
         self.release.wait()
         return decoded
 
     @asynccontextmanager
     async def load(self, loader: MediaLoader, parts: Sequence[MediaPart]) -> AsyncIterator[asyncio.Task[object]]:
-        """Hold them in the block. Left by an error, too."""
-        num_pixels = loader._gate.num_pixels
+        """Hold the pixels of these parts in the block."""
         task = asyncio.create_task(loader.load(parts, self))
-        while loader._gate.num_pixels == num_pixels:
+        while not self._entered.is_set():
             await asyncio.sleep(0.001)
         try:
             yield task

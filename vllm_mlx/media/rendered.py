@@ -29,7 +29,7 @@ class RenderedMedia:
     token_ids: tuple[int, ...]  # from the first placeholder to the last
     items: tuple[MediaItem, ...]  # offsets are from the first placeholder
     digest: bytes  # a digest of everything that the model reads
-    num_pixels: int  # of the decoded image or clip
+    num_pixels: int  # the size of the decoded image or clip
 
     @classmethod
     def of(
