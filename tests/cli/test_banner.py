@@ -45,17 +45,17 @@ def test_what_may_be_shown_is_said(reason: str | None, off: list[str]) -> None:
 
 def test_layers_formats_and_what_is_off_are_said() -> None:
     facts = banner().facts()
-    assert ("Layers", "recurrent state beside attention: resumes where a copy was taken") in facts
+    assert ("Layers", "recurrent state beside attention: resumes at snapshots") in facts
     assert ("Formats", "reasoning think, tool calls none") in facts
     assert [fact for name, fact in facts if name == "Off"] == [
-        "images and videos: the checkpoint has no vision tower",
+        "images and videos: the checkpoint has no vision encoder",
         "tool calls: the chat template shows no format of them",
     ]
 
 
 @pytest.mark.parametrize(
     ("windows", "text"),
-    [([], "attention: resumes at any token"), ([512], "attention, windows of 512: resumes where its window is held")],
+    [([], "attention: resumes at any token"), ([512], "attention, windows of 512: resumes where its window is kept")],
 )
 def test_where_a_model_resumes(windows: list[int], text: str) -> None:
     assert layers({"sliding_windows": windows, "keeps_recurrent_state": False}) == text

@@ -45,7 +45,7 @@ def test_a_conversation_keeps_its_turns_and_ends_with_quit(demo_url: str) -> Non
         assert int(length) > int(first_length)
         assert int(cached) > 0
         seen.type("/nothing")
-        seen.wait_for("/nothing is no command")
+        seen.wait_for("/nothing is not a command")
         seen.type("/quit")
         assert seen.process.wait(SECONDS) == 0
     history = Path(os.environ["HOME"]) / ".local/state/vllm-mlx/chat-history"
@@ -169,7 +169,7 @@ def test_a_picture_goes_with_the_next_question_alone(tmp_path: Path) -> None:
 def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("hello")
-    with pytest.raises(WrongUsage, match="is no image"):
+    with pytest.raises(WrongUsage, match="is not an image"):
         image_url(text)
 
 

@@ -33,7 +33,7 @@ def test_a_port_that_another_program_holds_is_bad() -> None:
 
 def test_a_port_that_our_server_holds_is_good(demo_url: str) -> None:
     _, found = verdicts("--quick", VLLM_MLX_PORT=str(urlsplit(demo_url).port))
-    assert found["Port"] == ("good", f"a server is there already: {demo_url} serves demo")
+    assert found["Port"] == ("good", f"a server is running already: {demo_url} serves demo")
 
 
 def test_a_model_that_is_too_large_or_no_model_is_bad(checkpoint: Callable[..., Path], tmp_path: Path) -> None:

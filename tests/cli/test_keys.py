@@ -123,7 +123,7 @@ def test_commands_that_manage_send_an_admin_key(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "mymac.local"])
 def test_beyond_this_machine_a_key_is_needed(host: str) -> None:
-    with pytest.raises(ConfigError, match="--api-key or --api-key-file, or say --insecure") as caught:
+    with pytest.raises(ConfigError, match="--api-key or --api-key-file, or set --insecure") as caught:
         refuse_open_door(host, has_keys=False, insecure=False)
     assert "\n" not in caught.value.message
     refuse_open_door(host, has_keys=True, insecure=False)

@@ -22,17 +22,18 @@ from vllm_mlx.cli.launch import is_public, steps, write_lasting
 from vllm_mlx.cli.terminal import CommandFailed
 
 GOLDEN = Path(__file__).parent / "launch_golden"
+HOME = Path("/home/me")
 TARGET = Target(
     url="http://127.0.0.1:8000",
     model="mlx-community/Qwen3-8B-4bit",
     context=40960,
     api_key="it's a key",
     folder=Path("/state"),
+    home=HOME,
 )
-HOME = Path("/home/me")
 
 
-WRITING = [name for name in CLIENTS if CLIENTS[name].plan(TARGET, HOME).lasting is not None]
+WRITING = [name for name in CLIENTS if CLIENTS[name](TARGET).lasting is not None]
 THEIRS = {  # settings that users have already, in the format of each client's file
     ".json": '{"theme": "dark", "env": {"EDITOR": "vi"}, "model": {"old": 1}, "provider": {"other": {"npm": "x"}}}',
     ".yml": "# mine\nauto-commits: false",
@@ -47,7 +48,7 @@ def stand_in(program: Path, code: str) -> None:
 
 
 def plan_of(name: str, home: Path = HOME, **other: Any) -> Plan:
-    return CLIENTS[name].plan(replace(TARGET, **other), home)
+    return CLIENTS[name](replace(TARGET, home=home, **other))
 
 
 def entries_of(name: str, home: Path, **other: Any) -> Lasting:
@@ -58,7 +59,7 @@ def entries_of(name: str, home: Path, **other: Any) -> Lasting:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_is_printed(name: str) -> None:
-    assert plan_of(name).script(CLIENTS[name].title) == (GOLDEN / f"{name}.sh").read_text()
+    assert plan_of(name).script(plan_of(name).title) == (GOLDEN / f"{name}.sh").read_text()
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -199,7 +200,7 @@ def test_writing_again_changes_what_is_ours_alone(name: str, tmp_path: Path) -> 
     path.write_text(THEIRS[path.suffix])
     write_lasting(entries)
     first = path.read_text()
-    assert write_lasting(entries_of(name, tmp_path)) == f"{path} says so already."
+    assert write_lasting(entries_of(name, tmp_path)) == f"{path} needs no change."
     assert path.read_text() == first
     write_lasting(entries_of(name, tmp_path, url="http://127.0.0.1:9000"))
     assert read(path.read_text()) == read(first.replace(TARGET.url, "http://127.0.0.1:9000"))

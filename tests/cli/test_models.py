@@ -52,7 +52,7 @@ def test_an_empty_cache_says_how_to_fill_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "line"),
     [
-        ("nonsense", 2, "nonsense is no name on Hugging Face: write ORG/NAME"),
+        ("nonsense", 2, "nonsense is not a name on Hugging Face: write ORG/NAME"),
         ("org/name", 1, "org/name is not on this machine and could not be downloaded."),
     ],
 )

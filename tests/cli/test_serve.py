@@ -93,5 +93,5 @@ def test_an_error_of_the_server_itself_asks_to_be_started_again() -> None:
     result = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == ExitCode.RESTART
     *trace, last = result.stderr.splitlines()
-    assert last == "vllm-mlx: The server ended by an error of its own: ValueError: nobody thought of this"
+    assert last == "vllm-mlx: The server ended with an internal error: ValueError: nobody thought of this"
     assert "Traceback (most recent call last):" in trace

@@ -114,7 +114,7 @@ def test_a_misspelt_variable_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("VLLM_MLX_CONFIG", "f.toml")
     monkeypatch.setenv("VLLM_MLX_HOST", "localhost")
     [line] = unknown_variables()
-    assert line.endswith("VLLM_MLX_PROT is no setting and has no effect. Did you mean `VLLM_MLX_PORT`?")
+    assert line.endswith("VLLM_MLX_PROT is not a setting and has no effect. Did you mean `VLLM_MLX_PORT`?")
 
 
 @row("S4-36")

@@ -65,7 +65,7 @@ def test_no_server_is_one_sentence_that_says_how_to_start_one() -> None:
     line = refusal("status", "--url", "http://127.0.0.1:9")
     assert line == (
         "vllm-mlx: No server answers at http://127.0.0.1:9. Start one with `vllm-mlx serve MODEL`, "
-        "or say where it is with --url."
+        "or give its address with --url."
     )
 
 
@@ -75,7 +75,7 @@ def test_the_port_is_that_of_the_settings() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
 def test_what_is_no_address_is_a_usage_error(url: str) -> None:
-    assert refusal("status", "--url", url, code=2).startswith(f"vllm-mlx: --url {url} is no address")
+    assert refusal("status", "--url", url, code=2).startswith(f"vllm-mlx: --url {url} is not an address")
 
 
 def test_every_figure_is_shown_where_it_belongs() -> None:

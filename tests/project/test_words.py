@@ -84,6 +84,10 @@ def test_the_list_names_what_exists() -> None:
         ("class BigPicture: ...", "the name BigPicture: write reasoning, vision encoder or image"),
         ("y = [each for each in x]", "a variable named each: name the thing"),
         ('def f(x):\n    """Of all rows."""', "begins with a preposition: Of all rows."),
+        ('x: int = 1\n"""Anew."""', "Anew: write again"),
+        ('option(help="Show thoughts.")', "thoughts: write reasoning"),
+        ('raise Error(f"Row {x} has no `tower`, as told.")', "told: write reported, sent"),
+        ('option("Of one row.")', "begins with a preposition: Of one row."),
     ],
 )
 def test_a_fault_of_python_is_found(source: str, fault: str) -> None:

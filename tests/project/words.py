@@ -1,4 +1,4 @@
-"""Finds words that the style rules out, in docstrings, comments, names and prose. Knows no package by name."""
+"""Finds words that the style rules out: in docstrings, comments, names, texts for users, and prose."""
 
 import ast
 import io
@@ -29,16 +29,19 @@ BANNED = {
 }
 PREPOSITIONS = frozenset({"of", "as", "behind", "beside", "for", "among"})
 NAMES = frozenset({"thought", "thoughts", "tower", "picture", "pictures"})  # parts of identifiers
+FORMATS = ("thought process:", "<|channel>thought")  # ends of texts that models write, which must stay as they are
 _BANNED = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
 _NOTES = re.compile(r"^(noqa|type: ignore|fmt:|pragma)")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 
 def in_python(source: str) -> Iterator[tuple[int, str]]:
-    """Line and fault of a module's docstrings, comments and names."""
-    for line, text in (*_docstrings(source), *_comments(source)):
+    """Line and fault of a module's docstrings, comments, texts and names."""
+    notes, texts = [*_docstrings(source), *_comments(source)], list(_texts(source))
+    for line, text in (*notes, *(found for found in texts if found[1][:1].isupper())):
         if begins_with_preposition(text):
             yield line, f"begins with a preposition: {text[:60]}"
+    for line, text in (*notes, *texts):
         yield from ((line, f"{found}: write {advice}") for found, advice in banned_in(text))
     yield from _names(source)
 
@@ -64,15 +67,21 @@ def banned_in(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Each text that is a statement of its own: also the help text below a setting."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                yield first.lineno, first.value.value
+        match node:
+            case ast.Expr(ast.Constant(str(text))):
+                yield node.lineno, text
+
+
+def _texts(source: str) -> Iterator[tuple[int, str]]:
+    """Texts in the code that a user may read: messages, helps, labels. What stands between backticks is code."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(str(text)) if id(node) not in docstrings and not text.endswith(FORMATS):
+                yield node.lineno, re.sub(r"`[^`\n]*`", "`code`", text)
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:

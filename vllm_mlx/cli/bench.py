@@ -18,12 +18,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, Any, Literal, get_args
 
-from rich import box
 from rich.table import Table
 
 from ..core.errors import VLLMMLXError
 from .remote import KeyOption, ModelOption, Remote, Reply, UrlOption, find_server
-from .terminal import AsJson, CommandFailed, WrongUsage, console, milliseconds, option
+from .terminal import TABLE, AsJson, CommandFailed, WrongUsage, console, milliseconds, number_columns, option
 
 Messages = list[dict[str, Any]]
 Ask = Callable[[Messages], Reply]
@@ -286,10 +285,8 @@ def _show(server: Remote, name: str, rows: list[Figures], *, as_json: bool, plot
 
 
 def _table(rows: list[Figures]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("Workload")
-    for name in ("At once", "Requests", "Prompt", "Cached", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("At once", "Requests", "Prompt", "Cached", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s")
+    table = Table("Workload", *number_columns(*names), **TABLE)
     for row in rows:
         good = row.requests - row.failed
         times = (row.ttft_p50_s, row.ttft_p99_s, row.itl_p50_s, row.itl_p99_s)

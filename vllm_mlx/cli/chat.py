@@ -55,7 +55,7 @@ def image_url(path: Path) -> str:
         raise WrongUsage(f"Cannot read the image {path}: {error.strerror}.") from error
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     if not kind.startswith("image/"):
-        raise WrongUsage(f"{path} is no image: give a PNG, JPEG, WebP or GIF file.")
+        raise WrongUsage(f"{path} is not an image: give a PNG, JPEG, WebP or GIF file.")
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -312,4 +312,4 @@ class Talk:
             case "help":
                 say(_HELP, style="dim", markup=False)
             case _:
-                raise WrongUsage(f"/{name} is no command. /help lists them; a question may not begin with a slash.")
+                raise WrongUsage(f"/{name} is not a command. /help lists them; a question may not begin with a slash.")

@@ -1,6 +1,6 @@
 """The clients that `launch` starts: how each is installed and how it is pointed at a server. See docs/clients.
 
-This module starts and writes nothing.
+A client is a function that returns its `Plan` for a `Target`. This module starts and writes nothing.
 """
 
 import json
@@ -17,13 +17,14 @@ NO_KEY = "none"  # sent where the server asks for none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server that a client is pointed at, and where files for the client may lie: a folder of ours."""
+    """The server that a client shall use, and the folders in which the client's files are."""
 
     url: str  # without /v1
     model: str
     context: int  # tokens of prompt and reply
-    api_key: str  # a word that means nothing, where the server asks for none
-    folder: Path
+    api_key: str  # `NO_KEY` if the server needs none
+    folder: Path  # where our own files for clients are
+    home: Path = field(default_factory=Path.home)
 
     @property
     def base_url(self) -> str:
@@ -31,13 +32,13 @@ class Target:
 
     @property
     def max_reply(self) -> int:
-        """Tokens of a reply that clients keep free in the window: a quarter of it, within reason."""
+        """Tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
         return max(1, min(32_000, self.context // 4))
 
 
 @dataclass(frozen=True, slots=True)
 class JsonEntries:
-    """Values that a JSON file of the client's user shall hold; what else it holds stays."""
+    """Values for a JSON file of the client's user; the other values of that file stay."""
 
     path: Path
     values: Mapping[str, Any]
@@ -45,7 +46,7 @@ class JsonEntries:
 
 @dataclass(frozen=True, slots=True)
 class TextLines:
-    """Lines for the end of a file of the client's user, unless it says something on `marker` already."""
+    """Lines for the end of a file of the client's user, unless one of its lines begins with `marker` already."""
 
     path: Path
     marker: str
@@ -54,7 +55,7 @@ class TextLines:
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """A file in the client's folder that is ours alone."""
+    """A file in the client's folder that only we write."""
 
     path: Path
     text: str
@@ -65,16 +66,21 @@ Lasting = JsonEntries | TextLines | OwnFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
+    """How to install a client, start it, and set it up for a server."""
+
+    title: str
+    install: str
     commands: tuple[tuple[str, ...], ...]  # the last one is the client itself
     environment: Mapping[str, str] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()  # variables that would win over those
+    unset: tuple[str, ...] = ()  # variables that would override these
     files: Mapping[Path, str] = field(default_factory=dict)  # in the target's folder
-    first_prompt: int = 0  # tokens that the client's first prompt takes, about
-    warning: str = ""  # what its user should know before it is started
+    first_prompt: int = 0  # tokens of the client's first prompt, about
+    warning: str = ""  # what the user should know before the client starts
     lasting: Lasting | None = None  # what `--write` writes; None: the client has no such file
+    start_after_writing: str = ""  # the command to start the client with, if it is not the usual one
 
     def script(self, title: str) -> str:
-        """Does in a shell what `launch` does."""
+        """A shell script that does what `launch` does."""
         lines = [f"# {one_line(comment)}" for comment in (title, self.warning) if comment]
         for path, text in self.files.items():  # only their owner may read them, as with `write_own`
             lines += ["(", "umask 077", f"mkdir -p {shlex.quote(str(path.parent))}"]
@@ -98,14 +104,7 @@ _IDLE_MS = 300_000
 _SILENCE_MS = 1_800_000  # the longest that Claude Code takes; pings are silence to it
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
-    title: str
-    install: str
-    plan: Callable[[Target, Path], Plan]  # (target, the user's home)
-
-
-def claude(target: Target, home: Path) -> Plan:
+def claude(target: Target) -> Plan:
     models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
     environment = {
         "ANTHROPIC_BASE_URL": target.url,
@@ -120,15 +119,17 @@ def claude(target: Target, home: Path) -> Plan:
         "DISABLE_TELEMETRY": "1",
     }
     return Plan(
+        title="Claude Code",
+        install="npm install -g @anthropic-ai/claude-code",
         commands=(("claude",),),
         environment=environment,
         unset=("ANTHROPIC_API_KEY",),
         first_prompt=12_500,
-        lasting=JsonEntries(home / ".claude" / "settings.json", {"env": environment}),
+        lasting=JsonEntries(target.home / ".claude" / "settings.json", {"env": environment}),
     )
 
 
-def codex(target: Target, home: Path) -> Plan:
+def codex(target: Target) -> Plan:
     provider = {
         "name": _PROVIDER,
         "base_url": target.base_url,
@@ -150,14 +151,17 @@ def codex(target: Target, home: Path) -> Plan:
     lines += ["", f"[model_providers.{_PROVIDER}]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in provider.items()]
     return Plan(
+        title="Codex",
+        install="npm install -g @openai/codex",
         commands=(("codex", *(word for override in overrides for word in ("-c", override))),),
         environment={_CODEX_KEY: target.api_key},
         first_prompt=10_000,
-        lasting=OwnFile(home / ".codex" / f"{_PROVIDER}.config.toml", "\n".join([*lines, ""])),  # its profile
+        lasting=OwnFile(target.home / ".codex" / f"{_PROVIDER}.config.toml", "\n".join([*lines, ""])),  # a profile
+        start_after_writing=f"{_CODEX_KEY}=KEY codex --profile {_PROVIDER}",
     )
 
 
-def opencode(target: Target, home: Path) -> Plan:
+def opencode(target: Target) -> Plan:
     config = {
         "model": f"{_PROVIDER}/{target.model}",
         "small_model": f"{_PROVIDER}/{target.model}",
@@ -170,14 +174,16 @@ def opencode(target: Target, home: Path) -> Plan:
         },
     }
     return Plan(
+        title="opencode",
+        install="npm install -g opencode-ai",
         commands=(("opencode",),),
         environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         first_prompt=8_000,
-        lasting=JsonEntries(home / ".config" / "opencode" / "opencode.json", config),
+        lasting=JsonEntries(target.home / ".config" / "opencode" / "opencode.json", config),
     )
 
 
-def qwen(target: Target, home: Path) -> Plan:
+def qwen(target: Target) -> Plan:
     entry = {
         "id": target.model,
         "name": target.model,
@@ -190,8 +196,11 @@ def qwen(target: Target, home: Path) -> Plan:
         "security": {"auth": {"selectedType": "openai"}},
         "model": {"name": target.model},
     }
+    lasting = {**settings, "env": {"OPENAI_API_KEY": target.api_key}}
     file = target.folder / "qwen" / "settings.json"
     return Plan(
+        title="Qwen Code",
+        install="npm install -g @qwen-code/qwen-code",
         commands=(("qwen", "--auth-type", "openai", "-m", target.model),),
         environment={
             "OPENAI_BASE_URL": target.base_url,
@@ -202,21 +211,23 @@ def qwen(target: Target, home: Path) -> Plan:
         },
         files={file: pretty(settings)},
         first_prompt=20_000,
-        lasting=JsonEntries(home / ".qwen" / "settings.json", {**settings, "env": {"OPENAI_API_KEY": target.api_key}}),
+        lasting=JsonEntries(target.home / ".qwen" / "settings.json", lasting),
     )
 
 
-def cline(target: Target, home: Path) -> Plan:
+def cline(target: Target) -> Plan:
     folder = ("--data-dir", str(target.folder / "cline"))
     provider = ("-p", "openai", "-k", target.api_key, "-m", target.model, "-b", target.base_url)
     return Plan(
+        title="Cline",
+        install="npm install -g cline",
         commands=(("cline", "auth", *provider, *folder), ("cline", *folder)),
         first_prompt=6_000,
         warning="" if target.api_key == NO_KEY else _CLINE_SHOWS_KEY,
     )
 
 
-def aider(target: Target, home: Path) -> Plan:
+def aider(target: Target) -> Plan:
     name = f"openai/{target.model}"
     file = target.folder / "aider" / "models.json"
     limits = {
@@ -233,6 +244,8 @@ def aider(target: Target, home: Path) -> Plan:
     roles = tuple(word for role in ("--model", "--weak-model", "--editor-model") for word in (role, name))
     lines = [f"{role}: {json.dumps(name)}" for role in ("model", "weak-model", "editor-model")]
     return Plan(
+        title="aider",
+        install="python3 -m pip install aider-chat",
         commands=(("aider", *roles, "--model-metadata-file", str(file)),),
         environment={
             "OPENAI_API_BASE": target.base_url,
@@ -242,7 +255,7 @@ def aider(target: Target, home: Path) -> Plan:
         files={file: pretty(limits)},
         first_prompt=2_500,
         lasting=TextLines(
-            home / ".aider.conf.yml",
+            target.home / ".aider.conf.yml",
             "model:",
             "\n".join(
                 [*lines, f"openai-api-base: {target.base_url}", f"openai-api-key: {json.dumps(target.api_key)}", ""]
@@ -251,11 +264,6 @@ def aider(target: Target, home: Path) -> Plan:
     )
 
 
-CLIENTS = {
-    "claude": Client("Claude Code", "npm install -g @anthropic-ai/claude-code", claude),
-    "codex": Client("Codex", "npm install -g @openai/codex", codex),
-    "opencode": Client("opencode", "npm install -g opencode-ai", opencode),
-    "qwen": Client("Qwen Code", "npm install -g @qwen-code/qwen-code", qwen),
-    "cline": Client("Cline", "npm install -g cline", cline),
-    "aider": Client("aider", "python3 -m pip install aider-chat", aider),
+CLIENTS: Mapping[str, Callable[[Target], Plan]] = {
+    client.__name__: client for client in (claude, codex, opencode, qwen, cline, aider)
 }

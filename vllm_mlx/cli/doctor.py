@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -21,7 +20,7 @@ from .models import cache_folder, describe, local_folder
 from .options import load_settings
 from .remote import Remote
 from .settings import Settings, local_url
-from .terminal import ExitCode, console, readable
+from .terminal import AsJson, ExitCode, console, option, readable
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -42,12 +41,13 @@ _MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "bad": ("✗", "
 
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", show_default=False, help="Does it fit? Default: as `serve` is set.")
+        str | None,
+        typer.Argument(metavar="MODEL", show_default=False, help="Model to check. Default: that of `serve`."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the self-test, which loads the demo.")] = False,
+    as_json: AsJson = False,
+    quick: Annotated[bool, option("--quick", None, "Skip the self-test, which loads the demo.")] = False,
 ) -> None:
-    """Look whether this machine can serve, and what is in the way. Exit code 1: something is."""
+    """Check whether this machine can serve, and what prevents it. The exit code is 1 if something does."""
     from .serve import configure_logging
 
     configure_logging("error")
@@ -64,7 +64,7 @@ def doctor(
 
 
 def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
-    """One after the other, as they are known. What needs MLX is left out where MLX does not work."""
+    """Each check as soon as it is done. Checks that need MLX are skipped if MLX does not work."""
     settings = load_settings({} if model is None else {"model": model})
     yield check_python()
     device = check_device()
@@ -80,7 +80,6 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
 
 
 def _line(check: Check) -> Table:
-    """On a line of its own, text indented below itself."""
     mark, style = _MARKS[check.verdict]
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=1)
@@ -99,9 +98,9 @@ _LITTLE_DISK = 20_000_000_000  # bytes: a model of eight billion weights in four
 def check_python() -> Check:
     version = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < _OLDEST:
-        return Check("Python", "bad", f"{version}: it has to be 3.11 or newer")
+        return Check("Python", "bad", f"{version}: Python 3.11 or newer is needed")
     if sys.platform == "darwin" and platform.machine() != "arm64":
-        return Check("Python", "bad", f"{version}: it runs translated, for Intel; install one for Apple silicon")
+        return Check("Python", "bad", f"{version}: this Python is for Intel; install one for Apple silicon")
     return Check("Python", "good", version)
 
 
@@ -114,17 +113,17 @@ def check_device() -> Check:
     except (ImportError, OSError, RuntimeError) as error:
         return Check("MLX", "bad", f"it does not work: {error}")
     if value != 64**3:
-        return Check("MLX", "bad", f"a product of two matrices is wrong: {value} in place of {64**3}")
+        return Check("MLX", "bad", f"a product of two matrices is wrong: {value} instead of {64**3}")
     version = getattr(mx, "__version__", "?")
     if is_metal:
         return Check("MLX", "good", f"{version}, Metal on {mx.device_info().get('device_name', 'this GPU')}")
     if sys.platform == "darwin":
         return Check("MLX", "bad", f"{version} finds no Metal: is this a virtual machine, or macOS too old?")
-    return Check("MLX", "warning", f"{version} on the CPU: for trying and testing, many times slower than Metal")
+    return Check("MLX", "warning", f"{version} on the CPU, for tests only: it is many times slower than Metal")
 
 
 def check_memory(settings: Settings) -> Check:
-    """What the server may take, against what there is."""
+    """The memory that the server may take, and the memory of the machine."""
     from ..runner.device import device_memory
 
     device = device_memory()
@@ -134,9 +133,9 @@ def check_memory(settings: Settings) -> Check:
     if limit is not None:
         text += f"; Metal keeps up to {readable(limit)} wired{_wired_setting()}"
         if budget > limit:
-            return Check("Memory", "warning", f"{text}: more than that is slow. Lower --memory-budget")
+            return Check("Memory", "warning", f"{text}: a larger budget is slow. Lower --memory-budget")
     if budget > device.total_bytes:
-        return Check("Memory", "bad", f"{text}: there is not so much. Lower --memory-budget")
+        return Check("Memory", "bad", f"{text}: that is more than the machine has. Lower --memory-budget")
     return Check("Memory", "good", text)
 
 
@@ -147,7 +146,7 @@ def _budget(settings: Settings, device: "DeviceMemory") -> int:
 
 
 def _wired_setting() -> str:
-    """What its user set of macOS's limit, if anything."""
+    """The wired limit that the user has set in macOS, if any."""
     try:
         result = subprocess.run(
             ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True, timeout=5, check=True
@@ -160,24 +159,20 @@ def _wired_setting() -> str:
 
 def check_downloads() -> Check:
     folder = cache_folder()
-    standing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(standing).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     text = f"{folder}, {readable(free)} free"
-    if not _is_writable(folder if folder.exists() else standing):
-        return Check("Downloads", "bad", f"{text}: it cannot be written to. Set HF_HOME to a folder that can")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Check("Downloads", "bad", f"{text}: it is not writable. Set HF_HOME to a folder that is")
     if free < _LITTLE_DISK:
-        return Check("Downloads", "warning", f"{text}: little for a checkpoint. HF_HOME may name another disk")
+        return Check("Downloads", "warning", f"{text}: that is little for a checkpoint. HF_HOME may name another disk")
     return Check("Downloads", "good", text)
 
 
-def _is_writable(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
 def check_port(settings: Settings) -> Check:
-    """Free, or held by a server of ours."""
+    """Whether the port is free, or a server of ours has it."""
     if settings.port == 0:
-        return Check("Port", "good", "any free one, as it is set to 0")
+        return Check("Port", "good", "any free one, because it is set to 0")
     from ..server.run import listen
 
     try:
@@ -189,24 +184,24 @@ def check_port(settings: Settings) -> Check:
             model = Remote(url, key, answer_s=_PORT_ANSWER_S).model().name
         except VLLMMLXError:
             return Check("Port", "bad", error.message.rstrip("."))
-        return Check("Port", "good", f"a server is there already: {url} serves {model}")
+        return Check("Port", "good", f"a server is running already: {url} serves {model}")
     return Check("Port", "good", f"{settings.port} on {settings.host} is free")
 
 
-_LITTLE_CONTEXT = 16_384  # tokens: below it, coding agents have hardly room
+_LITTLE_CONTEXT = 16_384  # tokens: below it, coding agents hardly work
 _QUESTIONS = ("What is 2 + 3?", "Count to 9.")
 _REPLY_TOKENS = 24
 
 
 def check_model(settings: Settings) -> Check:
-    """By its files alone, so that nothing large is read."""
+    """Whether the model fits, judged by its files, so that no weights are read."""
     name = f"Model {settings.model}"
     folder = local_folder(settings.model)
     if folder is None:
         from ..runner.checkpoint import is_hub_id
 
         if not is_hub_id(settings.model):
-            return Check(name, "bad", "no folder of that name is here, and a name on Hugging Face is ORG/NAME")
+            return Check(name, "bad", "there is no folder of that name, and a name on Hugging Face is ORG/NAME")
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
     try:
         facts = describe(folder)
@@ -230,7 +225,7 @@ def check_model(settings: Settings) -> Check:
 
 
 def self_test() -> Check:
-    """The demo answers twice, cold and from the cache: the same tokens, and the second time less was computed."""
+    """Ask the demo twice: the reply from the cache must have the same tokens, and less may be computed for it."""
     from .. import LLM
 
     started_s = time.monotonic()
@@ -246,7 +241,7 @@ def self_test() -> Check:
 
 
 def _compare(llm: "LLM", question: str) -> str | None:
-    """What is wrong, if anything."""
+    """What is wrong; None if nothing is."""
     messages = [{"role": "user", "content": question}]
     cold, warm = (
         llm.chat(messages, temperature=0, max_tokens=_REPLY_TOKENS, logprobs=True)[0].outputs[0] for _ in range(2)
@@ -255,5 +250,5 @@ def _compare(llm: "LLM", question: str) -> str | None:
     if not ids[0] or ids[0] != ids[1] or cold.reasoning != warm.reasoning:
         return f"the reply to {question!r} is {warm.text!r} from the cache and {cold.text!r} without it"
     if warm.usage is None or not warm.usage.cached_tokens:
-        return f"nothing of {question!r} was found in the cache the second time"
+        return f"nothing of {question!r} was in the cache the second time"
     return None

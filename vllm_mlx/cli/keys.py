@@ -41,7 +41,7 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
         if line.secret in ordinary:
             raise _bad("--admin-key-file", admin_file, line.number, "the key is an ordinary one too. Choose another.")
         if line.name in names:
-            raise _bad("--admin-key-file", admin_file, line.number, f"--api-key-file uses the name {line.name} too.")
+            raise _bad("--admin-key-file", admin_file, line.number, f"--api-key-file has the name {line.name} too.")
     every = [*(KeyLine(0, None, secret) for secret in flagged), *lines, *admins]
     taken = {line.name for line in every if line.name is not None}
     unnamed = iter(unnamed_keys([line.secret for line in every if line.name is None], taken=taken))

@@ -1,4 +1,4 @@
-"""`vllm-mlx launch CLIENT`: asks the server what it serves, configures the client and becomes it."""
+"""`vllm-mlx launch CLIENT`: asks the server what it serves, sets the client up and becomes it."""
 
 import ipaddress
 import json
@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from .clients import CLIENTS, NO_KEY, Client, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines, pretty
-from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import CommandFailed, WrongUsage
+from .clients import CLIENTS, NO_KEY, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines, pretty
+from .remote import KeyOption, ModelOption, Remote, UrlOption, find_server
+from .terminal import CommandFailed, WrongUsage, option
 
 _CURSOR = "cursor"
 
@@ -25,106 +25,88 @@ def launch(
     client: Annotated[str, typer.Argument(metavar="|".join([*CLIENTS, _CURSOR]), show_default=False)],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="Handed on to the client."),
+        typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="Arguments for the client."),
     ] = None,
-    print_only: Annotated[
-        bool, typer.Option("--print", help="Print what would be done, as a shell script, and do nothing.")
-    ] = False,
+    print_only: Annotated[bool, option("--print", None, "Print the steps as a shell script, and do nothing.")] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Write it into the client's own settings, and start nothing.")
+        bool, option("--write", None, "Write the client's own settings file, and do not start the client.")
     ] = False,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="TEXT", show_default=False, help="Default: the one served.")
-    ] = None,
+    model: ModelOption = None,
     context: Annotated[
         int | None,
-        typer.Option(
-            "--context", metavar="TOKENS", min=1024, show_default=False, help="Default: what the server says."
-        ),
+        option("--context", "TOKENS", "Longest prompt and reply together. Default: what the server says.", min=1024),
     ] = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
     """Start a coding agent on this server's model. Its own settings stay as they are, without `--write`."""
     if client not in CLIENTS and client != _CURSOR:
-        raise WrongUsage(f"{client} is no client that can be started. Choose one of {', '.join([*CLIENTS, _CURSOR])}.")
+        raise WrongUsage(f"{client} is not a known client. Choose one of {', '.join([*CLIENTS, _CURSOR])}.")
     server = find_server(url, api_key)
     if client == _CURSOR:
         _explain_cursor(server, model, print_only)
         return
-    chosen = CLIENTS[client]
     target = _target(server, model, context)
-    plan = chosen.plan(target, Path.home())
-    plan = _with_arguments(plan, tuple(arguments or ()))
+    plan = CLIENTS[client](target)
+    *before, last = plan.commands
+    plan = replace(plan, commands=(*before, (*last, *(arguments or ()))))
     if print_only:
-        print(plan.script(f"{chosen.title} with {target.model} at {target.url}"), end="")
+        print(plan.script(f"{plan.title} with {target.model} at {target.url}"), end="")
     elif write:
-        _write(chosen, plan)
+        _write(plan)
     else:
-        _warn(chosen, plan, target)
-        _start(chosen, plan)
-
-
-def own_folder() -> Path:
-    """Where files for clients lie that are none of their users' own."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx" / "launch"
+        _warn(plan, target)
+        _start(plan)
 
 
 def _target(server: Remote, name: str | None, context: int | None) -> Target:
     model = server.model(name)
     context = context or model.max_model_len
     if context is None:
-        raise WrongUsage(f"{server.url} does not say how long its context is: say it with --context.")
-    return Target(
-        url=server.url, model=model.name, context=context, api_key=server.api_key or NO_KEY, folder=own_folder()
-    )
+        raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
+    folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx" / "launch"
+    return Target(url=server.url, model=model.name, context=context, api_key=server.api_key or NO_KEY, folder=folder)
 
 
-def _with_arguments(plan: Plan, arguments: tuple[str, ...]) -> Plan:
-    *before, last = plan.commands
-    return replace(plan, commands=(*before, (*last, *arguments)))
-
-
-def _warn(client: Client, plan: Plan, target: Target) -> None:
+def _warn(plan: Plan, target: Target) -> None:
     if target.context - target.max_reply < plan.first_prompt:
         print(
-            f"vllm-mlx: {client.title}'s first prompt alone has about {plan.first_prompt:,} tokens, and the context "
-            f"is {target.context:,}: serve a model with a longer one, or a longer --max-model-len.",
+            f"vllm-mlx: {plan.title}'s first prompt alone has about {plan.first_prompt:,} tokens, and the context "
+            f"is {target.context:,}: serve a model with a longer one, or raise --max-model-len.",
             file=sys.stderr,
         )
     if plan.warning:
         print(f"vllm-mlx: {plan.warning}", file=sys.stderr)
 
 
-def _write(client: Client, plan: Plan) -> None:
+def _write(plan: Plan) -> None:
     if plan.lasting is None:
         raise CommandFailed(
-            f"{client.title} keeps no settings that can be written: start it with launch, or see --print."
+            f"{plan.title} has no settings file that can be written: start it with launch, or see --print."
         )
     print(write_lasting(plan.lasting))
-    if client.title == "Codex":
-        [variable] = plan.environment
-        print(f"Start it with `{variable}=KEY codex --profile vllm-mlx`.")
+    if plan.start_after_writing:
+        print(f"Start it with `{plan.start_after_writing}`.")
 
 
-def _start(client: Client, plan: Plan) -> None:
+def _start(plan: Plan) -> None:
     """Does not return: this process becomes the client."""
-    program = shutil.which(plan.commands[-1][0])
+    name = plan.commands[-1][0]
+    program = shutil.which(name)
     if program is None:
-        raise CommandFailed(f"{client.title} is not installed: `{plan.commands[-1][0]}` is not found. {_hint(client)}")
+        raise CommandFailed(
+            f"{plan.title} is not installed: `{name}` is not found. Install it with `{plan.install}`, or use --print "
+            "for a client on another machine."
+        )
     for path, text in plan.files.items():
         write_own(path, text)
     environment = {name: value for name, value in os.environ.items() if name not in plan.unset} | dict(plan.environment)
     for command in plan.commands[:-1]:
         result = subprocess.run([program, *command[1:]], env=environment, capture_output=True, text=True, check=False)
         if result.returncode:
-            said = (result.stderr or result.stdout).strip().splitlines()
-            raise CommandFailed(f"{client.title} refused its settings: {said[-1] if said else 'it does not say why'}")
+            lines = (result.stderr or result.stdout).strip().splitlines()
+            raise CommandFailed(f"{plan.title} refused its settings: {lines[-1] if lines else 'it does not say why'}")
     os.execve(program, plan.commands[-1], environment)
-
-
-def _hint(client: Client) -> str:
-    return f"Install it with `{client.install}`, or see --print for what to tell one that runs elsewhere."
 
 
 def _explain_cursor(server: Remote, model: str | None, print_only: bool) -> None:
@@ -144,8 +126,8 @@ _OURS = "# Written by vllm-mlx launch, which replaces it.\n"
 
 
 def write_own(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, because it may hold a key, at once. Raises CommandFailed."""
-    path = path.resolve()  # a link stays one
+    """Replace a file at once. Only its owner may read it, because it may hold a key. Raises CommandFailed."""
+    path = path.resolve()  # a link stays a link
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:  # mode 600
@@ -156,17 +138,17 @@ def write_own(path: Path, text: str) -> None:
 
 
 def write_lasting(entries: Lasting) -> str:
-    """The file as it was before the first time is left beside it. Says what was done. Raises CommandFailed."""
+    """Write a client's settings, and keep the user's file beside it. Returns what was done. Raises CommandFailed."""
     path = entries.path
     old = _read(path)
     text = _new(old, entries)
     if text == old:
-        return f"{path} says so already."
+        return f"{path} needs no change."
     backup = path.with_name(path.name + ".before-vllm-mlx")
     if old and not backup.exists() and not isinstance(entries, OwnFile):
         write_own(backup, old)
     write_own(path, text)
-    return f"Wrote {path}" + (f"; as it was before, it is {backup.name}." if backup.exists() else ".")
+    return f"Wrote {path}" + (f"; the file before the first change is {backup.name}." if backup.exists() else ".")
 
 
 def _read(path: Path) -> str:
@@ -186,7 +168,7 @@ def _new(old: str, entries: Lasting) -> str:
             return _with_lines(old, entries)
         case OwnFile():
             if old and not old.startswith(_OURS):
-                raise CommandFailed(f"{entries.path} was written by somebody else, so it is left alone: see --print.")
+                raise CommandFailed(f"{entries.path} is not from vllm-mlx, so it is left alone: see --print.")
             return _OURS + entries.text
 
 
@@ -194,14 +176,14 @@ def _merged(path: Path, old: str, entries: JsonEntries) -> str:
     try:
         held = json.loads(old) if old.strip() else {}
     except ValueError as error:
-        raise CommandFailed(f"{path} is no plain JSON ({error}), so it is left alone: see --print.") from error
+        raise CommandFailed(f"{path} is not plain JSON ({error}), so it is left alone: see --print.") from error
     if not isinstance(held, dict):
-        raise CommandFailed(f"{path} holds no JSON object, so it is left alone: see --print.")
+        raise CommandFailed(f"{path} does not hold a JSON object, so it is left alone: see --print.")
     return pretty(_merge(held, dict(entries.values)))
 
 
 def _merge(held: Any, new: Any) -> Any:
-    """`new` wins, object by object; it stands first in a list, in place of what has its `id`."""
+    """`new` wins, object by object. In a list it comes first, and replaces the entry with the same `id`."""
     if isinstance(held, dict) and isinstance(new, dict):
         return held | {key: _merge(held.get(key), value) for key, value in new.items()}
     if isinstance(held, list) and isinstance(new, list):
@@ -214,7 +196,7 @@ def _identity(entry: Any) -> Any:
 
 
 def _with_lines(old: str, entries: TextLines) -> str:
-    """At the end, or in the place of those of the last time."""
+    """The file with our lines at its end, or in the place of our earlier lines."""
     before, begin, rest = old.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if begin and not end:
@@ -227,13 +209,13 @@ def _with_lines(old: str, entries: TextLines) -> str:
 
 
 _WHY = (
-    "Cursor's own servers send its requests, so an address of this machine or its network means nothing to them. "
+    "Cursor's own servers send its requests, so they cannot use an address of this machine or its network. "
     "The server has to be reachable from the internet over https, behind a key."
 )
 
 
 def is_public(url: str) -> bool:
-    """Whether servers elsewhere can take it for an address. Names are believed unless they are of this machine."""
+    """Whether other machines can use this address. A name is assumed to be public unless it is a local one."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "https" or host == "localhost" or host.endswith((".local", ".localhost")) or "." not in host:
@@ -245,7 +227,7 @@ def is_public(url: str) -> bool:
 
 
 def steps(*, url: str, model: str, has_key: bool) -> str:
-    """What to do, up to the settings of Cursor."""
+    """What the user has to do until Cursor uses this server."""
     if is_public(url) and has_key:
         return f"{_WHY}\n\n{_settings(url, model, '1')}"
     return f"""{_WHY}
@@ -254,11 +236,11 @@ def steps(*, url: str, model: str, has_key: bool) -> str:
      cloudflared tunnel --url {url}
      ngrok http {urlsplit(url).port or 8000}
    Whoever knows that address and the key can use your server: close the tunnel when you are done.
-2. Start the server again with a key, kept out of the command line, under a name without a slash, and let it go by
-   the tunnel's name:
+2. Start the server again with a key, kept out of the command line, under a name without a slash, and allow the
+   tunnel's host name:
      export VLLM_MLX_API_KEY="$(openssl rand -hex 32)"
      vllm-mlx serve MODEL --served-model-name local --allowed-host YOUR-TUNNEL
-3. Look whether it works from outside:
+3. Check that it works from outside:
      vllm-mlx status --once --url https://YOUR-TUNNEL --api-key "$VLLM_MLX_API_KEY"
 {_settings("https://YOUR-TUNNEL", "local", "4")}"""
 

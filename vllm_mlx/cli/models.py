@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..core.errors import ConfigError
 from ..formats import detect_formats
-from .terminal import WrongUsage, console, readable
+from .terminal import TABLE, AsJson, WrongUsage, console, number_columns, option, readable
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
 
@@ -37,7 +36,7 @@ def describe(folder: Path) -> Description:
         raise ConfigError(f"{folder} is not a checkpoint: it has no config.json that names its architecture.")
     weights = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
     if not weights:
-        raise ConfigError(f"{folder} holds no model*.safetensors: its weights are missing, or not whole.")
+        raise ConfigError(f"{folder} holds no model*.safetensors: its weights are missing or incomplete.")
     text = config.get("text_config") or config
     template = _template(folder)
     reasoning, tools = detect_formats(template, _added_tokens(folder))
@@ -102,8 +101,8 @@ class CachedModel:
     name: str
     disk_bytes: int
     folder: Path
-    description: Description | None  # None: nothing that can be served
-    trouble: str = ""
+    facts: Description | None  # None: it cannot be served
+    trouble: str = ""  # why it cannot
 
 
 def cache_folder() -> Path:
@@ -113,7 +112,7 @@ def cache_folder() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """By name. Empty where there is no cache."""
+    """The checkpoints in Hugging Face's cache, by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -123,14 +122,14 @@ def cached_models() -> list[CachedModel]:
         return []
     found = []
     for repo in repos:
-        revisions = sorted(repo.revisions, key=lambda each: each.last_modified)
-        if repo.repo_type == "model" and revisions:
-            found.append(_cached(repo.repo_id, repo.size_on_disk, revisions[-1].snapshot_path))
+        if repo.repo_type == "model" and repo.revisions:
+            latest = max(repo.revisions, key=lambda revision: revision.last_modified)
+            found.append(_cached(repo.repo_id, repo.size_on_disk, latest.snapshot_path))
     return sorted(found, key=lambda model: model.name.lower())
 
 
 def local_folder(model: str) -> Path | None:
-    """Where a model lies on this machine: the demo, a folder, or in the cache. None: it would be downloaded."""
+    """The folder of a model: the demo's, its own, or one in the cache. None: it has to be downloaded."""
     from ..demo import demo_path
 
     if model == "demo":
@@ -153,7 +152,7 @@ models_app = typer.Typer(help="List the checkpoints on this machine, or fetch on
 @models_app.callback()
 def models(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     if context.invoked_subcommand is not None:
         return
@@ -161,7 +160,7 @@ def models(
     if as_json:
         print(json.dumps([_fields(model) for model in found], indent=2))
     elif not found:
-        print(f"No checkpoint lies in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
+        print(f"There is no checkpoint in {cache_folder()}. Fetch one with `vllm-mlx models pull ORG/NAME`.")
     else:
         console().print(_table(found))
         print(f"In {cache_folder()}. Serve one with `vllm-mlx serve NAME`.")
@@ -169,19 +168,17 @@ def models(
 
 @models_app.command()
 def pull(
-    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Its id on Hugging Face.", show_default=False)],
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="TEXT", show_default=False, help="Branch, tag or commit.")
-    ] = None,
+    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Name on Hugging Face.", show_default=False)],
+    revision: Annotated[str | None, option("--revision", "TEXT", "Branch, tag or commit.")] = None,
 ) -> None:
     """Fetch a checkpoint from Hugging Face. Files that are present are not fetched again."""
     from ..runner.checkpoint import download, is_hub_id
 
     if not is_hub_id(model):
-        raise WrongUsage(f"{model} is no name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")
+        raise WrongUsage(f"{model} is not a name on Hugging Face: write ORG/NAME, such as mlx-community/Qwen3-8B-4bit.")
     folder = download(model, revision)
     facts = describe(folder)
-    print(f"{model} lies in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
+    print(f"{model} is in {folder}: {_summary(facts)}.\nServe it with `vllm-mlx serve {model}`.")
 
 
 def _summary(facts: Description) -> str:
@@ -190,16 +187,11 @@ def _summary(facts: Description) -> str:
 
 
 def _table(found: list[CachedModel]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("Name", overflow="fold")
-    table.add_column("Size", justify="right", no_wrap=True)
-    for name in ("Kind", "Architecture", "Weights"):
-        table.add_column(name)
-    table.add_column("Context", justify="right", no_wrap=True)
-    for name in ("Reasoning", "Tools"):
-        table.add_column(name)
+    size, context = number_columns("Size", "Context")
+    name = Column("Name", overflow="fold")
+    table = Table(name, size, "Kind", "Architecture", "Weights", context, "Reasoning", "Tools", **TABLE)
     for model in found:
-        table.add_row(model.name, readable(model.disk_bytes), *_cells(model.description))
+        table.add_row(model.name, readable(model.disk_bytes), *_cells(model.facts))
     return table
 
 
@@ -212,7 +204,5 @@ def _cells(facts: Description | None) -> tuple[str, ...]:
 
 
 def _fields(model: CachedModel) -> dict[str, Any]:
-    facts = None if model.description is None else asdict(model.description)
-    return {"name": model.name, "disk_bytes": model.disk_bytes, "folder": str(model.folder), "facts": facts} | (
-        {"trouble": model.trouble} if model.trouble else {}
-    )
+    fields = asdict(model) | {"folder": str(model.folder)}
+    return {name: value for name, value in fields.items() if name != "trouble" or value}

@@ -72,7 +72,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from error
     named = {key.replace("-", "_"): value for key, value in values.items()}
-    for key in named.keys() - AllSettings.model_fields.keys():
+    for key in [key for key in named if key not in AllSettings.model_fields]:
         raise ConfigError(f"Unknown setting `{key}` in {path}.{_did_you_mean(key)}")
     return named
 
@@ -88,7 +88,7 @@ def unknown_variables() -> list[str]:
     names = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != CONFIG_ENV]
     keys = {name: name.removeprefix(ENV_PREFIX).lower() for name in sorted(names)}
     return [
-        f"The environment variable {name} is no setting and has no effect.{_did_you_mean(key, env_name)}"
+        f"The environment variable {name} is not a setting and has no effect.{_did_you_mean(key, env_name)}"
         for name, key in keys.items()
         if key not in AllSettings.model_fields
     ]

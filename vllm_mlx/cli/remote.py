@@ -89,7 +89,7 @@ class Remote:
             try:
                 return response.json()
             except ValueError as error:
-                raise CommandFailed(f"{self.url}{path} answered with something else than JSON.") from error
+                raise CommandFailed(f"{self.url}{path} did not answer with JSON.") from error
 
     def _client(self, timeout_s: float) -> httpx.Client:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
@@ -104,7 +104,7 @@ class Remote:
         except httpx.ConnectError as error:
             raise CommandFailed(
                 f"No server answers at {self.url}. Start one with `vllm-mlx serve MODEL`, "
-                "or say where it is with --url."
+                "or give its address with --url."
             ) from error
         except httpx.TimeoutException as error:
             raise CommandFailed(f"{self.url} did not answer in time. Is it busy, or another program?") from error
@@ -175,7 +175,7 @@ def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False)
     settings = load_settings({})
     if url is None:
         if settings.port == 0:
-            raise WrongUsage("The port is set to 0, which takes any: say with --url where the server is.")
+            raise WrongUsage("The port is set to 0, which takes any free one: give the server's address with --url.")
         url = local_url(settings.host, settings.port)
     url = normalised(url)
     if api_key is None and is_loopback(url):
@@ -192,7 +192,7 @@ def normalised(url: str) -> str:
     except ValueError:
         has_port = False
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
-        raise WrongUsage(f"--url {url} is no address: write it as http://127.0.0.1:8000.")
+        raise WrongUsage(f"--url {url} is not an address: write it as http://127.0.0.1:8000.")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
@@ -228,7 +228,7 @@ def _checked(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
                 raise CommandFailed(message)
             yield event
     except ValueError as error:
-        raise CommandFailed("The server sent an event that is no JSON object.") from error
+        raise CommandFailed("The server sent an event that is not a JSON object.") from error
 
 
 _DATA = "data:"
@@ -244,7 +244,7 @@ def event_of(line: str) -> dict[str, Any] | None:
         return None
     event = json.loads(data)
     if not isinstance(event, dict):
-        raise ValueError(f"an event is no JSON object: {data[:80]}")
+        raise ValueError(f"an event is not a JSON object: {data[:80]}")
     return event
 
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_server(settings: Settings) -> None:
-    """Returns once a signal ended it. Raises ConfigError before anything is served, BrokeDown after any other error."""
+    """Serve until a signal. Raises ConfigError before anything is served, and BrokeDown after any other error."""
     with Fence("the supervisor, which learns that it may start another server", is_logged=False) as fence:
         _serve(settings)
     match fence.error:
@@ -38,7 +38,7 @@ def run_server(settings: Settings) -> None:
             raise error
         case error:
             logger.error("The server failed", exc_info=error)
-            raise BrokeDown(f"The server ended by an error of its own: {type(error).__name__}: {error}") from error
+            raise BrokeDown(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
 
 
 def _serve(settings: Settings) -> None:
@@ -84,16 +84,18 @@ def _serve(settings: Settings) -> None:
 
 
 def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
-    """Raises ConfigError where the network could use the server and nothing is asked of it."""
+    """Raises ConfigError if the network could use the server without a key."""
     if not (is_local(host) or has_keys or insecure):
         raise ConfigError(
             f"--host {host} opens the server beyond this machine: ask for a key with --api-key or --api-key-file, "
-            "or say --insecure to let anybody in."
+            "or set --insecure to let anybody in."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banner:
+    """What the terminal prints once the server is ready."""
+
     info: ModelInfo
     loaded: Mapping[str, Any]  # the model's facts as /v1/status has them
     text_only: bool
@@ -124,7 +126,7 @@ class Banner:
             ("Context", f"{info.max_model_len:,} tokens"),
             ("Memory", f"at most {readable(self.budget_bytes)}, weights included"),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
-            ("Page", f"{self.url}/ in a browser: what it does, and a chat"),
+            ("Page", f"{self.url}/ in a browser: status and a chat"),
         ]
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))
@@ -136,19 +138,19 @@ class Banner:
         return ", takes images" if self.loaded["no_videos"] else ", takes images and videos"
 
     def missing(self) -> list[str]:
-        """What a client may look for and not find, and why."""
-        wanted = "as it was started with --text-only" if self.text_only else "the checkpoint has no vision tower"
+        """Features that are off, and why."""
+        wanted = "--text-only is set" if self.text_only else "the checkpoint has no vision encoder"
         checks = [
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
-            (self.loaded["prefix_cache"], "prefix cache: as it was started with --no-prefix-cache or --repeatable"),
-            (self.loaded["reasoning_parser"], "reasoning apart from text: the chat template shows no format of it"),
+            (self.loaded["prefix_cache"], "prefix cache: --no-prefix-cache or --repeatable is set"),
+            (self.loaded["reasoning_parser"], "reasoning in its own field: the chat template shows no format of it"),
             (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),
         ]
         return [text for is_on, text in checks if not is_on]
 
     def curl(self, *, show_key: bool) -> str:
-        """A command a shell takes as it is. `show_key` false: the key is left to a variable, since logs are kept."""
+        """A shell command. Without `show_key`, a variable stands for the key, because logs are kept."""
         body = {"model": self.names[0], "messages": [{"role": "user", "content": "Who are you?"}]}
         lines = [f"curl {self.url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
         if self.api_keys:
@@ -159,12 +161,12 @@ class Banner:
 
 
 def layers(loaded: Mapping[str, Any]) -> str:
-    """Kinds of state, and where a prompt that was seen before is resumed."""
+    """The model's kinds of state, and where a prompt that was computed before is resumed."""
     windows = [f"windows of {window:,}" for window in loaded["sliding_windows"]]
     if loaded["keeps_recurrent_state"]:
-        return ", ".join(["recurrent state beside attention", *windows]) + ": resumes where a copy was taken"
+        return ", ".join(["recurrent state beside attention", *windows]) + ": resumes at snapshots"
     if windows:
-        return f"attention, {', '.join(windows)}: resumes where its window is held"
+        return f"attention, {', '.join(windows)}: resumes where its window is kept"
     return "attention: resumes at any token"
 
 

@@ -3,31 +3,31 @@
 import json
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Annotated, Any
 
-import typer
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
 from .remote import KeyOption, Remote, UrlOption, find_server
-from .terminal import CommandFailed, console, duration, milliseconds, readable
+from .terminal import TABLE, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option, readable
 
 
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the server says, as JSON, and end.")] = False,
+    once: Annotated[bool, option("--once", None, "Print the status once, and end.")] = False,
+    as_json: AsJson = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Time between two looks.")
+        float,
+        option("--interval", "SECONDS", "Seconds between two updates.", show_default=True, min=0.1, max=3600),
     ] = 1.0,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Show what the server is doing: requests, speed, memory, cache. Ctrl-C ends it."""
+    """Print what the server is doing: requests, speed, memory, cache. Ctrl-C ends it."""
     server = find_server(url, api_key, as_admin=True)
     screen = console()
     fields = server.get("/v1/status")
@@ -51,7 +51,7 @@ def _follow(server: Remote, fields: dict[str, Any], interval_s: float, screen: C
 
 
 def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], RenderableType]:
-    """A server that is started again is followed on."""
+    """The server's latest fields. If it does not answer, it may be restarting: the last fields stay."""
     try:
         fields = server.get("/v1/status")
     except CommandFailed as error:
@@ -61,10 +61,10 @@ def _look(server: Remote, last: dict[str, Any]) -> tuple[dict[str, Any], Rendera
 
 _PARTS = (
     ("weights_bytes", "weights", "blue"),
-    ("transient_bytes", "working", "magenta"),
-    ("pictures_bytes", "pictures", "cyan"),
+    ("transient_bytes", "working", "red"),
+    ("pictures_bytes", "decoded images", "magenta"),
     ("live_bytes", "replies", "green"),
-    ("media_bytes", "images", "cyan"),
+    ("media_bytes", "image features", "cyan"),
     ("cache_bytes", "cache", "yellow"),
 )
 _BAR_WIDTH = 60
@@ -72,7 +72,7 @@ _PROGRESS_WIDTH = 12
 
 
 def status_view(url: str, fields: Mapping[str, Any], *, trouble: str | None = None) -> RenderableType:
-    """`trouble`: why these figures are old."""
+    """`trouble`: why these figures are not the latest."""
     parts: list[RenderableType] = [_head(url, fields)]
     if trouble is not None:
         parts.append(Text(trouble, "bold red"))
@@ -151,12 +151,12 @@ def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
 def _requests(requests: list[Mapping[str, Any]]) -> RenderableType:
     if not requests:
         return Text("No request is running.", "dim")
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), expand=False)
-    table.add_column("Request", overflow="ellipsis", no_wrap=True, max_width=24)
-    for name in ("Phase", "Progress"):
-        table.add_column(name, no_wrap=True)
-    for name in ("Prompt", "Cached", "Written", "tokens/s", "TTFT", "Time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(
+        Column("Request", overflow="ellipsis", no_wrap=True, max_width=24),
+        *(Column(name, no_wrap=True) for name in ("Phase", "Progress")),
+        *number_columns("Prompt", "Cached", "Written", "tokens/s", "TTFT", "Time"),
+        **TABLE,
+    )
     for request in requests:
         table.add_row(*_row(request))
     return table
@@ -181,12 +181,12 @@ _MAX_ENTRIES = 200
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all cached state. Running replies go on.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    clear: Annotated[bool, option("--clear", None, "Remove all cached state. Running replies go on.")] = False,
+    as_json: AsJson = False,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Show what the server's prefix cache holds, or clear it."""
+    """Print what the server's prefix cache holds, or clear it."""
     server = find_server(url, api_key, as_admin=True)
     held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
     if as_json:
@@ -198,7 +198,7 @@ def cache(
 
 
 def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
-    """Runs of tokens below the run that they continue: what conversations share stands once."""
+    """Runs of tokens, each below the run that it continues, so that a shared beginning occurs once."""
     if not counts.get("enabled"):
         return Tree("The prefix cache is off.")
     root = Tree(
@@ -209,7 +209,7 @@ def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
     branches: dict[Any, Tree] = {None: root}
     known = {entry["node_id"] for entry in entries}
     # A parent begins before its children do.
-    for entry in sorted(entries, key=lambda each: (each["start"], each["node_id"]))[:_MAX_ENTRIES]:
+    for entry in sorted(entries, key=itemgetter("start", "node_id"))[:_MAX_ENTRIES]:
         parent = entry["parent_id"] if entry["parent_id"] in known else None
         branches[entry["node_id"]] = branches.get(parent, root).add(_entry(entry))
     if len(entries) > _MAX_ENTRIES:
@@ -219,6 +219,6 @@ def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
 
 def _entry(entry: dict[str, Any]) -> str:
     num_bytes = entry["segment_bytes"] + entry["state_bytes"]
-    state = ", a state copy" if entry["state_bytes"] else ""
+    state = ", a snapshot" if entry["state_bytes"] else ""
     salted = ", salted" if entry.get("salted") else ""
     return f"tokens {entry['start']:,}–{entry['end']:,}  {readable(num_bytes)}{state}, {entry['hits']} hits{salted}"

@@ -1,12 +1,14 @@
 """What all commands share: a console that is safe for untrusted text, readable figures, and how a command ends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column
 
 from ..core.errors import VLLMMLXError
 
@@ -31,6 +33,14 @@ def option(flag: str, metavar: str | None, text: str, *, show_default: bool = Fa
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+TABLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1)}  # how all tables look
+
+
+def number_columns(*names: str) -> Iterator[Column]:
+    """Columns of numbers."""
+    return (Column(name, justify="right", no_wrap=True) for name in names)
 
 
 class SafeConsole(Console):

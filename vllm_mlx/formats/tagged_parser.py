@@ -63,7 +63,7 @@ class OutputParser:
         self._codec = self._tags.codec
         self.markers = self._tags.markers  # the tags that this parser may consume
         self.text_starts: list[int] = []
-        """For each TextDelta of the last `feed` or `finish`: where its text begins, in characters fed so far."""
+        """Where the text of each TextDelta of the last `feed` or `finish` begins, in characters fed so far."""
         self._schemas = schemas
         self._may_call = bool(tools)
         self._call_ids = call_ids

@@ -1,4 +1,4 @@
-"""Attention as every model reaches it, `mx.fast.scaled_dot_product_attention`: observed, and told which kernel to use.
+"""Attention as every model reaches it, `mx.fast.scaled_dot_product_attention`: observed, and with the kernel chosen.
 
 MLX chooses a kernel by the shapes of one call. Where it has none, or prefers matrix products, it keeps the scores of
 all heads in memory: heads × chunk × context, which no measurement of a short chunk shows. Models of mlx-lm and mlx-vlm
@@ -26,7 +26,7 @@ _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_do
 class AttentionShape:
     """What a layer's memory for scores depends on."""
 
-    num_heads: int  # of queries
+    num_heads: int  # heads of the queries
     key_width: int
     value_width: int
     item_bytes: int  # bytes of one element
@@ -38,7 +38,7 @@ class AttentionShape:
 
     @property
     def needs_forcing(self) -> bool:
-        """Whether MLX uses that kernel only when it is told to."""
+        """Whether MLX uses that kernel only if it is forced to."""
         return self.has_fused_kernel and self.key_width in UNPREFERRED_WIDTHS
 
     @property
