@@ -24,7 +24,6 @@ from .terminal import AsJson, ExitCode, console, option, readable
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..runner.device import DeviceMemory
 
 Verdict = Literal["good", "warning", "bad"]
 
@@ -90,15 +89,12 @@ def _line(check: Check) -> Table:
     return grid
 
 
-_OLDEST = (3, 11)
 _PORT_ANSWER_S = 3.0  # a program that holds a port may answer nothing
 _LITTLE_DISK = 20_000_000_000  # bytes: a model of eight billion weights in four bits, twice
 
 
 def check_python() -> Check:
     version = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < _OLDEST:
-        return Check("Python", "bad", f"{version}: Python 3.11 or newer is needed")
     if sys.platform == "darwin" and platform.machine() != "arm64":
         return Check("Python", "bad", f"{version}: this Python is for Intel; install one for Apple silicon")
     return Check("Python", "good", version)
@@ -127,7 +123,7 @@ def check_memory(settings: Settings) -> Check:
     from ..runner.device import device_memory
 
     device = device_memory()
-    budget = _budget(settings, device)
+    budget = settings.memory_budget or device.default_budget_bytes
     text = f"{readable(device.total_bytes)}, of which the server takes {readable(budget)} at most"
     limit = device.recommended_bytes
     if limit is not None:
@@ -137,12 +133,6 @@ def check_memory(settings: Settings) -> Check:
     if budget > device.total_bytes:
         return Check("Memory", "bad", f"{text}: that is more than the machine has. Lower --memory-budget")
     return Check("Memory", "good", text)
-
-
-def _budget(settings: Settings, device: "DeviceMemory") -> int:
-    """Bytes that the server would take on this machine."""
-    asked = settings.memory_budget
-    return device.default_budget_bytes if asked is None else asked
 
 
 def _wired_setting() -> str:
@@ -210,7 +200,7 @@ def check_model(settings: Settings) -> Check:
     from ..runner.device import device_memory
 
     device = device_memory()
-    budget = _budget(settings, device)
+    budget = settings.memory_budget or device.default_budget_bytes
     text = f"{facts.architecture}, {facts.kind}, {readable(facts.weights_bytes)} in {facts.precision}"
     left = budget - facts.weights_bytes
     if left <= 0:

@@ -1,9 +1,8 @@
 """A running server as the commands see it: an address, a key, JSON and events. Knows no command and no model code."""
 
-import ipaddress
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from .options import load_settings
-from .settings import local_url
+from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
 
 CONNECT_S = 5.0
@@ -45,18 +44,12 @@ class Remote:
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path)
 
-    def models(self) -> list[Model]:
+    def model(self, name: str | None = None) -> Model:
+        """The model of this name, or the first that is served."""
         cards = self.get("/v1/models").get("data") or []
         models = [Model(str(card["id"]), card.get("max_model_len")) for card in cards]
         if not all(model.name.isprintable() for model in models):
-            raise CommandFailed(
-                f"{self.url} serves a model whose name holds a line break or another control character."
-            )
-        return models
-
-    def model(self, name: str | None = None) -> Model:
-        """The one named, or the first that is served."""
-        models = self.models()
+            raise CommandFailed(f"{self.url} serves a model with a line break or control character in its name.")
         if not models:
             raise CommandFailed(f"{self.url} serves no model.")
         for model in models:
@@ -95,7 +88,7 @@ class Remote:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         # A proxy of the environment knows nothing of this machine's own addresses.
-        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=not is_loopback(self.url))
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=not _is_loopback(self.url))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -116,7 +109,10 @@ class Remote:
             return f"{self.url} asks for a key: give the right one with --api-key, or set VLLM_MLX_API_KEY."
         if response.status_code == 404 and "error" not in response.text:
             return f"{self.url} has no {response.url.path}: it is another program, or an older version."
-        return error_message(_parsed(response.text)) or f"{self.url} answered {response.status_code}."
+        message = None
+        with suppress(ValueError):
+            message = _error_message(response.json())
+        return message or f"{self.url} answered {response.status_code}."
 
 
 @dataclass(slots=True)
@@ -177,15 +173,15 @@ def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False)
         if settings.port == 0:
             raise WrongUsage("The port is set to 0, which takes any free one: give the server's address with --url.")
         url = local_url(settings.host, settings.port)
-    url = normalised(url)
-    if api_key is None and is_loopback(url):
+    url = _normalised(url)
+    if api_key is None and _is_loopback(url):
         keys = sorted(settings.keys, key=lambda key: key.is_admin is not as_admin)
         api_key = next((key.secret for key in keys if as_admin or not key.is_admin), None)
     return Remote(url, api_key)
 
 
-def normalised(url: str) -> str:
-    """Scheme and host, without the `/v1` that clients are given. Raises WrongUsage."""
+def _normalised(url: str) -> str:
+    """The address with a scheme, and without the `/v1` that clients need. Raises WrongUsage."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         has_port = parts.port is None or parts.port > 0
@@ -197,15 +193,11 @@ def normalised(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _is_loopback(url: str) -> bool:
+    return is_local(urlsplit(url).hostname or "")
 
 
-def error_message(body: Any) -> str | None:
+def _error_message(body: Any) -> str | None:
     """The message of an error, in the form of any of the protocols."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
@@ -213,34 +205,24 @@ def error_message(body: Any) -> str | None:
     return error if isinstance(error, str) else None
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
 def _checked(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """The events of a stream. Raises CommandFailed for an event that reports an error, and for broken data."""
     try:
         for event in events_of(lines):
-            if message := error_message(event):
+            if message := _error_message(event):
                 raise CommandFailed(message)
             yield event
     except ValueError as error:
         raise CommandFailed("The server sent an event that is not a JSON object.") from error
 
 
-_DATA = "data:"
-
-
 def event_of(line: str) -> dict[str, Any] | None:
     """The object on one line of a stream; None for a blank line, a comment, an event's name and the final `[DONE]`.
 
-    Raises ValueError for data that is no JSON object.
+    Raises ValueError for data that is not a JSON object.
     """
-    data = line.removeprefix(_DATA).strip()
-    if not line.startswith(_DATA) or data == "[DONE]":
+    name, _, data = line.partition(":")
+    if name != "data" or data.strip() == "[DONE]":
         return None
     event = json.loads(data)
     if not isinstance(event, dict):
@@ -249,5 +231,5 @@ def event_of(line: str) -> dict[str, Any] | None:
 
 
 def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The objects on the lines of a stream, as they arrive. Raises ValueError for data that is no JSON object."""
+    """The objects on the lines of a stream, as they arrive. Raises ValueError for data that is not a JSON object."""
     return (event for line in lines if (event := event_of(line)) is not None)

@@ -241,11 +241,9 @@ def env_name(name: str) -> str:
 def local_url(host: str, port: int) -> str:
     """An address that a client on this machine can use."""
     address = _address(host)
-    if address is None:
-        return f"http://{host}:{port}"
-    if address.is_unspecified:
-        return f"http://127.0.0.1:{port}" if address.version == 4 else f"http://[::1]:{port}"
-    return f"http://{address}:{port}" if address.version == 4 else f"http://[{address}]:{port}"
+    if address is not None and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_local(host: str) -> bool:

@@ -60,7 +60,7 @@ class AttentionCost:
     It is zero on a device that computes attention without keeping scores.
     """
 
-    bytes_per_pair: int = 0  # for each pair of a token of the chunk and a token that it may attend to
+    bytes_per_pair: int = 0  # one pair: a token of the chunk and a token that it may attend to
     room_bytes: int = 0  # most that a chunk may take; longer chunks are cut
 
     @classmethod
