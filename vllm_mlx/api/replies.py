@@ -13,19 +13,27 @@ from .blocks import BlockEnd, BlockSplitter, Kind, ReasoningMode
 MAX_ERROR_CHARS = 1_000
 
 
+def _document_literals(schema: dict[str, Any], reply: type["Reply"]) -> None:
+    """Literals are always sent, so they are required fields without a default."""
+    for name in reply._literals:
+        schema["properties"][name].pop("default", None)
+    required = {*schema.get("required", ()), *reply._literals}
+    schema["required"] = [name for name in schema["properties"] if name in required]
+
+
 class Reply(BaseModel):
     """A field that was not set is not sent, unless it is a literal; one that was set to null is null."""
 
-    model_config = ConfigDict(protected_namespaces=())
-    _constants: ClassVar[frozenset[str]] = frozenset()
+    model_config = ConfigDict(protected_namespaces=(), json_schema_extra=_document_literals)
+    _literals: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         fields = cls.model_fields.items()
-        cls._constants = frozenset(name for name, field in fields if get_origin(field.annotation) is Literal)
+        cls._literals = frozenset(name for name, field in fields if get_origin(field.annotation) is Literal)
 
     def model_post_init(self, _: Any) -> None:
-        self.model_fields_set.update(self._constants)
+        self.model_fields_set.update(self._literals)
 
     def to_json(self) -> str:
         return self.model_dump_json(exclude_unset=True)
