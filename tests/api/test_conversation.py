@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from tests.support.rows import row
-from vllm_mlx.core.messages import ImagePart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from vllm_mlx.core.messages import (
+    ImagePart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+    VideoPart,
+)
 
 from .bodies import TOOL, chat, decode, refusal
 
@@ -217,3 +226,14 @@ def test_a_wrong_message_is_refused_by_the_place_of_the_fault(message: dict[str,
 def test_audio_is_named() -> None:
     error = refusal(decode, messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}])
     assert "input_audio" in error.message
+
+
+def test_a_video_without_a_frame_rate_has_the_one_of_the_request_and_its_own_place() -> None:
+    video = {"type": "video_url", "video_url": "http://v"}
+    content = [video, {**video, "fps": 2.0}, {"type": "video", "video": ["a"]}, video]
+    request = chat(messages=[{"role": "user", "content": content}], mm_processor_kwargs={"fps": 3.0})
+    assert request.messages is not None
+    videos = [part for part in request.messages[0].parts if isinstance(part, VideoPart)]
+    assert [part.fps for part in videos] == [3.0, 2.0, 3.0, 3.0]
+    names = ["video_url", "video_url", "video", "video_url"]
+    assert [part.param for part in videos] == [f"messages[0].content[{at}].{name}" for at, name in enumerate(names)]

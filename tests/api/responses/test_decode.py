@@ -226,6 +226,7 @@ IMAGE = {"type": "input_image", "image_url": "http://i"}
         ({"input": [{"type": "of_tomorrow"}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, f"{PART}.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, PART),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, PART),
