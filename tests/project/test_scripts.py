@@ -1,6 +1,7 @@
 """The shell entry points, run for real."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,6 +29,22 @@ def test_a_script_can_be_run_and_parses(name: str) -> None:
     script = ROOT / "scripts" / name
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+# Of newer versions of bash, or of GNU's tools: macOS has bash 3.2 and BSD's.
+NEWER = re.compile(
+    r"""mapfile|readarray|declare\s+-[Ag]|local\s+-n|coproc|\$\{\w+(,|\^)|\$\{\w+@|&>>|\|&|;;&|;&|\[\[\s+-v|EPOCH|BASHPID|
+    \$\{\w+:\s-|printf\s+-v|\btimeout\s|readlink\s+-f|realpath|sed\s+-i|grep\s+-\w*P|date\s+-d|stat\s+-c|\bnproc\b|
+    cp\s+--|mktemp\s+--|xargs\s+-r|sort\s+-V|head\s+-n\s+-""",
+    re.VERBOSE,
+)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "setup.sh", "_run"])
+def test_a_script_runs_in_the_bash_of_macos(name: str) -> None:
+    script = (ROOT / "scripts" / name).read_text(encoding="utf-8")
+    code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
+    assert NEWER.findall(code) == []
 
 
 def test_without_a_recent_python_the_script_says_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,276 @@
+"""The checks of a Mac: each tries one thing that Linux cannot show, and returns what it found."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from tests.support.commands import COMMAND
+
+from .client import Server, Status, serving
+from .machine import IS_MAC, PACKAGES, footprint, sysctl, version_of, virtual_memory
+from .progress import Check, Outcome, Result, verdict
+
+ROOT = Path(__file__).parents[2]
+_CACHED_BYTES = 2 << 30  # freed buffers that MLX may keep beside the budget
+_PYTEST = (sys.executable, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Lengths in tokens, unless they say otherwise."""
+
+    reply: int = 300
+    many_clients: int = 16  # requests
+    client_prompt: int = 4_000
+    long_prompt: int = 130_000
+    stalling_prompt: int = 20_000
+    stalled_reply: int = 2_000
+    repeats: int = 5  # requests
+    mixed: tuple[int, ...] = (60_000, 20_000, 8_000, 2_000)
+    steps: int = 20_000
+    stop_s: float = 20.0  # seconds
+
+
+SMALL = Sizes(
+    reply=40,
+    many_clients=3,
+    client_prompt=200,
+    long_prompt=1_500,
+    stalling_prompt=800,
+    stalled_reply=120,
+    repeats=3,
+    mixed=(600, 200, 80, 20),
+    steps=60,
+    stop_s=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MacChecks:
+    model: str
+    vision_model: str
+    bf16_model: str
+    sizes: Sizes
+    log: Path
+
+    def all(self) -> list[Check]:
+        guided = ("tests/engine/test_guided.py", "tests/engine/test_budgets.py", "tests/server/test_guided_replies.py")
+        videos = ("tests/media/test_video.py", "tests/media/test_video_frames.py", "tests/server/test_videos_real.py")
+        widths = "tests/engine/test_metal_widths.py"
+        return [
+            Check("setup", "The scripts installed MLX for Metal, with macOS's bash, and the GPU is used.", 1, _setup),
+            Check("widths", "Kernels of real models reply right in bf16 and 4 bits.", 3, _tests(widths, "-m", "")),
+            Check("shapes", "Metal's own checks find no fault in a kernel's access.", 3, _shapes(widths), True),
+            Check("guided", "Masks of llguidance's Metal kernel hold a reply to its schema.", 3, _tests(*guided)),
+            Check("videos", "PyAV's wheel reads and writes videos.", 1, _tests(*videos)),
+            Check("speed", "One stream is at least 0.9 times as fast as mlx-lm.", 3, self.speed, True),
+            Check("bf16", "Unquantised weights reply, alone and four at once.", 2, self.bf16),
+            Check("repeats", "Equal requests: all replies equal with --repeatable?", 3, self.repeats),
+            Check("budget", "The memory budget is 0.9 of what Metal recommends.", 1, self.budget, True),
+            Check("refusal", "Too little memory is refused in one line.", 1, self.refusal),
+            Check("memory", "Many clients at once stay within the budget.", 5, self.memory),
+            Check("long-prompt", "A long prompt fits the planned memory; no watchdog ends it.", 10, self.long_prompt),
+            Check("stalls", "A reply keeps coming while a long prompt is read.", 5, self.stalls),
+            Check("mixed", "Replies of mixed lengths together are 1.5 times as fast as one.", 8, self.mixed),
+            Check("buffers", "Long decoding of two rows leaves no buffers behind.", 10, self.buffers),
+            Check("stopped", "A process that was stopped and continued goes on with its reply.", 2, self.stopped),
+            Check("end", "SIGTERM during a reply ends the process and frees its memory.", 2, self.end),
+            Check("tests", "All tests of the gate pass.", 20, _tests()),
+        ]
+
+    def speed(self) -> Result:
+        text = "Count to one hundred."
+        with self._server() as server:
+            server.complete(text, 8)
+            ours = server.stream(text, self.sizes.reply).tokens_per_s
+        command = [sys.executable, "-m", "mlx_lm", "generate", "--model", self.model, "--prompt", text]
+        printed = _run(*command, "--max-tokens", str(self.sizes.reply)).stdout
+        found = re.search(r"Generation: .*?([\d.]+) tokens-per-sec", printed)
+        if found is None:
+            return Result(Outcome.FAIL, f"{ours:.1f} tokens/s; mlx-lm printed no speed.")
+        theirs = float(found[1])
+        return verdict(ours >= 0.9 * theirs, f"{ours:.1f} tokens/s, mlx-lm {theirs:.1f}: {ours / theirs:.2f} times.")
+
+    def bf16(self) -> Result:
+        with self._server(model=self.bf16_model) as server:
+            alone = server.complete("The capital of France is", 20)["choices"][0]["text"]
+            prompts = [server.prompt(50 + 30 * number) for number in range(4)]
+            lengths = [len(stream.moments) for stream in server.streams(prompts, self.sizes.reply)]
+        return verdict(bool(alone.strip()) and all(lengths), f"Alone: {alone!r}. Four at once: all replied.")
+
+    def repeats(self) -> Result:
+        with self._server() as server:
+            prompt = server.prompt(self.sizes.client_prompt)
+            usual = [self._reply(server, prompt) for _ in range(self.sizes.repeats)]
+        with self._server("--repeatable") as server:
+            alone = [self._reply(server, prompt) for _ in range(self.sizes.repeats)]
+            with ThreadPoolExecutor() as pool:
+                others = [pool.submit(server.stream, server.prompt(700), self.sizes.reply) for _ in range(3)]
+                beside = self._reply(server, prompt)
+                for other in others:
+                    other.result()
+        num_equal = sum(reply == usual[0] for reply in usual)
+        is_right = all(reply == alone[0] for reply in (*alone, beside))
+        text = f"Without the flag {num_equal} of {len(usual)} equal; with it {'all' if is_right else 'NOT all'}."
+        return verdict(is_right, text)
+
+    def _reply(self, server: Server, prompt: list[int]) -> object:
+        choice = server.complete(prompt, self.sizes.reply, logprobs=1)["choices"][0]
+        return choice["text"], choice["logprobs"]["token_logprobs"]
+
+    def budget(self) -> Result:
+        recommended = int(mx.device_info()["max_recommended_working_set_size"])
+        with self._server() as server:
+            total = int(server.status()["memory"]["total_bytes"])
+        text = f"{total / 1e9:.2f} GB of {recommended / 1e9:.2f} GB recommended."
+        return verdict(abs(total - 0.9 * recommended) < 1e7, text)
+
+    def refusal(self) -> Result:
+        result = _run(*COMMAND, "serve", self.model, "--port", "0", "--memory-budget", "2MB")
+        lines = [line for line in result.stderr.splitlines() if "Too little memory" in line]
+        return verdict(result.returncode == 1 and len(lines) == 1, f"Exit code {result.returncode}: {lines[:1]}")
+
+    def memory(self) -> Result:
+        with self._server() as server:
+            tight = self._tight_budget(server.status())
+        flags = ("--max-num-seqs", str(self.sizes.many_clients), "--memory-budget", str(tight))
+        with self._server(*flags) as server:
+            prompts = [server.prompt(self.sizes.client_prompt) for _ in range(self.sizes.many_clients)]
+            server.streams(prompts, self.sizes.reply)
+            status, process = server.status(), footprint(server.process.pid)
+        total = int(status["memory"]["total_bytes"])
+        peak = process.peak_bytes if process else int(1e9 * status["metal"]["peak_memory_gb"])
+        text = f"Peak {peak / 1e9:.2f} GB, budget {total / 1e9:.2f} GB. {_pressure(status)}"
+        return verdict(peak <= total + _CACHED_BYTES, text)
+
+    def _tight_budget(self, status: Status) -> int:
+        """Bytes in which about half of the clients' rows fit."""
+        memory, row_tokens = status["memory"], self.sizes.client_prompt + self.sizes.reply
+        rows_bytes = int(status["model_facts"]["bytes_per_token"]) * row_tokens * self.sizes.many_clients // 2
+        needed = 1.1 * (int(memory["weights_bytes"]) + int(memory["transient_bytes"]) + rows_bytes)
+        return min(int(needed), int(memory["total_bytes"]))
+
+    def long_prompt(self) -> Result:
+        with self._server() as server:
+            longest = int(server.status()["model_facts"]["max_model_len"]) - 2 * self.sizes.reply
+            num_tokens = min(self.sizes.long_prompt, longest)
+            stream = server.stream(server.prompt(num_tokens), self.sizes.reply)
+            status = server.status()
+        first_s = stream.moments[0] - stream.sent_s
+        peak, limit = status["metal"]["peak_memory_gb"], status["metal"]["limit_memory_gb"]
+        is_planned = not status["giving_way"]["shorter_chunks"] and not status["memory"]["lacking_bytes"]
+        text = f"{num_tokens} tokens, first token after {first_s:.1f} s; peak {peak} GB of {limit} GB. "
+        return verdict(peak <= limit and is_planned, text + _pressure(status))
+
+    def stalls(self) -> Result:
+        with self._server() as server:
+            server.complete(server.prompt(self.sizes.stalling_prompt // 4), 4)  # kernels compile here
+            with ThreadPoolExecutor() as pool:
+                reply = pool.submit(server.stream, server.prompt(50), self.sizes.stalled_reply)
+                time.sleep(1)
+                prompt = pool.submit(server.stream, server.prompt(self.sizes.stalling_prompt), 4)
+                first_s = prompt.result().moments[0] - prompt.result().sent_s
+                gap_s = reply.result().worst_gap_s
+        text = f"Longest gap {1000 * gap_s:.0f} ms (limit 200 ms); the prompt's first token after {first_s:.1f} s."
+        return demanded(gap_s < 0.6, text)
+
+    def mixed(self) -> Result:
+        with self._server() as server:
+            longest = int(server.status()["model_facts"]["max_model_len"]) - 2 * self.sizes.reply
+            prompts = [server.prompt(min(length, longest)) for length in self.sizes.mixed]
+            for prompt in prompts:
+                server.complete(prompt, 1)  # the prefix cache holds it: what follows is decoding
+            one = server.stream(prompts[-1], self.sizes.reply).tokens_per_s
+            all_of_them = sum(stream.tokens_per_s for stream in server.streams(prompts, self.sizes.reply))
+        text = f"One row {one:.1f} tokens/s, {len(prompts)} rows {all_of_them:.1f}: {all_of_them / one:.2f} times."
+        return demanded(all_of_them > 1.5 * one, text)
+
+    def buffers(self) -> Result:
+        with self._server(model=self.vision_model) as server:
+            server.streams([server.prompt(40), server.prompt(60)], 32)
+            before = footprint(server.process.pid)
+            server.streams([server.prompt(40), server.prompt(60)], self.sizes.steps)
+            after = footprint(server.process.pid)
+        if before is None or after is None or before.num_regions is None or after.num_regions is None:
+            return Result(Outcome.SKIPPED, f"{self.sizes.steps} steps ran; this machine has no `footprint`.")
+        text = f"{before.num_regions} regions before {self.sizes.steps} steps, {after.num_regions} after."
+        return verdict(after.num_regions < before.num_regions + 5_000, text)
+
+    def stopped(self) -> Result:
+        with self._server() as server, ThreadPoolExecutor() as pool:
+            reply = pool.submit(server.stream, server.prompt(100), self.sizes.stalled_reply)
+            time.sleep(1)
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(self.sizes.stop_s)
+            server.process.send_signal(signal.SIGCONT)
+            num_parts = len(reply.result().moments)
+            errors = server.status()["last_errors"]
+        return verdict(num_parts > 0 and not errors, f"{num_parts} parts of the reply came; errors: {len(errors)}.")
+
+    def end(self) -> Result:
+        before = virtual_memory()
+        with self._server("--drain-s", "2") as server, ThreadPoolExecutor() as pool:
+            pool.submit(server.stream, server.prompt(100), self.sizes.stalled_reply)
+            time.sleep(2)
+            code = server.stop()
+        time.sleep(3)
+        after = virtual_memory()
+        if before is None or after is None:
+            return verdict(code == 0, f"Exit code {code}; this machine has no `vm_stat`.")
+        kept = after.wired_bytes - before.wired_bytes
+        return verdict(code == 0 and kept < 1 << 30, f"Exit code {code}; {kept / 1e9:+.2f} GB wired since the start.")
+
+    def _server(self, *flags: str, model: str = "") -> AbstractContextManager[Server]:
+        return serving(self.log, model or self.model, *flags)
+
+
+def demanded(is_right: bool, text: str) -> Result:
+    """A speed means something on a Mac only."""
+    return verdict(is_right, text) if IS_MAC else Result(Outcome.FIGURE, text)
+
+
+def _setup() -> Result:
+    versions = {name: version_of(name) for name in (*PACKAGES, "mlx-cpu")}
+    text = f"{mx.default_device()}, " + ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+    if not IS_MAC:
+        return Result(Outcome.FIGURE, f"{text}; this is no Mac.")
+    code = _run("/bin/bash", str(ROOT / "scripts/serve"), "--help").returncode
+    is_right = mx.default_device() == mx.gpu and not versions["mlx-cpu"] and code == 0
+    return verdict(is_right, f"{text}; scripts/serve --help in /bin/bash: exit code {code}.")
+
+
+def _tests(*arguments: str, **variables: str) -> Callable[[], Result]:
+    def run() -> Result:
+        result = _run(*_PYTEST, *arguments, **variables)
+        lines = result.stdout.splitlines()
+        failed = [line.removeprefix("FAILED ").partition(" - ")[0] for line in lines if line.startswith("FAILED ")]
+        summary = next((line for line in reversed(lines) if re.search(r"\d (passed|failed|error)", line)), "no summary")
+        names = ", ".join(dict.fromkeys(failed[:20]))
+        return verdict(result.returncode == 0, summary.strip("= ") + (f". Failed: {names}" if names else "."))
+
+    return run
+
+
+def _shapes(file: str) -> Callable[[], Result]:
+    return _tests(file, "-k", "qwen3 or nemotron", MTL_DEBUG_LAYER="1", METAL_DEVICE_WRAPPER_TYPE="1")
+
+
+def _run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def _pressure(status: Status) -> str:
+    pressure = sysctl("kern.memorystatus_vm_pressure_level")
+    counts = ", ".join(f"{name} {count}" for name, count in status["giving_way"].items() if count)
+    return f"Under pressure: {counts or 'nothing'}." + (f" Pressure level {pressure}." if pressure else "")

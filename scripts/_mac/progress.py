@@ -1,0 +1,120 @@
+"""Results of checks in a file that survives a restart of the machine, and the report made from them."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from vllm_mlx.core.fence import Fence
+
+from .machine import boot_time, describe, without_names
+
+
+class Outcome(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    FIGURE = "figure"  # nothing is demanded of it
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    outcome: Outcome
+    text: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    purpose: str  # what it is for, in one sentence
+    minutes: float  # about, on a Mac
+    run: Callable[[], Result]
+    needs_metal: bool = False
+    is_risky: bool = False  # the machine may restart in it: it is not tried again
+
+
+def verdict(is_right: bool, text: str) -> Result:
+    return Result(Outcome.PASS if is_right else Outcome.FAIL, text)
+
+
+class Progress:
+    """Owns the file. What runs is written before it runs, so that a restart of the machine leaves a trace."""
+
+    def __init__(self, file: Path):
+        self._file = file
+        self._running: dict[str, int | str | None] | None = None
+        self.results: dict[str, Result] = {}
+        if file.exists():
+            state = json.loads(file.read_text(encoding="utf-8"))
+            self._running = state["running"]
+            self.results = {name: Result(**result) for name, result in state["results"].items()}
+
+    def run(self, checks: Sequence[Check], *, has_metal: bool, say: Callable[[str], None]) -> None:
+        """Run the checks that have no result yet."""
+        self._note_interruption(checks, say)
+        left = [check for check in checks if check.name not in self.results]
+        for number, check in enumerate(left):
+            minutes = sum(later.minutes for later in left[number:])
+            say(f"[{number + 1}/{len(left)}] {check.name}: {check.purpose} About {minutes:.0f} min left.")
+            result = self._run(check, has_metal)
+            say(f"    {result.outcome.upper()}: {result.text}")
+
+    def _run(self, check: Check, has_metal: bool) -> Result:
+        if check.needs_metal and not has_metal:
+            return self._keep(check.name, Result(Outcome.SKIPPED, "This needs a Mac with Metal."))
+        self._running = {"name": check.name, "boot": boot_time()}
+        self._save()
+        start = time.monotonic()
+        result = None
+        with Fence("the checks that follow") as fence:
+            result = check.run()
+        if result is None:
+            result = Result(Outcome.FAIL, f"{type(fence.error).__name__}: {str(fence.error)[:500]}")
+        return self._keep(check.name, Result(result.outcome, result.text, round(time.monotonic() - start, 1)))
+
+    def _note_interruption(self, checks: Sequence[Check], say: Callable[[str], None]) -> None:
+        running, self._running = self._running, None
+        check = None if running is None else next((check for check in checks if check.name == running["name"]), None)
+        if running is None or check is None:
+            return
+        if running["boot"] != boot_time():
+            result = Result(Outcome.FAIL, "The machine restarted while this ran.")
+        elif check.is_risky:
+            result = Result(Outcome.FAIL, "The last run ended in this check, without a restart of the machine.")
+        else:
+            return  # it was stopped by hand: it runs again
+        say(f"{check.name}: {self._keep(check.name, result).text}")
+
+    def _keep(self, name: str, result: Result) -> Result:
+        self.results[name], self._running = result, None
+        self._save()
+        return result
+
+    def _save(self) -> None:
+        state = {"running": self._running, "results": {name: asdict(result) for name, result in self.results.items()}}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._file.with_suffix(".fresh")
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(state, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._file)
+
+
+def report(results: Mapping[str, Result], models: Mapping[str, str], by_hand: Sequence[str]) -> str:
+    """Markdown for an issue."""
+    facts = "\n".join(f"| {name} | {value} |" for name, value in {**describe(), **models}.items())
+    rows = "\n".join(
+        f"| {name} | {result.outcome} | {' '.join(result.text.replace('|', '/').split())} | {result.seconds:.0f} s |"
+        for name, result in results.items()
+    )
+    hands = "\n".join(f"- {item}" for item in by_hand)
+    return without_names(
+        f"## Checks on a Mac\n\n| machine | |\n|---|---|\n{facts}\n\n"
+        f"| check | outcome | what was found | time |\n|---|---|---|---|\n{rows}\n\n"
+        f"### By hand\n\n{hands}\n"
+    )
