@@ -80,10 +80,10 @@ def test_a_place_that_came_to_one_who_just_left_goes_on_to_the_next() -> None:
     async def main() -> list[str]:
         workers, done = Workers(1, "test"), list[str]()
         turns = workers._turns
-        await turns._enter(request())
+        await turns._enter(request(), 1)
         leaving = await begin(workers, request(), done, "left")
         staying = await begin(workers, request(), done, "stayed")
-        turns._leave()  # the place is the leaving one's, which has not run since
+        turns._leave(1)  # the place is the leaving one's, which has not run since
         leaving.cancel()
         await staying
         workers.close()

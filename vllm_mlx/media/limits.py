@@ -22,50 +22,61 @@ MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # all files that are not decoded yet
 _RETRY_S = 5.0
 
 
-class PixelLane:
-    """A queue for pixels, in order of arrival: small requests do not overtake a large one for ever."""
+class Turns:
+    """Places that requests take in turn, however many of them one request asks for. Used on one event loop."""
 
-    def __init__(self, max_pixels: int):
-        self.max_pixels = self._free = max_pixels
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+    def __init__(self, num_places: int):
+        self.num_places = self._num_free = num_places
+        self._waiting: OrderedDict[Hashable, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
     @property
-    def num_pixels(self) -> int:
-        """Pixels in memory now."""
-        return self.max_pixels - self._free
+    def num_taken(self) -> int:
+        return self.num_places - self._num_free
 
-    def has_room(self, num_pixels: int) -> bool:
-        """Whether they may enter without waiting."""
-        return not self._waiting and num_pixels <= self._free
+    def has_room(self, number: int) -> bool:
+        """Whether so many places can be taken without waiting."""
+        return not self._waiting and number <= self._num_free
 
-    async def enter(self, num_pixels: int) -> None:
-        """Wait until they fit; `num_pixels` is at most `max_pixels`. Unless this is cancelled, call `leave` later."""
-        if self.has_room(num_pixels):
-            self._free -= num_pixels
-            return
-        turn = (asyncio.get_running_loop().create_future(), num_pixels)
-        self._waiting.append(turn)
+    @asynccontextmanager
+    async def take(self, request: Hashable, number: int = 1) -> AsyncIterator[None]:
+        """Wait for `number` places, at most `num_places`, and hold them in the block.
+
+        Requests that want few places do not overtake one that wants many for ever.
+        """
+        await self._enter(request, number)
         try:
-            await turn[0]
+            yield
+        finally:
+            self._leave(number)
+
+    async def _enter(self, request: Hashable, number: int) -> None:
+        if self.has_room(number):
+            self._num_free -= number
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request, deque()).append((place, number))
+        try:
+            await place
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            else:
-                self._free += num_pixels
-            self._admit()
+            # The places may have been given just before; if not, those that wait behind it may fit now.
+            self._leave(0 if place.cancelled() else number)
             raise
 
-    def leave(self, num_pixels: int) -> None:
-        self._free += num_pixels
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self._waiting[0][1] <= self._free:
-            admitted, num_pixels = self._waiting.popleft()
-            self._free -= num_pixels
-            if not admitted.done():
-                admitted.set_result(None)
-            # A request that was cancelled meanwhile gives its pixels back in `enter`.
+    def _leave(self, number: int) -> None:
+        """Give the free places to the next requests, whose turns then come last again."""
+        self._num_free += number
+        while self._waiting:
+            request, places = next(iter(self._waiting.items()))
+            place, wanted = places[0]
+            if not place.cancelled():
+                if wanted > self._num_free:
+                    return
+                self._num_free -= wanted
+                place.set_result(None)
+            places.popleft()
+            self._waiting.move_to_end(request)
+            if not places:
+                del self._waiting[request]
 
 
 class PixelGate:
@@ -75,24 +86,21 @@ class PixelGate:
     """
 
     def __init__(self, max_pixels: int):
-        self._main = PixelLane(max_pixels)
-        self._small = PixelLane(max_pixels // _SMALL_SHARE)
+        self._main = Turns(max_pixels)
+        self._small = Turns(max_pixels // _SMALL_SHARE)
 
     @property
     def num_pixels(self) -> int:
         """Pixels in memory now."""
-        return self._main.num_pixels + self._small.num_pixels
+        return self._main.num_taken + self._small.num_taken
 
     @asynccontextmanager
     async def hold(self, num_pixels: int) -> AsyncIterator[None]:
         """Wait until the pixels fit, and count them as in memory in the block. `num_pixels` is at most `max_pixels`."""
-        is_small = num_pixels <= self._small.max_pixels
+        is_small = num_pixels <= self._small.num_places
         lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
-        await lane.enter(num_pixels)
-        try:
+        async with lane.take(object(), num_pixels):
             yield
-        finally:
-            lane.leave(num_pixels)
 
 
 class ByteRoom:
@@ -189,59 +197,17 @@ class Workers:
     """Used on one event loop. The deadline identifies the request: every request has one of its own."""
 
     def __init__(self, num_threads: int, name: str):
-        self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._turns = _Turns(num_threads)
+        self._turns = Turns(num_threads)
 
     async def run(self, deadline: Deadline, function: Callable[[], T]) -> T:
         """Run `function` on a thread. Raises what it raises, and what the deadline raises: then it did not start."""
-        async with self._turns.turn(deadline):
+        async with self._turns.take(deadline):
             return await asyncio.get_running_loop().run_in_executor(self._pool, _in_time, deadline, function)
 
     def close(self) -> None:
         """Start no more work. Running functions go on to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-class _Turns:
-    """Places that requests get in rotation, however many one of them asks for."""
-
-    def __init__(self, num_places: int):
-        self._num_free = num_places
-        self._waiting: OrderedDict[Deadline, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @asynccontextmanager
-    async def turn(self, request: Deadline) -> AsyncIterator[None]:
-        await self._enter(request)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    async def _enter(self, request: Deadline) -> None:
-        if self._num_free:
-            self._num_free -= 1
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(request, deque()).append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if not place.cancelled():  # the place was given just before the cancellation
-                self._leave()
-            raise
-
-    def _leave(self) -> None:
-        """Give the place to the next request, whose turn then comes last again."""
-        while self._waiting:
-            request, places = self._waiting.popitem(last=False)
-            place = places.popleft()
-            if places:
-                self._waiting[request] = places
-            if not place.cancelled():
-                place.set_result(None)
-                return
-        self._num_free += 1
 
 
 def _in_time(deadline: Deadline, function: Callable[[], T]) -> T:

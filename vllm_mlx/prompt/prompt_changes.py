@@ -3,9 +3,9 @@
 import json
 import threading
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from sys import getsizeof
 
@@ -16,7 +16,7 @@ from ..output.reply import FinishedReply
 from .chat import ChatPrompt
 from .echo import calls_of, text_of
 from .encoded import common_prefix
-from .reply_memory import next_key
+from .reply_memory import Recent, next_key
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20
@@ -28,7 +28,6 @@ _LEAST_SHARED = 0.5  # share of its messages by which an earlier prompt is known
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Prompt:
-    keys: tuple[bytes, ...] = ()  # find the prompt by its reply
     text: str
     token_ids: "array[int]"
     num_expected: int  # tokens that an unaltered next prompt begins with
@@ -38,35 +37,8 @@ class _Prompt:
 
     @property
     def num_bytes(self) -> int:
-        digests = _DIGEST_BYTES * (len(self.messages) + len(self.keys))
+        digests = _DIGEST_BYTES * (len(self.messages) + 1)  # and that of its reply
         return _FIXED_BYTES + getsizeof(self.text) + getsizeof(self.token_ids) + digests
-
-
-@dataclass(slots=True)
-class _RecentPrompts:
-    """A bounded number of prompts and bytes; evicts the oldest."""
-
-    prompts: OrderedDict[_Prompt, None] = field(default_factory=OrderedDict)
-    by_key: dict[bytes, list[_Prompt]] = field(default_factory=dict)
-    num_bytes: int = 0
-
-    def add(self, prompt: _Prompt) -> None:
-        self.prompts[prompt] = None
-        self.num_bytes += prompt.num_bytes
-        for key in prompt.keys:
-            self.by_key.setdefault(key, []).append(prompt)
-        while self.prompts and (len(self.prompts) > MAX_PROMPTS or self.num_bytes > MAX_BYTES):
-            self.drop(next(iter(self.prompts)))
-
-    def drop(self, prompt: _Prompt) -> None:
-        if prompt not in self.prompts:
-            return
-        del self.prompts[prompt]
-        self.num_bytes -= prompt.num_bytes
-        for key in prompt.keys:
-            self.by_key[key].remove(prompt)
-            if not self.by_key[key]:
-                del self.by_key[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +61,7 @@ class PromptChanges:
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
         self._lock = threading.Lock()
-        self._recent = _RecentPrompts()
+        self._recent: Recent[_Prompt] = Recent(MAX_PROMPTS, MAX_BYTES)
 
     def compare(self, chat: ChatPrompt) -> ComparedPrompt:
         """Compare a prompt with the last one of its conversation."""
@@ -115,9 +87,10 @@ class PromptChanges:
         if not keys:
             return
         with self._lock:
-            if compared.last is not None and compared.last in self._recent.prompts:
-                self._recent.prompts.move_to_end(compared.last, last=False)
-            self._recent.add(replace(compared.prompt, keys=keys))
+            if compared.last is not None and compared.last in self._recent.entries:
+                self._recent.entries.move_to_end(compared.last, last=False)
+            self._recent.add(replace(compared.prompt), keys)  # several replies to it are entries of their own
+            self._recent.evict()
 
     def _last(self, request: Request, prompt: _Prompt) -> _Prompt | None:
         """The prompt whose reply is the latest known reply in the conversation."""
@@ -126,7 +99,7 @@ class PromptChanges:
             if message.role != "assistant":
                 continue
             keys = _reply_keys(request.cache_salt, message)
-            shares = {earlier: _shared(earlier, prompt) for key in keys for earlier in self._recent.by_key.get(key, ())}
+            shares = {earlier: _shared(earlier, prompt) for key in keys for earlier in self._recent.find(key)}
             least = 0.0 if calls_of(message) else _LEAST_SHARED
             best = max(shares, key=lambda earlier: shares[earlier], default=None)
             if best is not None and shares[best] >= least:

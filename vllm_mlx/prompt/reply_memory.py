@@ -5,11 +5,11 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..core.messages import (
     ImagePart,
@@ -31,6 +31,16 @@ _FIXED_BYTES = 2048  # the objects, keys and digests of one remembered reply
 _BOUNDARY_BYTES = 128
 _PART_BYTES = 64
 _DIGEST_BYTES = 16
+
+
+class Entry(Protocol):
+    """What `Recent` holds. It is hashed by its identity."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+E = TypeVar("E", bound=Entry)
 
 
 class Boundary(NamedTuple):
@@ -121,6 +131,36 @@ class RecalledConversation:
         return best
 
 
+class Recent(Generic[E]):
+    """A bounded number of entries and bytes, found by their keys; evicts the first. Not safe to share."""
+
+    def __init__(self, max_entries: int, max_bytes: int):
+        self.entries: OrderedDict[E, tuple[bytes, ...]] = OrderedDict()  # and their keys
+        self.num_bytes = 0
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._by_key: dict[bytes, list[E]] = {}
+
+    def find(self, key: bytes) -> Sequence[E]:
+        """The entries that have the key, the latest last."""
+        return self._by_key.get(key, ())
+
+    def add(self, entry: E, keys: tuple[bytes, ...]) -> None:
+        self.entries[entry] = keys
+        self.num_bytes += entry.num_bytes
+        for key in keys:
+            self._by_key.setdefault(key, []).append(entry)
+
+    def evict(self) -> None:
+        while self.entries and (len(self.entries) > self._max_entries or self.num_bytes > self._max_bytes):
+            entry, keys = self.entries.popitem(last=False)
+            self.num_bytes -= entry.num_bytes
+            for key in keys:
+                self._by_key[key].remove(entry)
+                if not self._by_key[key]:
+                    del self._by_key[key]
+
+
 class ReplyMemory:
     """Holds a bounded number of replies and bytes; evicts the least recently used. Threads may share it.
 
@@ -129,19 +169,15 @@ class ReplyMemory:
     """
 
     def __init__(self, *, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES):
-        self._max_replies = max_replies
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._recency: OrderedDict[RememberedReply, None] = OrderedDict()
-        self._by_key: dict[bytes, list[RememberedReply]] = {}
-        self._num_bytes = 0
+        self._recent: Recent[RememberedReply] = Recent(max_replies, max_bytes)
 
     def __len__(self) -> int:
-        return len(self._recency)
+        return len(self._recent.entries)
 
     @property
     def num_bytes(self) -> int:
-        return self._num_bytes
+        return self._recent.num_bytes
 
     def recall(self, salt: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> RecalledConversation:
         """Find the replies in a conversation. Whether a message is one depends on all messages before it.
@@ -167,18 +203,23 @@ class ReplyMemory:
     def add(self, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
         """`prompt_token_ids` are all ids of the prompt: they are stored where the entry's base was evicted."""
         with self._lock:
-            if entry.base is not None and entry.base not in self._recency:
-                entry = _without_base(entry, prompt_token_ids)
-            self._by_key.setdefault(entry.key, []).append(entry)
-            self._recency[entry] = None
-            self._num_bytes += entry.num_bytes
+            if entry.base is not None and entry.base not in self._recent.entries:
+                first = Boundary(entry.base_chars, entry.base_tokens)
+                entry = replace(
+                    entry,
+                    base=None,
+                    base_chars=0,
+                    base_tokens=0,
+                    tail=array("I", prompt_token_ids),
+                    boundaries=(first, *entry.boundaries),
+                )
+            self._recent.add(entry, (entry.key,))
             self._touch(entry)
-            while self._recency and (len(self._recency) > self._max_replies or self._num_bytes > self._max_bytes):
-                self._drop(next(iter(self._recency)))
+            self._recent.evict()
 
     def _find(self, key: bytes, message: Message, declared: Mapping[str, DeclaredValue]) -> RememberedReply | None:
         """The latest reply that the message repeats; one with the same tool call ids is preferred."""
-        known = reversed(self._by_key.get(key, ()))
+        known = reversed(self._recent.find(key))
         found = [entry for entry in known if is_echo(message, entry.reply.message, declared)]
         call_ids = [call.call_id for call in calls_of(message)]
         return max(found, key=lambda entry: call_ids == [call.call_id for call in entry.reply.calls], default=None)
@@ -186,28 +227,8 @@ class ReplyMemory:
     def _touch(self, entry: RememberedReply) -> None:
         link: RememberedReply | None = entry
         while link is not None:
-            self._recency.move_to_end(link)
+            self._recent.entries.move_to_end(link)
             link = link.base
-
-    def _drop(self, entry: RememberedReply) -> None:
-        del self._recency[entry]
-        self._num_bytes -= entry.num_bytes
-        siblings = self._by_key[entry.key]
-        siblings.remove(entry)
-        if not siblings:
-            del self._by_key[entry.key]
-
-
-def _without_base(entry: RememberedReply, prompt_token_ids: Sequence[int]) -> RememberedReply:
-    return RememberedReply(
-        key=entry.key,
-        text_length=entry.text_length,
-        text_digest=entry.text_digest,
-        tail=array("I", prompt_token_ids),
-        boundaries=(Boundary(entry.base_chars, entry.base_tokens), *entry.boundaries),
-        reply=entry.reply,
-        starts_in_reasoning=entry.starts_in_reasoning,
-    )
 
 
 def _part_bytes(part: Part) -> int:
