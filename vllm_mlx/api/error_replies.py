@@ -5,21 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..core.errors import (
-    Cancelled,
-    ContextLengthExceeded,
-    EngineDead,
-    GrammarLimit,
-    InvalidParameter,
-    ModelNotFound,
-    Overloaded,
-    RequestError,
-    TimeLimit,
-    TooManyRequests,
-    VLLMMLXError,
-    shown,
-)
+from ..core import errors as core
 from .replies import ErrorText, Reply
+
+INVALID_REQUEST, SERVER_ERROR, API_ERROR = "invalid_request_error", "server_error", "api_error"
+RATE_LIMIT, OVERLOADED = "rate_limit_error", "overloaded_error"
+UNKNOWN_PARAMETER = "unknown_parameter"
 
 # Codes by pydantic's error types.
 _CODES = {
@@ -40,19 +31,19 @@ _WANTED = {
 }
 
 
-def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidParameter:
+def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> core.InvalidParameter:
     """The error of a body that does not match the wire types, in one sentence that names the field.
 
     `errors` as pydantic lists them, `loc` starting inside `body`.
     """
     if not isinstance(body, dict):
-        return InvalidParameter("The request body must be a JSON object.", code="invalid_type")
+        return core.InvalidParameter("The request body must be a JSON object.", code="invalid_type")
     # A union reports every branch that failed; the branch that matched furthest is the one that the client meant.
     error = max(errors, key=lambda found: len(found["loc"]))
     path = _path(error, body)
     others = [other for other in errors if len(other["loc"]) == len(error["loc"]) and _path(other, body) == path]
     code = _CODES.get(error["type"], "invalid_type")
-    return InvalidParameter(_sentence(error, path, others), param=path, code=code)
+    return core.InvalidParameter(_sentence(error, path, others), param=path, code=code)
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:
@@ -65,7 +56,7 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
         elif isinstance(step, str) and isinstance(value, dict) and step in value:
             if value.get("type") == step and following in value:
                 continue  # a branch, although the value has a field of the same name
-            path, value = _join(path, shown(step)), value[step]
+            path, value = _join(path, core.shown(step)), value[step]
     match error:
         case {"type": "missing", "loc": loc}:
             return _join(path, str(loc[-1]))
@@ -84,7 +75,7 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
         case {"type": "missing" | "union_tag_not_found"}:
             return f"`{path}` is required."
         case {"type": "union_tag_invalid", "ctx": {"tag": tag, "expected_tags": expected}}:
-            return f"`{path}` '{shown(tag)}' is not supported. Supported: {expected}."
+            return f"`{path}` '{core.shown(tag)}' is not supported. Supported: {expected}."
         case {"type": "too_short" | "string_too_short"}:
             return f"`{path}` must not be empty."
         case {"type": "too_long", "ctx": {"max_length": most}}:
@@ -96,11 +87,6 @@ def _sentence(error: Mapping[str, Any], path: str, alternatives: Sequence[Mappin
                 _WANTED.get(other["type"], other["msg"].removeprefix("Input should be ")) for other in alternatives
             )
             return f"`{path}` must be {' or '.join(wanted)}."
-
-
-INVALID_REQUEST, SERVER_ERROR, API_ERROR = "invalid_request_error", "server_error", "api_error"
-RATE_LIMIT, OVERLOADED = "rate_limit_error", "overloaded_error"
-UNKNOWN_PARAMETER = "unknown_parameter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +106,17 @@ class _Kind:
 
 
 # The first class that an error is an instance of counts. Clients repeat requests that fail with 5xx, 408, 409 or 429.
-_BY_CLASS: tuple[tuple[type[VLLMMLXError], _Kind], ...] = (
-    (TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
-    (Overloaded, _Kind(503, OVERLOADED, OVERLOADED, response_code="rate_limit_exceeded")),
-    (ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
-    (TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST)),
-    (ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="context_length_exceeded")),
-    (RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST)),
-    (GrammarLimit, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="invalid_prompt")),
-    (Cancelled, _Kind(499, INVALID_REQUEST, INVALID_REQUEST, "request_cancelled")),
-    (EngineDead, _Kind(503, SERVER_ERROR, API_ERROR, "engine_dead")),
-    (VLLMMLXError, _Kind(500, SERVER_ERROR, API_ERROR, "generation_failed")),
+_BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
+    (core.TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
+    (core.Overloaded, _Kind(503, OVERLOADED, OVERLOADED, response_code="rate_limit_exceeded")),
+    (core.ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
+    (core.TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST)),
+    (core.ContextLengthExceeded, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="context_length_exceeded")),
+    (core.RequestError, _Kind(400, INVALID_REQUEST, INVALID_REQUEST)),
+    (core.GrammarLimit, _Kind(400, INVALID_REQUEST, INVALID_REQUEST, response_code="invalid_prompt")),
+    (core.Cancelled, _Kind(499, INVALID_REQUEST, INVALID_REQUEST, "request_cancelled")),
+    (core.EngineDead, _Kind(503, SERVER_ERROR, API_ERROR, "engine_dead")),
+    (core.VLLMMLXError, _Kind(500, SERVER_ERROR, API_ERROR, "generation_failed")),
 )
 
 _BY_STATUS = {
@@ -179,11 +165,11 @@ class HTTPError:
 class Envelope(ABC):
     """How the clients of one protocol read errors."""
 
-    def error(self, error: VLLMMLXError) -> HTTPError:
+    def error(self, error: core.VLLMMLXError) -> HTTPError:
         kind = _kind_of(error)
-        param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
+        param = "model" if isinstance(error, core.ModelNotFound) else getattr(error, "param", None)
         code = kind.code or getattr(error, "code", None)
-        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+        retry_after_s = error.retry_after_s if isinstance(error, core.Overloaded) else None
         return HTTPError(kind.status, self._body(kind, self._message(error), param, code), code, retry_after_s)
 
     def status(self, status: int, message: str) -> HTTPError:
@@ -196,7 +182,7 @@ class Envelope(ABC):
         """`errors` as pydantic lists them, `loc` starting inside `body`."""
         return self.error(describe(errors, body))
 
-    def _message(self, error: VLLMMLXError) -> str:
+    def _message(self, error: core.VLLMMLXError) -> str:
         return error.message
 
     @abstractmethod
@@ -220,9 +206,9 @@ class AnthropicEnvelope(Envelope):
         found = super().status(status, message)
         return replace(found, code=found.body.error.type)
 
-    def _message(self, error: VLLMMLXError) -> str:
+    def _message(self, error: core.VLLMMLXError) -> str:
         """Claude Code knows by these words that it must compact the conversation."""
-        if isinstance(error, ContextLengthExceeded):
+        if isinstance(error, core.ContextLengthExceeded):
             return f"prompt is too long: {error.num_prompt_tokens} tokens > {error.max_model_len} maximum"
         return error.message
 
@@ -233,10 +219,10 @@ class AnthropicEnvelope(Envelope):
 OPENAI, ANTHROPIC = OpenAIEnvelope(), AnthropicEnvelope()
 
 
-def response_code(error: VLLMMLXError) -> str:
+def response_code(error: core.VLLMMLXError) -> str:
     """The code of an error inside a response of the Responses API."""
     return _kind_of(error).response_code
 
 
-def _kind_of(error: VLLMMLXError) -> _Kind:
+def _kind_of(error: core.VLLMMLXError) -> _Kind:
     return next(kind for error_class, kind in _BY_CLASS if isinstance(error, error_class))

@@ -90,29 +90,23 @@ def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | Non
 
 def _is_enabled(kwargs: Mapping[str, Any], effort: str | None) -> Literal["auto", "on", "off"]:
     enabled = kwargs.get("enable_thinking")
-    if enabled is None and effort is not None:
-        enabled = effort != "none"
-    match enabled:
-        case None:
+    if enabled is None:
+        if effort is None:
             return "auto"
-        case bool():
-            return "on" if enabled else "off"
-        case _:
-            raise InvalidParameter(
-                "`chat_template_kwargs.enable_thinking` must be true or false.",
-                param="chat_template_kwargs.enable_thinking",
-            )
+        enabled = effort != "none"
+    if not isinstance(enabled, bool):
+        path = "chat_template_kwargs.enable_thinking"
+        raise InvalidParameter(f"`{path}` must be true or false.", param=path)
+    return "on" if enabled else "off"
 
 
 def _budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
     """A reasoning budget that a client put among the template's arguments; None: there is none, or it is unlimited."""
     for name in ("thinking_token_budget", "thinking_budget"):
-        value = template_kwargs.get(name)
-        if value is None:
-            continue
-        check_budget(value, f"chat_template_kwargs.{name}")
-        assert isinstance(value, int), "it was checked"
-        return None if value == -1 else value
+        budget: int | None = template_kwargs.get(name)
+        check_budget(budget, f"chat_template_kwargs.{name}")
+        if budget is not None:
+            return None if budget == -1 else budget
     return None
 
 

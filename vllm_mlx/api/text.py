@@ -18,6 +18,11 @@ from ..core.errors import InvalidParameter
 RAW_ARGUMENTS = "_raw"
 MAX_DEPTH = 128  # levels of nested objects and lists: the code that walks over them recurses
 
+_SEALED = "vllm-mlx.1."
+MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # limit of one request, because a short word could unpack to all of the memory
+MAX_RATIO = 16  # bytes for each that was sent; reasoning in words unpacks to three to ten
+FREE_BYTES = 1024 * 1024  # which reasoning that repeats itself may unpack to, however short its word
+
 
 def well_formed(text: str) -> str:
     """The text with every lone surrogate replaced by U+FFFD and every split pair joined."""
@@ -79,28 +84,18 @@ def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
         value = json_in(text)
     except ValueError:
         value = text
-    match value:
-        case dict():
-            return value
-        case None:
-            return {}
-        case _:
-            return {RAW_ARGUMENTS: text}
-
-
-_PREFIX = "vllm-mlx.1."
-MAX_UNSEALED_BYTES = 16 * 1024 * 1024  # limit of one request, because a short word could unpack to all of the memory
-MAX_RATIO = 16  # bytes for each that was sent; reasoning in words unpacks to three to ten
-FREE_BYTES = 1024 * 1024  # which reasoning that repeats itself may unpack to, however short its word
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {RAW_ARGUMENTS: text}
 
 
 def seal(text: str) -> str:
-    return _PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+    return _SEALED + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
 def may_hold_sealed(body: bytes) -> bool:
     """Whether a request's body may hold such words, which take time to unpack."""
-    return _PREFIX.encode() in body
+    return _SEALED.encode() in body
 
 
 class Unsealer:
@@ -112,10 +107,10 @@ class Unsealer:
 
     def unseal(self, word: str, param: str) -> str | None:
         """The text, or None for a word that is not ours. Raises InvalidParameter where all are too long together."""
-        if not word.startswith(_PREFIX):
+        if not word.startswith(_SEALED):
             return None
         try:
-            packed = base64.urlsafe_b64decode(word.removeprefix(_PREFIX))
+            packed = base64.urlsafe_b64decode(word.removeprefix(_SEALED))
             self._num_packed += len(packed)
             unpacked = zlib.decompressobj().decompress(packed, self._max_bytes - self._num_unpacked + 1)
             self._take(len(unpacked), param)

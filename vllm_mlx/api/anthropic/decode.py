@@ -31,6 +31,15 @@ MIN_BUDGET_TOKENS = 1024
 
 ThinkingBlocks = Literal["visible", "sealed", "hidden"]
 ThinkingPolicy = Literal["asked", "always"]
+AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schema.ResultPart
+
+# Anthropic runs these tools on its own servers; this server cannot.
+_RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+
+MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
+
+# Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
+_ENGINE_PREFIX, _WIRE_PREFIX = "call_", "toolu_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,27 +140,14 @@ def _guide(body: schema.MessagesBody) -> Guide | None:
 
 
 def _thinking(body: schema.CountTokensBody) -> Literal["auto", "on", "off"]:
-    match body.thinking:
-        case schema.ThinkingEnabled():
-            return "on"
-        case None:
-            return "auto"
-        case other:
-            return "off" if other.type == "disabled" else "auto"
+    kind = None if body.thinking is None else body.thinking.type
+    return "on" if kind == "enabled" else "off" if kind == "disabled" else "auto"
 
 
 def _thinking_blocks(body: schema.MessagesBody, policy: ThinkingPolicy) -> ThinkingBlocks:
     if policy == "asked" and (body.thinking is None or body.thinking.type == "disabled"):
         return "hidden"
     return "sealed" if body.thinking is not None and body.thinking.display == "omitted" else "visible"
-
-
-AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schema.ResultPart
-
-# Anthropic runs these tools on its own servers; this server cannot.
-_RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-
-MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
 
 
 class Toolbox:
@@ -224,10 +220,6 @@ def _name(change: schema.ToolChange, path: str) -> str:
     if not (name := change.name or change.tool_name):
         raise InvalidParameter(f"`{path}` must name a tool.", param=path)
     return name
-
-
-# Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
-_ENGINE_PREFIX, _WIRE_PREFIX = "call_", "toolu_"
 
 
 def encode_call_id(call_id: str) -> str:

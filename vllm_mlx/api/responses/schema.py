@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from ..parameters import OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
+MAX_METADATA = 16
 _BUILT_IN = "It belongs to a built-in tool, and this server has none."
 
 BODY_FIELDS: ExtraFields = {
@@ -49,8 +50,6 @@ SKIPPED_ITEMS = frozenset({
     "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output", "tool_search_call",
     "tool_search_output", "web_search_call",
 })  # fmt: skip
-MAX_METADATA = 16
-
 
 # Content
 
