@@ -9,7 +9,8 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.core.request import Grammar, Guide, StructuralFormat
 from vllm_mlx.formats import SchemaBudget
-from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, guide_grammar, required_calls
+from vllm_mlx.formats.family import NO_HEADER
+from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar, required_calls
 from vllm_mlx.guidance.grammars.json_schema import checked_schema
 from vllm_mlx.guidance.grammars.lark import LarkWriter
 from vllm_mlx.guidance.grammars.shapes import MAX_SHAPES

@@ -10,9 +10,9 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget, detect_formats, families, make_parser, read_schemas, reasoning_tags
-from vllm_mlx.formats.family import Family
+from vllm_mlx.formats.family import NO_HEADER, Family
 from vllm_mlx.formats.layouts import json_list, tags
-from vllm_mlx.guidance.grammars import NO_HEADER, GuidedTool, calls_in_text, required_calls
+from vllm_mlx.guidance.grammars import GuidedTool, calls_in_text, required_calls
 
 from ..formats.support import TOOL_FORMATS
 from .random_sampler import RandomSampler, sampler

@@ -7,7 +7,8 @@ import pytest
 
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.request import Choice, Grammar, Guide, Regex, StructuralFormat, StructuralTag, TagStructure
-from vllm_mlx.guidance.grammars import Header, guide_grammar
+from vllm_mlx.formats.family import Header
+from vllm_mlx.guidance.grammars import guide_grammar
 
 from .random_sampler import sampler
 

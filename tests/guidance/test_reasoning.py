@@ -47,7 +47,7 @@ class Model:
 
     def row(self, prompt: str, answer: str) -> RowConstraint:
         """A reply that reasons freely and then says `answer`."""
-        grammar = guide_grammar(Guide(form=Choice((answer,))), self.sampler.writer(), self.reasoning.header)
+        grammar = guide_grammar(Guide(form=Choice((answer,))), self.sampler.writer(), self.reasoning.tags.header)
         ids = tuple(self.ids(prompt))
         constraint = Constraint(
             matcher=self.sampler.compiler.compile(grammar, "guide"),

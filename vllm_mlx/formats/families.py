@@ -16,7 +16,6 @@ from .family import (
     Calls,
     Family,
     JsonCall,
-    KeyedCall,
     Opening,
     Place,
     ReasoningFormat,
@@ -182,7 +181,7 @@ FAMILIES = (
     Family(
         "apertus",
         tags("<|inner_prefix|>", "<|inner_suffix|>"),
-        json_list("<|tools_prefix|>", "<|tools_suffix|>", KeyedCall(), several(layouts.KEYED_JSON, layouts.LIST)),
+        json_list("<|tools_prefix|>", "<|tools_suffix|>", JsonCall(name=""), several(layouts.KEYED_JSON, layouts.LIST)),
         reasoning_names=("apertus", "apertus2509"),
     ),
     Family(

@@ -28,6 +28,17 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
+class Header:
+    """The text that a family writes before an answer: `lead` if reasoning precedes it, then `answer`."""
+
+    lead: str = ""
+    answer: str = ""
+
+
+NO_HEADER = Header()
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningTags:
     """How reasoning begins and ends, and what surrounds an answer. Constraints on a reply use these tags."""
 
@@ -35,8 +46,7 @@ class ReasoningTags:
     ends: tuple[str, ...]  # the end at an index ends what the start at that index opened
     atoms: tuple[str, ...] = ()
     is_implied: bool = False
-    lead: str = ""  # between the reasoning and what follows it
-    answer: str = ""  # before an answer
+    header: Header = NO_HEADER
 
     def end_for(self, start: int) -> str:
         return self.ends[start] if start < len(self.ends) else self.ends[0]
@@ -93,15 +103,10 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """`{"name": "f", "arguments": {…}}`; the two keys are given."""
+    """`{"name": "f", "arguments": {…}}`; the two keys are given. Without a `name` key: `{"f": {…}}`."""
 
     arguments: str = "arguments"
     name: str = "name"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedCall:
-    """`{"f": {…}}`: the name is the key of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class ExpressionCall:
     separator: str = ", "
 
 
-CallKind = JsonCall | KeyedCall | NamedCall | XmlCall | NestedXmlCall | ExpressionCall
+CallKind = JsonCall | NamedCall | XmlCall | NestedXmlCall | ExpressionCall
 
 
 @dataclass(frozen=True, slots=True)

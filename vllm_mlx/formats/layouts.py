@@ -15,6 +15,7 @@ from .family import (
     CallKind,
     Calls,
     ExpressionCall,
+    Header,
     JsonCall,
     Opening,
     Place,
@@ -138,8 +139,7 @@ HARMONY = ReasoningFormat(
         starts=("<|channel|>analysis<|message|>",),
         ends=("<|end|>",),
         atoms=("<|end|>",),
-        lead="<|start|>assistant",
-        answer="<|channel|>final<|message|>",
+        header=Header("<|start|>assistant", "<|channel|>final<|message|>"),
     ),
 )
 _RECIPIENT_HEADER = header(_MESSAGE, recipient_route)
@@ -156,7 +156,6 @@ MUSE = ReasoningFormat(
         starts=("to=self<|message|>",),
         ends=("<|eom|>",),
         atoms=("<|eom|>",),
-        lead="<|start|>assistant",
-        answer=" to=user<|message|>",
+        header=Header("<|start|>assistant", " to=user<|message|>"),
     ),
 )

@@ -113,13 +113,13 @@ class OutputParser:
         return out
 
     def _finish_call(self, call: _Call, out: list[ContentEvent], is_end: bool) -> None:
-        if not is_end:
+        if is_end:
+            call.body.end()
+        else:
             call.body.cut(self._pending)
-            self._sync(call, out)
-            return
-        call.body.end()
         self._sync(call, out)
-        self._end_call(call, out)
+        if is_end:
+            self._end_call(call, out)
 
     def _drop_cut_tag(self) -> None:
         """At the very end, text behind a call that may become a tag is a tag that was cut off: drop it."""
@@ -255,13 +255,17 @@ class OutputParser:
         match call.body.status:
             case BodyStatus.DONE:
                 self._end_call(call, out)
-                self._continue_call(call)
+                if call.body.follow is not None:
+                    self._call = _Call(call.body.follow(), call.opening)
+                    self._call.is_at_own_marker = False
             case BodyStatus.FAILED:
                 self._emit_as_text(call, out)
             case BodyStatus.STUCK:
                 return self._end_at_tag(call, out, final)
             case BodyStatus.ENDED:
-                self._end_list(call, out)
+                self._call = None
+                if not self._content.follows_call:
+                    self._append("".join(call.raw), out)
             case BodyStatus.REASONING | BodyStatus.TEXT as kind:
                 self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
             case _:
@@ -331,16 +335,6 @@ class OutputParser:
         self._call = None
         if call.is_started:
             out.append(ToolCallEnd(self._num_calls - 1))
-
-    def _continue_call(self, call: _Call) -> None:
-        if call.body.follow is not None:
-            self._call = _Call(call.body.follow(), call.opening)
-            self._call.is_at_own_marker = False
-
-    def _end_list(self, call: _Call, out: list[ContentEvent]) -> None:
-        self._call = None
-        if not self._content.follows_call:
-            self._append("".join(call.raw), out)
 
     def _begin_message(self, *, is_reasoning: bool) -> None:
         self._call = None

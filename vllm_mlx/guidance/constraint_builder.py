@@ -14,9 +14,10 @@ from ..core.fence import Fence
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import SchemaBudget, call_tags
+from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
-from .grammars import NO_HEADER, GuidedTool, Header, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
+from .grammars import GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .reasoning import CheckpointReasoning
 
 _NO_MARKERS = (
@@ -130,7 +131,7 @@ class ConstraintBuilder:
         guide = request.sampling.guide
         if self._reasoning is None or request.messages is None or (guide is not None and guide.in_reasoning):
             return NO_HEADER
-        return self._reasoning.header
+        return self._reasoning.tags.header
 
     def _barred(self, matcher: Any) -> tuple[int, ...]:
         """Return the tags of calls, which end reasoning, that the grammar does not accept as its first token."""

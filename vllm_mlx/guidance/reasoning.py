@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.config import ReasoningStrings
 from ..core.sequence import ReasoningRule, Tag, TagWatch
 from ..formats import ReasoningTags, call_tags, reasoning_tags
 from ..tokens.tokenizer import Tokenizer
-from .grammars import NO_HEADER, Header
 
 Marker = tuple[int, ...]
 _SUFFIX = 32  # tokens that are decoded to find a tag in plain text
@@ -35,11 +34,6 @@ class CheckpointReasoning:
         self._ends = tuple(map(self._marker, self.tags.ends))
         self._turn_ids: frozenset[int] | None = None
         self._reads_text = len(self._ends[0]) > 1 and not any(atom in tokenizer for atom in self.tags.atoms)
-
-    @property
-    def header(self) -> Header:
-        tags = self.tags
-        return Header(tags.lead, tags.answer) if tags.lead or tags.answer else NO_HEADER
 
     def rule(
         self, prompt: Sequence[int], *, budget: int | None, may_think: bool, tools: str | None, bounds_reply: bool
@@ -105,7 +99,7 @@ class CheckpointReasoning:
         if self._forced is not None:
             return self._forced
         end = self.tags.end_for(start)
-        return self._marker(end if bounds_reply else end + self.tags.lead)
+        return self._marker(end if bounds_reply else end + self.tags.header.lead)
 
     def _marker(self, tag: str) -> Marker:
         known = self._tokenizer.token_id(tag)
@@ -128,7 +122,7 @@ def _tags(reasoning: str | None, strings: ReasoningStrings | None, tokenizer: To
         return reasoning_tags(reasoning)
     if reasoning is not None:
         known = reasoning_tags(reasoning)
-        return ReasoningTags((strings.start,), known.ends, known.atoms, known.is_implied, known.lead, known.answer)
+        return replace(known, starts=(strings.start,))
     own = [token for token in tokenizer.marker_tokens if token in strings.end]
     return ReasoningTags((strings.start,), (max(own, key=len) if own else strings.end.strip(),))
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from .body import Body, BodyContext, BodyStatus
+from .body import Body, BodyContext, BodyStatus, skip_white
 from .json_scanner import MAX_DEPTH, json_value, quoted
 
 _CONSTANTS = {
@@ -89,8 +89,8 @@ class LiteralScanner:
             self._closers.pop()
         self.done = True
 
-    def consume(self, text: str, *, final: bool = False) -> int:
-        position = 0
+    def consume(self, text: str, start: int = 0, *, final: bool = False) -> int:
+        position = start
         while position < len(text) and not (self.done or self.failed):
             before = position, self._state
             match self._state:
@@ -280,29 +280,29 @@ class ExpressionBody(Body):
         self._opener = opener
         self._scanner: LiteralScanner | None = None
 
-    def consume(self, text: str, *, final: bool = False) -> int:
-        self.status = BodyStatus.OPEN
+    def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:
-            return self._scan(self._scanner, text, 0, final)
-        start = len(text) - len(text.lstrip())
+            return self._scan(self._scanner, text, position, final)
+        start = skip_white(text, position)
         name = _CALL_NAME.match(text, start)
         end = name.end() if name is not None else start
         if end == len(text) and end - start <= _MAX_NAME and not final:
-            return start
-        if name is None or not text.startswith(self._opener, end):
+            self.status = BodyStatus.WAITING
+        elif name is None or not text.startswith(self._opener, end):
             self.status = BodyStatus.STUCK
-            return start
-        self.name = name.group()
-        self._scanner = LiteralScanner(self._dialect, _BRACKETS[self._opener])
-        return self._scan(self._scanner, text, end + 1, final)
+        else:
+            self.name = name.group()
+            self._scanner = LiteralScanner(self._dialect, _BRACKETS[self._opener])
+            return end + 1
+        return start
 
-    def _scan(self, scanner: LiteralScanner, text: str, start: int, final: bool) -> int:
-        taken = scanner.consume(text[start:], final=final)
+    def _scan(self, scanner: LiteralScanner, text: str, position: int, final: bool) -> int:
+        end = scanner.consume(text, position, final=final)
         if scanner.failed:
             self.status = BodyStatus.FAILED
-        elif scanner.done:
-            self.status = BodyStatus.DONE
-        return start + taken
+        else:
+            self.status = BodyStatus.DONE if scanner.done else BodyStatus.WAITING
+        return end
 
     def take_arguments(self) -> str:
         return self._scanner.take() if self._scanner is not None else ""

@@ -1,14 +1,12 @@
 """Writes grammars, in llguidance's Lark notation, of text that the parsers read. Knows no tokenizer."""
 
 from .calls import calls, calls_in_text, required_calls
-from .guide_grammar import NO_HEADER, Header, guide_grammar
+from .guide_grammar import guide_grammar
 from .lark import LarkWriter
 from .shapes import GuidedTool
 
 __all__ = [
-    "NO_HEADER",
     "GuidedTool",
-    "Header",
     "LarkWriter",
     "calls",
     "calls_in_text",

@@ -9,15 +9,15 @@ from ...formats.families import calls_by_name, spelling
 from ...formats.family import (
     CallKind,
     ExpressionCall,
+    Header,
     JsonCall,
-    KeyedCall,
     NamedCall,
     NestedXmlCall,
     Place,
     Spelling,
     XmlCall,
 )
-from .guide_grammar import Header, grammars
+from .guide_grammar import grammars
 from .json_schema import refused
 from .lark import TEXT, LarkWriter, either, interrupted_text, literal, optional
 from .shapes import GuidedTool, ObjectShape, object_shapes, separated
@@ -94,10 +94,8 @@ def call_expression(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close:
     """Return an expression for one call to the tool, up to and including `close`."""
     match kind:
         case JsonCall():
-            before = f'{{"{kind.name}": {json.dumps(tool.name)}, "{kind.arguments}": '
-            return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
-        case KeyedCall():
-            before = f"{{{json.dumps(tool.name)}: "
+            name = json.dumps(tool.name)
+            before = f'{{"{kind.name}": {name}, "{kind.arguments}": ' if kind.name else f"{{{name}: "
             return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
         case NamedCall():
             return _named_call(kind, tool, writer, close)

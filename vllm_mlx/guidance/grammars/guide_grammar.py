@@ -2,27 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...core.request import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
+from ...formats.family import NO_HEADER, Header
 from .json_schema import check_grammar, checked_schema, refused
 from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, optional
 from .values import ANY_TEXT
 
 _MAX_DEPTH = 32  # formats inside each other
 _INNER = "inner"  # the name of the grammar that a client wrote
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The text that a family writes before an answer: `lead` if reasoning precedes it, then `answer`."""
-
-    lead: str = ""
-    answer: str = ""
-
-
-NO_HEADER = Header()
 
 
 def guide_grammar(guide: Guide, writer: LarkWriter, header: Header = NO_HEADER, *, calls: str = "") -> str:
