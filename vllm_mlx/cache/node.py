@@ -10,6 +10,7 @@ from typing import Literal, Protocol, Self
 Space = tuple[str, str]  # (model fingerprint, salt); spaces share nothing
 
 NODE_BYTES = 512  # an estimate of what a node and its entry in the index take in Python
+HitKind = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 
 
 class Segment(Protocol):
@@ -134,9 +135,6 @@ class Node:
             part.hits += 1
         self.state_hits += 1
         self.state_used = now
-
-
-HitKind = Literal["exact", "prefix", "supersequence", "lcp", "miss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

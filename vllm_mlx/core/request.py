@@ -19,6 +19,19 @@ from .messages import Message, ToolChoice, ToolSpec
 MAX_GUIDE_CHARS = 256 * 1024
 MAX_CHOICES = 4096
 MAX_STRUCTURES = 1024  # structures, and triggers, of a structural tag: each pair is compared
+MAX_LOGPROBS = 20
+MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
+MAX_INTEGER = 2**63 - 1
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1_000  # characters of one stop string
+MAX_STOP_TOKEN_IDS = 1_000
+MAX_LOGIT_BIAS = 300
+# The server sets these arguments of the chat template: a client that set them would change what other fields mean.
+RESERVED_TEMPLATE_KWARGS = frozenset({
+    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
+    "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +122,6 @@ class Guide:
     def _check(self, holds: bool, rule: str) -> None:
         if not holds:
             raise InvalidParameter(f"`{self.param}` {rule}.", param=self.param)
-
-
-MAX_LOGPROBS = 20
-MAX_CACHE_SALT = 1024  # characters; the salt is part of many keys
-MAX_INTEGER = 2**63 - 1
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1_000  # characters of one stop string
-MAX_STOP_TOKEN_IDS = 1_000
-MAX_LOGIT_BIAS = 300
-# The server sets these arguments of the chat template: a client that set them would change what other fields mean.
-RESERVED_TEMPLATE_KWARGS = frozenset({
-    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
-    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length",
-    "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

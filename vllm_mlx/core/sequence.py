@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from .events import FinishReason
 
+_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
+
 
 class Tag(Enum):
     """The tag that a reply's last token completed."""
@@ -53,9 +55,6 @@ class Constraint:
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
     reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue behind these tokens
-
-
-_GREEDY_TEMPERATURE = 1e-5  # dividing logits by a lower temperature overflows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

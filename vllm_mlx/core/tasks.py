@@ -9,11 +9,14 @@ from typing import Any, TypeVar
 from .errors import Cancelled, TimeLimit
 from .fence import clear_locals
 
+T = TypeVar("T")
+
 
 class Deadline:
     """The time limit of one piece of work, shared by the thread that works and the event loop that waits for it.
 
-    The worker calls `check` between its steps. Any thread may call any method."""
+    The worker calls `check` between its steps. Any thread may call any method.
+    """
 
     def __init__(self, limit_s: float, message: str, *, clock: Callable[[], float] = time.monotonic):
         """`message` is the error text that the client reads when the time is over: it names the limit and its flag."""
@@ -37,9 +40,6 @@ class Deadline:
             raise TimeLimit(self._message)
         if self._is_cancelled:
             raise Cancelled()
-
-
-T = TypeVar("T")
 
 
 def settle(result: "Future[T]", work: Callable[[], T]) -> None:

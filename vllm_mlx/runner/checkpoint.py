@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 DEMO = "demo"
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,6 @@ def _knows(config: dict[str, Any]) -> bool:
         logger.warning("mlx-vlm does not know the vision encoder of %r: only text is served", config.get("model_type"))
         return False
     return hasattr(family, "VisionModel")
-
-
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
 def is_hub_id(model: str) -> bool:

@@ -16,6 +16,7 @@ from ..core.step import PrefillChunk, StepOutput
 
 _RECENT_S = 60.0  # a tenant that was here within this time may come again at any moment
 _LEAST_PREFILL_SHARE = 0.25  # share of a stall; shorter chunks would cost too much
+Groups = tuple[tuple[Sequence, ...], ...]  # rows that step together
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +190,6 @@ class Turns:
 
 def _youngest(rows: Rows[Sequence], tenant: str) -> Sequence:
     return next(row for row in reversed(rows) if row.tenant == tenant)
-
-
-Groups = tuple[tuple[Sequence, ...], ...]  # rows that step together
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,13 @@ from ...core.step import SequenceUpdate
 RATE_WINDOW_S = 10.0
 SAMPLE_WINDOW_S = 60.0
 MAX_SAMPLES = 10_000
+# The buckets of vLLM's histograms of the same names, so that its dashboards fit.
+TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+Phase = Literal["queued", "prefill", "generation"]
+Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
 
 
 class TokenRate:
@@ -91,16 +98,6 @@ class Latency(Histogram):
 def _quantile(values: list[float], share: float) -> float:
     """The smallest of the sorted values that at least this share of them does not exceed."""
     return values[max(0, -int(-share * len(values) // 1) - 1)]
-
-
-# The buckets of vLLM's histograms of the same names, so that its dashboards fit.
-TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
-GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
-
-Phase = Literal["queued", "prefill", "generation"]
-Outcome = Literal["stop", "length", "tool_calls", "aborted", "cancelled", "failed"]
 
 
 class ReplyProgress(TypedDict):
