@@ -14,7 +14,15 @@ import pytest
 
 from vllm_mlx.core.messages import ImagePart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.output.reply import FinishedReply
-from vllm_mlx.prompt.reply_memory import Boundary, RememberedReply, ReplyMemory, TextDigest, first_key, next_key
+from vllm_mlx.prompt.reply_memory import (
+    Boundary,
+    KnownPrefix,
+    RememberedReply,
+    ReplyMemory,
+    TextDigest,
+    first_key,
+    next_key,
+)
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .turns import Session, letter_by_letter, make_processor, user
@@ -44,9 +52,7 @@ def entry_after(
         key=key_of(*messages),
         text_length=len(text),
         text_digest=TextDigest(text).value(),
-        base=base,
-        base_chars=0 if base is None else base.text_length + 1,
-        base_tokens=base_tokens,
+        base=None if base is None else KnownPrefix(base, base.text_length + 1, base_tokens),
         tail=array("I", range(base_tokens, base_tokens + num_ids)),
         reply=FinishedReply(
             message=reply, token_ids=array("I", range(base_tokens + num_ids, base_tokens + num_ids + 3))
@@ -109,7 +115,7 @@ def test_ids_come_from_the_whole_chain() -> None:
 
 def test_a_base_may_be_used_in_part() -> None:
     _, [first] = chain(1, "a", ReplyMemory())
-    second = replace(entry_after((), said("b"), base=first), base_tokens=5, tail=array("I", [50, 51]))
+    second = replace(entry_after((), said("b"), base=first), base=KnownPrefix(first, 0, 5), tail=array("I", [50, 51]))
     assert second.token_ids(7) == [0, 1, 2, 3, 4, 50, 51]
     assert [second.token_id(index) for index in range(7)] == [0, 1, 2, 3, 4, 50, 51]
 
@@ -143,7 +149,7 @@ def test_bounds_hold_and_bases_outlive_what_stands_on_them(options: dict[str, in
         held = list(memory._recent.entries)
         assert len(held) <= options.get("max_replies", 10**9)
         assert memory.num_bytes == sum(entry.num_bytes for entry in held) <= options.get("max_bytes", 10**9)
-        assert all(entry.base is None or entry.base in memory._recent.entries for entry in held)
+        assert all(entry.base is None or entry.base.entry in memory._recent.entries for entry in held)
         assert sum(map(len, memory._recent._by_key.values())) == len(held) == len(memory)
         memory.recall("", rng.choice(conversations)[0])
     assert memory.recall("", conversations[-1][0]).replies == tuple(conversations[-1][1])

@@ -145,16 +145,10 @@ class ImageRenderer:
     def render(self, image: DecodedImage, max_side: int | None = None) -> RenderedMedia:
         """Raises one of `REFUSALS`."""
         ids, inputs = self._processor.run(self.marker, images=[self.fit(image, max_side)])
-        text = self._tokenizer.decode(ids)
-        if self._tokenizer.encode(text, add_special_tokens=False) != ids:
-            raise ValueError("its placeholders have no text")
-        start = ids.index(self.token_id)
-        end = len(ids) - ids[::-1].index(self.token_id)
-        token_ids = tuple(ids[start:end])
         grid = self._grid(inputs)
-        item = media_item(0, token_ids, inputs, None if grid is None else image_layout(grid), self._processor.settings)
-        lead = len(self._tokenizer.decode(ids[:start])) if start else 0
-        return RenderedMedia.of(text, lead, token_ids, (item,), image.num_pixels)
+        layout = None if grid is None else image_layout(grid)
+        item = media_item(0, tuple(_span(ids, self.token_id)), inputs, layout, self._processor.settings)
+        return _rendered(self._tokenizer, ids, self.token_id, (item,), image.num_pixels)
 
     def fit(self, image: DecodedImage, max_side: int | None = None) -> Image.Image:
         size = fitting(image.width, image.height, self._max_pixels, max_side)
@@ -227,13 +221,9 @@ class VideoRenderer:
     def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> RenderedMedia:
         """`piece_pixels`: to encode at once. Raises one of `REFUSALS`."""
         ids, inputs = self.run(self.marker, clip)
-        text = self._tokenizer.decode(ids)
-        if self._tokenizer.encode(text, add_special_tokens=False) != ids:
-            raise ValueError("its placeholders have no text")
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
-        lead = len(self._tokenizer.decode(ids[: spots[0]]))
         items = self._items(ids, spots, inputs, clip, piece_pixels)
-        return RenderedMedia.of(text, lead, tuple(ids[spots[0] : spots[-1] + 1]), items, clip.num_pixels)
+        return _rendered(self._tokenizer, ids, self.token_id, items, clip.num_pixels)
 
     def _items(
         self, ids: list[int], spots: list[int], inputs: Mapping[str, np.ndarray], clip: Clip, piece_pixels: int
@@ -285,6 +275,22 @@ class VideoRenderer:
         if size == (clip.width, clip.height):
             return clip.pixels
         return np.stack([scaled(frame, size) for frame in clip.pixels])
+
+
+def _span(ids: list[int], token_id: int) -> list[int]:
+    """The ids from the first placeholder to the last."""
+    return ids[ids.index(token_id) : len(ids) - ids[::-1].index(token_id)]
+
+
+def _rendered(
+    tokenizer: Tokenizer, ids: list[int], token_id: int, items: tuple[MediaItem, ...], num_pixels: int
+) -> RenderedMedia:
+    """Raises ValueError if the text of the ids does not encode to them again."""
+    text = tokenizer.decode(ids)
+    if tokenizer.encode(text, add_special_tokens=False) != ids:
+        raise ValueError("its placeholders have no text")
+    lead = len(tokenizer.decode(ids[: ids.index(token_id)]))
+    return RenderedMedia.of(text, lead, tuple(_span(ids, token_id)), items, num_pixels)
 
 
 def image_layout(grid: Grid) -> Layout:

@@ -18,9 +18,9 @@ from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply
 from ..tokens.context_window import ContextWindow
 from ..tokens.tokenizer import Tokenizer
-from .encoded import EncodedText, KnownPrefix, common_prefix
+from .encoded import EncodedText, common_prefix
 from .points import next_requests, plan_points
-from .reply_memory import Boundary, RecalledConversation, RememberedReply, ReplyMemory, TextDigest
+from .reply_memory import Boundary, KnownPrefix, RecalledConversation, RememberedReply, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate
 
@@ -165,10 +165,10 @@ class ChatPrompts:
         for index in range(len(entry.tail) - 1, -1, -1):
             added = self._tokenizer.added_token(entry.tail[index])
             if added is not None:
-                position = text.rfind(added[0], entry.base_chars, entry.text_length)
+                position = text.rfind(added[0], entry.base_end.num_chars, entry.text_length)
                 if position < 0:
                     return None
-                return KnownPrefix(entry, position + len(added[0]), entry.base_tokens + index + 1)
+                return KnownPrefix(entry, position + len(added[0]), entry.base_end.num_tokens + index + 1)
         return None
 
 
@@ -206,9 +206,7 @@ def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
         key=prompt.key,
         text_length=len(prompt.text),
         text_digest=TextDigest(prompt.text).value(),
-        base=None if known is None else known.entry,
-        base_chars=0 if known is None else known.num_chars,
-        base_tokens=num_known,
+        base=known,
         tail=array("I", prompt.token_ids[num_known:]),
         boundaries=prompt.boundaries,
         reply=replace(reply, message=message, token_ids=array("I", reply.token_ids)),

@@ -1,29 +1,15 @@
 """A rendered text and its ids. Finds the ids that it shares with other texts; knows no conversation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
 from ..tokens.tokenizer import Tokenizer, context_ids
-from .reply_memory import Boundary, RememberedReply
+from .reply_memory import Boundary, KnownPrefix
 
 _WINDOW = 64  # tokens before a place that decide how it is tokenized, where no added token is nearer
 _LOOKAHEAD = 256  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPrefix:
-    """The first `num_tokens` ids of an earlier prompt and its reply stand for the first `num_chars` of a text."""
-
-    entry: RememberedReply
-    num_chars: int
-    num_tokens: int
-
-    @property
-    def last_id(self) -> int:
-        return self.entry.token_id(self.num_tokens - 1)
 
 
 class EncodedText:

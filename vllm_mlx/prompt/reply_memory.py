@@ -52,22 +52,25 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RememberedReply:
-    """A reply and the prompt that it answered. The prompt's ids are the first `base_tokens` of `base`, then `tail`."""
+    """A reply and the prompt that it answered. The prompt's ids are those of `base`, then `tail`."""
 
     key: bytes  # identifies the messages before the reply
     text_length: int  # length of the rendered prompt, in characters
     text_digest: bytes
-    base: "RememberedReply | None" = None  # an earlier reply of the conversation
-    base_chars: int = 0  # characters of this prompt that the ids from `base` stand for
-    base_tokens: int = 0  # ids taken from the base's prompt and reply
+    base: "KnownPrefix | None" = None  # ids that come from an earlier reply of the conversation and its prompt
     tail: "array[int]" = field(default_factory=lambda: array("I"))
     boundaries: tuple[Boundary, ...] = ()  # known places behind `base` in the prompt, ascending
     reply: FinishedReply
     starts_in_reasoning: bool = False
 
     @property
+    def base_end(self) -> Boundary:
+        """The place in the prompt at which `base` ends and `tail` begins."""
+        return Boundary(0, 0) if self.base is None else Boundary(self.base.num_chars, self.base.num_tokens)
+
+    @property
     def num_prompt_tokens(self) -> int:
-        return self.base_tokens + len(self.tail)
+        return self.base_end.num_tokens + len(self.tail)
 
     @property
     def num_bytes(self) -> int:
@@ -80,33 +83,45 @@ class RememberedReply:
         runs: list[Sequence[int]] = []
         entry: RememberedReply | None = self
         while entry is not None and end > 0:
+            num_base = entry.base_end.num_tokens
             runs.append(entry.reply.token_ids[: max(0, end - entry.num_prompt_tokens)])
-            runs.append(entry.tail[: max(0, end - entry.base_tokens)])
-            end = min(end, entry.base_tokens)
-            entry = entry.base
+            runs.append(entry.tail[: max(0, end - num_base)])
+            end = min(end, num_base)
+            entry = None if entry.base is None else entry.base.entry
         return [token_id for run in reversed(runs) for token_id in run]
 
     def token_id(self, index: int) -> int:
         """The id at `index` in the prompt and its reply."""
         entry = self
-        while entry.base is not None and index < entry.base_tokens:
-            entry = entry.base
+        while entry.base is not None and index < entry.base.num_tokens:
+            entry = entry.base.entry
         offset = index - entry.num_prompt_tokens
-        return entry.reply.token_ids[offset] if offset >= 0 else entry.tail[index - entry.base_tokens]
+        return entry.reply.token_ids[offset] if offset >= 0 else entry.tail[index - entry.base_end.num_tokens]
 
     def boundary_before(self, num_chars: int) -> Boundary:
         """The last known boundary within the first `num_chars` characters of the prompt."""
-        entry: RememberedReply | None = self
-        while entry is not None:
+        entry = self
+        while True:
             prompt_end = Boundary(entry.text_length, entry.num_prompt_tokens)
             for boundary in (prompt_end, *reversed(entry.boundaries)):
                 if boundary.num_chars <= num_chars:
                     return boundary
-            num_chars = min(num_chars, entry.base_chars)
-            if entry.base is not None and num_chars == entry.base_chars:
-                return Boundary(entry.base_chars, entry.base_tokens)
-            entry = entry.base
-        return Boundary(0, 0)
+            if entry.base is None or num_chars >= entry.base.num_chars:
+                return entry.base_end
+            entry = entry.base.entry
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrefix:
+    """The first `num_tokens` ids of an earlier prompt and its reply stand for the first `num_chars` of a text."""
+
+    entry: RememberedReply
+    num_chars: int
+    num_tokens: int
+
+    @property
+    def last_id(self) -> int:
+        return self.entry.token_id(self.num_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +218,9 @@ class ReplyMemory:
     def add(self, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
         """`prompt_token_ids` are all ids of the prompt: they are stored where the entry's base was evicted."""
         with self._lock:
-            if entry.base is not None and entry.base not in self._recent.entries:
-                first = Boundary(entry.base_chars, entry.base_tokens)
-                entry = replace(
-                    entry,
-                    base=None,
-                    base_chars=0,
-                    base_tokens=0,
-                    tail=array("I", prompt_token_ids),
-                    boundaries=(first, *entry.boundaries),
-                )
+            if entry.base is not None and entry.base.entry not in self._recent.entries:
+                boundaries = (entry.base_end, *entry.boundaries)
+                entry = replace(entry, base=None, tail=array("I", prompt_token_ids), boundaries=boundaries)
             self._recent.add(entry, (entry.key,))
             self._touch(entry)
             self._recent.evict()
@@ -228,7 +236,7 @@ class ReplyMemory:
         link: RememberedReply | None = entry
         while link is not None:
             self._recent.entries.move_to_end(link)
-            link = link.base
+            link = None if link.base is None else link.base.entry
 
 
 def _part_bytes(part: Part) -> int:
