@@ -20,9 +20,9 @@ from vllm_mlx.server.connection import (
     MAX_AHEAD,
     MAX_AHEAD_BYTES,
     MAX_HEADERS,
-    ConnectionCheck,
     ConnectionLimits,
     GuardedProtocol,
+    refuse_connection,
 )
 from vllm_mlx.server.guards import GuardMiddleware
 
@@ -82,7 +82,7 @@ def answers(*reads: bytes) -> bytes:
 async def _answers(reads: Sequence[bytes]) -> bytes:
     limits = ConnectionLimits(max_header_bytes=MAX_HEAD)
     config = uvicorn.Config(
-        GuardMiddleware(tell, ConnectionCheck(limits)),
+        GuardMiddleware(tell, partial(refuse_connection, limits)),
         http=partial(GuardedProtocol, limits=limits),
         lifespan="off",
         log_config=None,

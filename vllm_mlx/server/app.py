@@ -12,7 +12,7 @@ from .. import __version__
 from ..engine.client import EngineClient
 from .bodies import BodyLimit
 from .config import ServerConfig
-from .connection import ConnectionCheck
+from .connection import refuse_connection
 from .error_handlers import HANDLERS
 from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
 from .log import RECEIPT_HEADER, RequestLog
@@ -56,7 +56,7 @@ def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
     hides disconnects.
     """
     layers = [Middleware(RequestLog, recent=recent)]
-    layers += [Middleware(GuardMiddleware, guard=ConnectionCheck(config.connections))]
+    layers += [Middleware(GuardMiddleware, guard=partial(refuse_connection, config.connections))]
     layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
     if config.cors_origins:
         layers.append(

@@ -190,23 +190,18 @@ def too_long(max_header_bytes: int) -> str:
     return f"The request's headers are longer than {max_header_bytes} bytes."
 
 
-class ConnectionCheck:
-    """A guard that refuses requests if there are too many connections or if their headers are too long."""
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
-
-    def __call__(self, scope: Scope) -> Response | None:
-        state, limits = scope.get("state", {}), self._limits
-        if state.get("header_bytes", 0) > limits.max_header_bytes:
-            response = http_error(scope["path"], 431, too_long(limits.max_header_bytes))
-        elif state.get("num_connections", 0) > limits.max_connections and scope["path"] not in OPEN_PATHS:
-            message = f"The server holds {limits.max_connections} connections already ({setting('max_connections')})."
-            response = respond(envelope_of(scope["path"]).error(TooManyRequests(message, retry_after_s=BUSY_S)))
-        else:
-            return None
-        response.headers["connection"] = "close"
-        return response
+def refuse_connection(limits: ConnectionLimits, scope: Scope) -> Response | None:
+    """The refusal of a request if there are too many connections or if its headers are too long."""
+    state = scope.get("state", {})
+    if state.get("header_bytes", 0) > limits.max_header_bytes:
+        response = http_error(scope["path"], 431, too_long(limits.max_header_bytes))
+    elif state.get("num_connections", 0) > limits.max_connections and scope["path"] not in OPEN_PATHS:
+        message = f"The server holds {limits.max_connections} connections already ({setting('max_connections')})."
+        response = respond(envelope_of(scope["path"]).error(TooManyRequests(message, retry_after_s=BUSY_S)))
+    else:
+        return None
+    response.headers["connection"] = "close"
+    return response
 
 
 def allow_open_files() -> None:

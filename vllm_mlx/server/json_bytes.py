@@ -6,7 +6,7 @@ A parser holds the interpreter's lock during its call, so everything that makes 
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,37 +116,36 @@ def _has_few_escapes(piece: bytes) -> bool:
 
 
 def _check_elements(text: bytes) -> None:
-    if len(text) <= MAX_PARTS:  # an element takes at least a byte
+    if len(text) <= MAX_PARTS or _is_within(_most_marks(text)):  # an element takes at least a byte
         return
-    if _is_surely_within(text):
-        return
-    counts = [0, 0, 0, 0]
-    for structure, num_quotes in _structure(text):
-        found = (structure.count(b"["), structure.count(b"{"), num_quotes, structure.count(b","))
-        counts = [before + more for before, more in zip(counts, found, strict=True)]
-        if not _is_within(*counts):
-            raise _refusal(
-                f"The request body has more than {MAX_PARTS} objects, lists, texts and names of fields together, or "
-                f"more than {MAX_VALUES} values, which are the maximums. Send fewer of them."
-            )
+    counts = ((marks.count(b"["), marks.count(b"{"), num, marks.count(b",")) for marks, num in _structure(text))
+    if not _is_within(counts):
+        raise _refusal(
+            f"The request body has more than {MAX_PARTS} objects, lists, texts and names of fields together, or "
+            f"more than {MAX_VALUES} values, which are the maximums. Send fewer of them."
+        )
 
 
-def _is_surely_within(text: bytes) -> bool:
-    """Whether the text is within the limits even if marks inside strings count. Fast."""
-    counts = [0, 0, 0, 0]
-    for start in range(0, len(text), _PIECE_BYTES):
-        piece = text[start : start + _PIECE_BYTES]
-        # Counting takes thirty times as long as searching, and images contain none of these marks.
-        more = (piece.count(mark) if mark in piece else 0 for mark in (b"[", b"{", b'"', b","))
-        counts = [before + found for before, found in zip(counts, more, strict=True)]
-        if not _is_within(*counts):
+def _is_within(counts: Iterable[tuple[int, ...]]) -> bool:
+    """Whether the brackets of lists and objects, the quotes and the commas are within the limits, all pieces together.
+
+    Every value except the first of its list or object follows a comma.
+    """
+    totals = [0, 0, 0, 0]
+    for found in counts:
+        totals = [before + more for before, more in zip(totals, found, strict=True)]
+        num_lists, num_objects, num_quotes, num_commas = totals
+        if num_lists + num_objects + num_quotes // 2 > MAX_PARTS or num_commas >= MAX_VALUES:
             return False
     return True
 
 
-def _is_within(num_lists: int, num_objects: int, num_quotes: int, num_commas: int) -> bool:
-    """Every value except the first of its list or object follows a comma."""
-    return num_lists + num_objects + num_quotes // 2 <= MAX_PARTS and num_commas < MAX_VALUES
+def _most_marks(text: bytes) -> Iterator[tuple[int, ...]]:
+    """Count the marks of each piece, also those inside strings. Fast."""
+    for start in range(0, len(text), _PIECE_BYTES):
+        piece = text[start : start + _PIECE_BYTES]
+        # Counting takes thirty times as long as searching, and images contain none of these marks.
+        yield tuple(piece.count(mark) if mark in piece else 0 for mark in (b"[", b"{", b'"', b","))
 
 
 def _structure(text: bytes) -> Iterator[tuple[bytes, int]]:
