@@ -56,7 +56,7 @@ def test_a_cached_video_gives_the_librarys_tokens_and_the_tower_sees_each_piece_
     for _ in range(2):
         assert [driver.generate([prompt], max_tokens=NUM_TOKENS)[0] for prompt in prompts] == expected
     pieces = {item.digest for prompt in prompts for item in prompt.media}
-    assert driver.engine.report().media.num_encoded == len(pieces)
+    assert driver.engine.report().images["encoded"] == len(pieces)
 
 
 def test_a_new_question_resumes_behind_the_video(model):
@@ -69,7 +69,7 @@ def test_a_new_question_resumes_behind_the_video(model):
     driver.run()
     assert driver.replies[seq_id].token_ids == model.reply(*asked, max_tokens=NUM_TOKENS)
     assert driver.seqs[seq_id].num_cached_tokens >= prompt.media[-1].end
-    assert driver.engine.report().media.num_encoded == len(prompt.media)
+    assert driver.engine.report().images["encoded"] == len(prompt.media)
 
 
 def test_a_video_in_several_pieces_gives_the_librarys_tokens(model, expected):

@@ -75,14 +75,14 @@ def test_a_cached_image_gives_the_librarys_tokens_and_the_tower_runs_once(model,
     driver = model.driver()
     for prompt, reply in zip(prompts, expected, strict=True):
         assert run(driver, prompt)[0] == reply
-    encoded = driver.engine.report().media.num_encoded
+    encoded = driver.engine.report().images["encoded"]
     assert encoded == len({item.digest for prompt in prompts for item in prompt.media})
     for prompt, reply in zip(prompts, expected, strict=True):
         again, num_cached = run(driver, prompt)
         assert again == reply
         is_windowed = bool(driver.engine.facts.footprint.windows)  # windows are held again where prompts diverge
         assert is_windowed or num_cached == len(prompt.token_ids) - 1
-    assert driver.engine.report().media.num_encoded == encoded
+    assert driver.engine.report().images["encoded"] == encoded
 
 
 @row("S0-14")
@@ -94,14 +94,14 @@ def test_a_new_question_about_a_cached_image_resumes_behind_it(model):
     reply, num_cached = run(driver, prompt)
     assert reply == model.reply(*asked, max_tokens=NUM_TOKENS)
     assert num_cached >= prompt.media[0].end
-    assert driver.engine.report().media.num_encoded == 1
+    assert driver.engine.report().images["encoded"] == 1
 
 
 def test_an_image_known_from_elsewhere_is_not_encoded_again(model):
     driver = model.driver()
     for turns in ([1, "this?"],), (["And in another chat, this:", 1, "what is it?"],):
         assert run(driver, model.prompt(*turns))[0] == model.reply(*turns, max_tokens=NUM_TOKENS)
-    assert driver.engine.report().media.num_encoded == 1
+    assert driver.engine.report().images["encoded"] == 1
 
 
 def test_another_salt_runs_the_tower_again_and_the_same_one_does_not(model, expected, prompts):
@@ -110,7 +110,7 @@ def test_another_salt_runs_the_tower_again_and_the_same_one_does_not(model, expe
     encoded = []
     for salt in ("mine", "yours", "mine", "yours"):
         assert run(driver, prompts[0], cache_salt=salt)[0] == expected[0]
-        encoded.append(driver.engine.report().media.num_encoded)
+        encoded.append(driver.engine.report().images["encoded"])
     assert encoded == [1, 2, 2, 2]
 
 
@@ -156,7 +156,7 @@ def test_forty_at_once_are_all_right(checkpoint, family):
     expected = [model.reply(*turns, max_tokens=4) for turns in conversations]
     driver = model.driver()
     assert driver.generate([model.prompt(*turns) for turns in conversations], max_tokens=4) == expected
-    assert driver.engine.report().media.num_encoded <= 40
+    assert driver.engine.report().images["encoded"] <= 40
 
 
 def late(prompt: PromptInputs) -> tuple[PromptInputs, list[MediaInputs], list[Arrays]]:
@@ -200,10 +200,10 @@ def test_one_image_a_step_is_encoded_and_decoding_rows_go_on_between(model):
     driver.step()
     looking = [driver.add(model.prompt([number, "this?", number + 10, "or this?"]), 4) for number in (1, 2, 3)]
     num_steps, num_said = 0, len(driver.replies[talking].token_ids)
-    while driver.engine.report().media.num_encoded < 6:
-        before = driver.engine.report().media.num_encoded
+    while driver.engine.report().images["encoded"] < 6:
+        before = driver.engine.report().images["encoded"]
         driver.step()
-        assert driver.engine.report().media.num_encoded - before <= 1
+        assert driver.engine.report().images["encoded"] - before <= 1
         num_steps += 1
     assert len(driver.replies[talking].token_ids) - num_said >= num_steps - 1, "one may be in flight"
     driver.run()

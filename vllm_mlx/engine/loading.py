@@ -21,6 +21,7 @@ from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_imag
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, apply_limits, device_memory, max_stored_buffers, wire_weights
 from ..runner.family_check import check_family, media_fault
+from ..runner.kernels import longest_chunk
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
 from ..runner.runner import Runner
 from ..scheduler.mllm import MLLMScheduler
@@ -167,7 +168,22 @@ def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe
 
     A model that takes images is tested with `probe`. Without a probe it takes no images.
     """
+    config = _within_kernels(config, checkpoint)
     return build_engine(config, checkpoint, load_measured(config, checkpoint, probe))
+
+
+def _within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """Limit prefill chunks to what Metal's kernels compute right."""
+    longest = longest_chunk(checkpoint.config) if mx.metal.is_available() else None
+    if longest is None or config.max_prefill_chunk <= longest:
+        return config
+    logger.warning(
+        "%s is lowered from %d to %d: Metal computes longer chunks of this mixture of experts wrong",
+        setting("max_prefill_chunk"),
+        config.max_prefill_chunk,
+        longest,
+    )
+    return replace(config, max_prefill_chunk=longest)
 
 
 def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel) -> Engine:

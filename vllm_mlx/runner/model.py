@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..core.errors import ModelLoadError, first_line
 from ..core.sequence import MediaItem, Sequence
 from ..tokens.remote_code import remote_code
 from .checkpoint import Checkpoint
+from .kernels import kernel_fault
 from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 logger = logging.getLogger(__name__)
@@ -98,10 +100,12 @@ class MultimodalModel(Model):
     """
 
     def __init__(self, module: Any):
-        self._language = module.language_model
+        self._language = _language_model(module.language_model)
         self.has_grid = hasattr(self._language, "get_rope_index")
         self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
         super().__init__(module)
+        if module.language_model.config.model_type == "mistral4":  # scales a batch by the position of its first row
+            self.can_batch = False
 
     @property
     def media(self) -> MediaCache[Features]:
@@ -190,6 +194,35 @@ class MultimodalModel(Model):
         return logits
 
 
+def _language_model(language: Any) -> Any:
+    """The language model that runs: mlx-vlm's, or another on its weights."""
+    is_scaled = language.config.model_type == "ministral3" and not language.config.use_qk_norm
+    return _Ministral3(language) if is_scaled else language
+
+
+class _Ministral3:
+    """mlx-lm's model of Ministral 3, on the weights of mlx-vlm's.
+
+    mlx-vlm's scales the attention of a batch by the position of its first row, and waits for that number in each step
+    (mlx_vlm/models/mistral3/language.py). mlx-lm's scales each row by its own position.
+    """
+
+    def __init__(self, language: Any):
+        from mlx_lm.models import ministral3
+
+        self.layers = language.layers
+        self._model = ministral3.Model(ministral3.ModelArgs.from_dict(vars(language.config)))
+        self._model.update_modules(language.leaf_modules())
+
+    def __call__(self, tokens: mx.array, *, cache: LayerCaches, inputs_embeds: mx.array | None = None) -> Any:
+        return _Logits(self._model(tokens, cache=cache, input_embeddings=inputs_embeds))
+
+
+@dataclass(frozen=True, slots=True)
+class _Logits:
+    logits: mx.array
+
+
 def _between(seq: Sequence, start: int, end: int) -> list[MediaItem]:
     return [item for item in seq.prompt.media if item.offset < end and item.end > start]
 
@@ -199,7 +232,10 @@ def load_model(checkpoint: Checkpoint, *, trust_remote_code: bool, text_only: bo
 
     `text_only` leaves the vision encoder out and uses mlx-lm. Raises ModelLoadError.
     """
-    if text_only or not checkpoint.has_vision_encoder:
+    by_mlx_lm = text_only or not checkpoint.has_vision_encoder
+    if mx.metal.is_available() and (fault := kernel_fault(checkpoint.config, by_mlx_vlm=not by_mlx_lm)):
+        raise ModelLoadError(f"{checkpoint.path} cannot be served on Metal: {fault}")
+    if by_mlx_lm:
         if text_only and checkpoint.has_vision_encoder:
             logger.info("Text only, as configured: the vision encoder of %s is not loaded", checkpoint.path)
         return TextModel(_load(checkpoint, "mlx-lm", _load_text, trust_remote_code))

@@ -1,0 +1,66 @@
+"""Which models Metal's kernels would compute wrong, by their config.json alone."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import ARCHITECTURES, model_config
+from tests.support.vision_families import FAMILIES
+from vllm_mlx.runner.kernels import kernel_fault, longest_chunk
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "nemotron_h", "ssm_state_size": 16}, "16 wide"),
+        ({"model_type": "falcon_h1", "mamba_d_state": 48}, "48 wide"),
+        ({"model_type": "mamba2", "state_size": 8}, "8 wide"),
+        ({"model_type": "granitemoehybrid", "mamba_d_state": 16}, "multiples of 32"),
+    ],
+)
+@pytest.mark.parametrize("by_mlx_vlm", [False, True])
+def test_a_state_that_the_kernel_would_ignore(config: dict[str, Any], words: str, by_mlx_vlm: bool) -> None:
+    fault = kernel_fault(config, by_mlx_vlm=by_mlx_vlm)
+    assert fault is not None and words in fault and "Use another checkpoint" in fault
+
+
+def test_a_head_that_only_mlx_vlms_kernel_takes_wrong() -> None:
+    config = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "linear_key_head_dim": 48}}
+    assert "--text-only" in str(kernel_fault(config, by_mlx_vlm=True))
+    assert kernel_fault(config, by_mlx_vlm=False) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "nemotron_h", "ssm_state_size": 128},
+        {"model_type": "mamba2", "state_size": 64},
+        {"model_type": "jamba", "mamba_d_state": 16},  # Mamba 1: no kernel
+        {"model_type": "qwen3_next", "linear_key_head_dim": 128},
+        {"model_type": "llama"},
+    ],
+)
+def test_real_models_pass(config: dict[str, Any]) -> None:
+    assert kernel_fault(config, by_mlx_vlm=False) is None and kernel_fault(config, by_mlx_vlm=True) is None
+
+
+def test_so_do_all_checkpoints_of_the_tests() -> None:
+    assert not any(kernel_fault(model_config(name), by_mlx_vlm=False) for name in ARCHITECTURES)
+    assert not any(kernel_fault(config, by_mlx_vlm=True) for config, _ in FAMILIES.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"num_experts_per_tok": 8}, 4032),
+        ({"text_config": {"num_experts_per_tok": 10}}, 3264),
+        ({"top_k_experts": 8}, 4032),
+        ({"num_experts_per_tok": 1}, 32704),
+        ({"num_experts_per_tok": None}, None),
+        ({}, None),
+    ],
+)
+def test_a_chunk_of_a_mixture_of_experts_stays_within_the_kernels_numbers(
+    config: dict[str, Any], tokens: int | None
+) -> None:
+    assert longest_chunk(config) == tokens
