@@ -1,12 +1,20 @@
 """Which models Metal's kernels would compute wrong, by their config.json alone."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, model_config
 from tests.support.vision_families import FAMILIES
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ModelLoadError
+from vllm_mlx.engine.loading import _within_kernels
+from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.kernels import kernel_fault, longest_chunk
+from vllm_mlx.runner.model import load_model
 
 
 @pytest.mark.parametrize(
@@ -64,3 +72,18 @@ def test_a_chunk_of_a_mixture_of_experts_stays_within_the_kernels_numbers(
     config: dict[str, Any], tokens: int | None
 ) -> None:
     assert longest_chunk(config) == tokens
+
+
+def test_on_metal_such_a_model_is_refused_and_long_chunks_are_lowered(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong, moe = (
+        find_checkpoint(str(path)) for path in (checkpoint("nemotron_h", ssm_state_size=16), checkpoint("qwen3_next"))
+    )
+    config = EngineConfig(model="m", max_prefill_chunk=20_000)
+    assert _within_kernels(config, moe) == config, "not on the CPU"
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    with pytest.raises(ModelLoadError, match=r"cannot be served on Metal: .* 16 wide"):
+        load_model(wrong, trust_remote_code=False)
+    assert _within_kernels(config, moe).max_prefill_chunk == 16_320
+    assert "--max-prefill-chunk is lowered from 20000 to 16320" in caplog.text
