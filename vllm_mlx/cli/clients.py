@@ -143,22 +143,22 @@ def codex(target: Target) -> Plan:
         "model_context_window": target.context,
         "model_auto_compact_token_limit": target.context - target.max_reply,
     }
-    # Values are TOML, and JSON's texts and numbers are.
-    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items())
-    overrides = [*(f"{key}={json.dumps(value)}" for key, value in settings.items())]
-    overrides.append(f"model_providers.{_PROVIDER}={{ {table} }}")
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-    lines += ["", f"[model_providers.{_PROVIDER}]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in provider.items()]
+    overrides = [*_toml(settings, "="), f"model_providers.{_PROVIDER}={{ {', '.join(_toml(provider))} }}"]
+    lines = [*_toml(settings), "", f"[model_providers.{_PROVIDER}]", *_toml(provider), ""]
     return Plan(
         title="Codex",
         install="npm install -g @openai/codex",
         commands=(("codex", *(word for override in overrides for word in ("-c", override))),),
         environment={_CODEX_KEY: target.api_key},
         first_prompt=10_000,
-        lasting=OwnFile(target.home / ".codex" / f"{_PROVIDER}.config.toml", "\n".join([*lines, ""])),  # a profile
+        lasting=OwnFile(target.home / ".codex" / f"{_PROVIDER}.config.toml", "\n".join(lines)),  # a profile
         start_after_writing=f"{_CODEX_KEY}=KEY codex --profile {_PROVIDER}",
     )
+
+
+def _toml(values: Mapping[str, Any], sign: str = " = ") -> list[str]:
+    """Lines of TOML. JSON's texts and numbers are TOML too."""
+    return [f"{key}{sign}{json.dumps(value)}" for key, value in values.items()]
 
 
 def opencode(target: Target) -> Plan:
@@ -241,12 +241,14 @@ def aider(target: Target) -> Plan:
             "output_cost_per_token": 0,
         }
     }
-    roles = tuple(word for role in ("--model", "--weak-model", "--editor-model") for word in (role, name))
-    lines = [f"{role}: {json.dumps(name)}" for role in ("model", "weak-model", "editor-model")]
+    roles = ("model", "weak-model", "editor-model")
+    flags = tuple(word for role in roles for word in (f"--{role}", name))
+    lines = [f"{role}: {json.dumps(name)}" for role in roles]
+    lines += [f"openai-api-base: {target.base_url}", f"openai-api-key: {json.dumps(target.api_key)}", ""]
     return Plan(
         title="aider",
         install="python3 -m pip install aider-chat",
-        commands=(("aider", *roles, "--model-metadata-file", str(file)),),
+        commands=(("aider", *flags, "--model-metadata-file", str(file)),),
         environment={
             "OPENAI_API_BASE": target.base_url,
             "OPENAI_API_KEY": target.api_key,
@@ -254,13 +256,7 @@ def aider(target: Target) -> Plan:
         },
         files={file: pretty(limits)},
         first_prompt=2_500,
-        lasting=TextLines(
-            target.home / ".aider.conf.yml",
-            "model:",
-            "\n".join(
-                [*lines, f"openai-api-base: {target.base_url}", f"openai-api-key: {json.dumps(target.api_key)}", ""]
-            ),
-        ),
+        lasting=TextLines(target.home / ".aider.conf.yml", "model:", "\n".join(lines)),
     )
 
 

@@ -58,7 +58,7 @@ class Turns:
         try:
             await place
         except asyncio.CancelledError:
-            # The places may have been given just before; if not, those that wait behind it may fit now.
+            # The places may have been given just before; if not, the ones that wait behind it may fit now.
             self._leave(0 if place.cancelled() else number)
             raise
 
