@@ -253,6 +253,10 @@ class OutputParser:
         self._take_text(call, call.consume(text, final=is_end), out)
         self._sync(call, out)
         match call.body.status:
+            case BodyStatus.OPEN | BodyStatus.WAITING:
+                if marker is None:
+                    return False
+                self._close_call(call, out)
             case BodyStatus.DONE:
                 self._end_call(call, out)
                 if call.body.follow is not None:
@@ -268,10 +272,6 @@ class OutputParser:
                     self._append("".join(call.raw), out)
             case BodyStatus.REASONING | BodyStatus.TEXT as kind:
                 self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
-            case _:
-                if marker is None:
-                    return False
-                self._close_call(call, out)
         return True
 
     def _end_of(self, call: _Call, final: bool) -> tuple[int, str | None]:

@@ -53,9 +53,9 @@ class Body:
 
         `final`: no more text of this body follows, so nothing is held back.
         """
-        self.status = BodyStatus.OPEN
+        self.status = is_open = BodyStatus.OPEN
         position = 0
-        while position < len(text) and self.status is BodyStatus.OPEN:
+        while position < len(text) and self.status is is_open:
             position = self._read(text, position, final)
         return position
 

@@ -26,6 +26,11 @@ class _State(Enum):
     SCALAR = auto()
 
 
+_MAY_END = (_State.VALUE_OR_END, _State.KEY_OR_END, _State.COMMA_OR_END)
+_MAY_BEGIN_VALUE = (_State.VALUE, _State.VALUE_OR_END)
+_MAY_BEGIN_KEY = (_State.KEY, _State.KEY_OR_END)
+
+
 class JsonScanner:
     """Strict, except that strings may contain raw control characters and unknown escapes, which weak models write."""
 
@@ -141,13 +146,13 @@ class JsonScanner:
             return white.end()
         char = text[position]
         state = self._state
-        if state in (_State.VALUE_OR_END, _State.KEY_OR_END, _State.COMMA_OR_END) and char == self._closers[-1]:
+        if state in _MAY_END and char == self._closers[-1]:
             self._closers.pop()
             self._out.append(char)
             self._end_value()
-        elif state in (_State.VALUE, _State.VALUE_OR_END):
+        elif state in _MAY_BEGIN_VALUE:
             return self._begin_value(char, position)
-        elif state in (_State.KEY, _State.KEY_OR_END) and char == '"':
+        elif state in _MAY_BEGIN_KEY and char == '"':
             self._begin_string(is_key=True)
         elif state is _State.COLON and char == ":":
             self._held.append(char)
