@@ -130,11 +130,9 @@ class LLM:
         choices = [FoldedChoice() for _ in range(request.sampling.n)]
         async with await self._engine.submit(request) as generation:
             async for index, event in generation:
-                match event:
-                    case Failed(error):
-                        raise error
-                    case _:
-                        choices[index].feed(event)
+                if isinstance(event, Failed):
+                    raise event.error
+                choices[index].feed(event)
         outputs = [_completion(index, choice) for index, choice in enumerate(choices)]
         return RequestOutput(request.request_id, generation.num_prompt_tokens, outputs)
 

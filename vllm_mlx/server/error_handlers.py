@@ -39,11 +39,6 @@ def envelope_of(path: str) -> Envelope:
     return OPENAI
 
 
-def error_code(error: VLLMMLXError) -> str | None:
-    """The stable code of this error, for the log."""
-    return OPENAI.error(error).code
-
-
 def respond(error: HTTPError) -> Response:
     headers = {}
     if error.retry_after_s is not None:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..api.anthropic.decode import MessageSpec
+from ..api.error_replies import OPENAI
 from ..api.openai.decode import ReplySpec
 from ..api.replies import ReplyFold, StreamEncoder
 from ..api.responses.replies import ResponseSpec
@@ -26,7 +27,7 @@ from ..core.events import Failed, Finished, FinishReason, GenerationEvent
 from ..core.request import Request
 from ..engine.client import EngineClient
 from .bodies import beside_loop
-from .error_handlers import CLIENT_GONE, ClientGone, error_code
+from .error_handlers import CLIENT_GONE, ClientGone
 from .guards import with_tenant
 from .log import RequestRecord, error_of, record_of
 from .prompt_batch import PromptBatch, RequestGeneration
@@ -160,7 +161,7 @@ class EventStream(Response):
 def for_client(error: Exception, record: RequestRecord) -> VLLMMLXError:
     """The error that the client reads, which is also noted in the record. A fault of the server is logged."""
     if isinstance(error, VLLMMLXError):
-        record.error_code, record.error_message = error_code(error), error.message
+        record.error_code, record.error_message = OPENAI.error(error).code, error.message
         return error
     record.note_fault(error)
     return GenerationError("The server failed on this request.")
