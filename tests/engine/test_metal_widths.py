@@ -16,7 +16,8 @@ from mlx_lm.utils import load_model
 
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engine_driver import Driver, Reply
-from tests.support.metal_widths import CONDITIONS, MIXTURES, WIDE, wide_config
+from tests.support.metal_widths import CONDITIONS, MIXTURES, WIDE, text_config, wide_config
+from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.runner.calibrate import Calibration
 
@@ -118,6 +119,13 @@ def test_widths_pass_the_conditions_of_the_kernels_that_real_models_run_on(archi
     assert concerned
     assert [condition.kernel for condition in concerned if not condition.holds(config)] == []
     assert config["hidden_size"] % 128 == 0
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *(f"vision:{family}" for family in FAMILIES)])
+def test_no_tiny_checkpoint_has_widths_with_which_a_kernel_computes_nonsense(architecture):
+    config = text_config(architecture)
+    unchecked = [condition for condition in CONDITIONS if not condition.is_checked and condition.concerns(config)]
+    assert [condition.kernel for condition in unchecked if not condition.holds(config)] == []
 
 
 def test_each_kernel_has_a_checkpoint_that_passes():

@@ -2,10 +2,11 @@
 
 import random
 
+import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES
-from tests.support.engine_driver import Driver, plain_loop
+from tests.support.engine_driver import Driver, ExpectedTokens, plain_loop
 
 NUM_TOKENS = 12
 _random = random.Random(1)
@@ -31,6 +32,16 @@ def test_single_batched_staggered_and_chunked_rows_all_give_the_plain_loops_toke
 def test_any_chunk_length_gives_the_plain_loops_tokens(model, chunk):
     path, expected = model
     assert Driver(path, max_prefill_chunk=chunk).generate(PROMPTS, max_tokens=NUM_TOKENS) == expected
+
+
+def test_a_reply_may_differ_after_a_near_tie_only():
+    expected = ExpectedTokens(
+        [2, 0, 1], [mx.array([0.0, 1.0, 5.0]), mx.array([3.0, 1.0, 2.9999]), mx.array([0.0, 4.0, 1.0])]
+    )
+    for reply in ([2, 0, 1], [2, 2, 7]):
+        assert reply == expected and expected == reply and [reply] == [expected]
+    for reply in ([2, 1, 1], [1, 0, 1], [2, 0], [2, 0, 0]):
+        assert reply != expected and expected != reply and [reply] != [expected]
 
 
 def staggered(driver: Driver) -> list[list[int]]:

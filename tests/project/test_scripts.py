@@ -116,6 +116,16 @@ def test_a_tool_is_the_folder_of_its_name(tmp_path: Path, name: str) -> None:
     assert (ROOT / "scripts" / module / "__main__.py").exists()
 
 
+def test_the_checks_of_a_mac_are_a_mode_of_check(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "a project")
+    executable(project / ".venv/bin/python", NOTING)
+    command = [str(project / "scripts/check"), "--mac"]
+    for flags in ([], ["--wiring", "--yes"]):
+        environment = {**os.environ, "NOTES": str(tmp_path / "notes")}
+        subprocess.run([*command, *flags], cwd=tmp_path, env=environment, capture_output=True, check=True)
+        assert (tmp_path / "notes").read_text().splitlines()[-1] == " ".join(["-m scripts._mac", *flags])
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_serve_sets_itself_up_once_in_a_folder_with_spaces(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .checkpoints import ARCHITECTURES, CONFIGS, model_config
+from .checkpoints import ARCHITECTURES, CONFIGS, VISION, model_config
 from .vision_families import FAMILIES
 
 Config = Mapping[str, Any]
@@ -66,11 +66,15 @@ MIXTURES = frozenset({"qwen3_next", "granitemoehybrid", "jamba", "gpt_oss"})
 
 def wide_config(architecture: str) -> dict[str, Any]:
     """The text settings of the wide checkpoint's config.json."""
-    wide = {name: value for name, value in WIDE[architecture].items() if name != "tower"}
+    return text_config(architecture, **{name: value for name, value in WIDE[architecture].items() if name != "tower"})
+
+
+def text_config(architecture: str, **changes: Any) -> dict[str, Any]:
     if architecture in ARCHITECTURES:
-        config = model_config(architecture, **wide)
+        config = model_config(architecture, **changes)
         return dict(config.get("text_config", config))
-    return {**FAMILIES[architecture.partition(":")[2]][0]["text_config"], **wide}
+    family = FAMILIES[architecture.removeprefix(VISION)][0]
+    return {**family.get("text_config", family), **changes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Condition:
     text: str  # a part of these lines
     concerns: Callable[[Config], bool]
     holds: Callable[[Config], bool]
+    is_checked: bool = True  # by the library, which runs other code instead
 
 
 def head_width(config: Config) -> int:
@@ -141,6 +146,7 @@ CONDITIONS = (
         "if not use_kernel or mx.default_device() != mx.gpu or not mx.metal.is_available():",
         _has_delta,
         lambda config: config["linear_key_head_dim"] % 32 == 0,
+        is_checked=False,
     ),
     Condition(
         "gated delta, generic, of mlx-lm",
@@ -168,6 +174,7 @@ CONDITIONS = (
         "constexpr int n_per_t = Ds / 32;",
         lambda config: state_width(config) is not None,
         lambda config: (state_width(config) or 0) % 32 == 0,
+        is_checked=False,
     ),
     Condition(
         "ragged decode attention of mlx-vlm's qwen3_5",
