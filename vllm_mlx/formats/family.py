@@ -90,12 +90,9 @@ class ToolFormat:
     is_fallback: bool = False  # finds calls of many families, to declared tools only
 
     @property
-    def opens(self) -> tuple[str, ...]:
-        return tuple(opening.marker for opening in self.openings)
-
-    @property
     def tags(self) -> tuple[str, ...]:
-        return (*self.opens, *self.closes, *self.drops, *self.inner_tags)
+        opens = (opening.marker for opening in self.openings)
+        return (*opens, *self.closes, *self.drops, *self.inner_tags)
 
 
 # How calls are written: grammars write them by these values

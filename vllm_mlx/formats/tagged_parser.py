@@ -65,7 +65,6 @@ class OutputParser:
         self.text_starts: list[int] = []
         """Where the text of each TextDelta of the last `feed` or `finish` begins, in characters fed so far."""
         self._schemas = schemas
-        self._may_call = bool(tools)
         self._call_ids = call_ids
         self._used_ids: set[str] = set()
         self._pending = ""  # fed, but may still become a marker
@@ -96,7 +95,9 @@ class OutputParser:
         self.text_starts = []
         if self._content.follows_call and (self._call is None or self._call.is_blank):
             self._call = None
-            self._drop_cut_tag()
+            rest = self._pending.lstrip()
+            if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
+                self._take(len(self._pending))  # what may become a tag behind a call is a tag that was cut off
         while self._call is not None or self._pending:
             if self._call is None:
                 self._advance(out, final=True)
@@ -120,12 +121,6 @@ class OutputParser:
         self._sync(call, out)
         if is_end:
             self._end_call(call, out)
-
-    def _drop_cut_tag(self) -> None:
-        """At the very end, text behind a call that may become a tag is a tag that was cut off: drop it."""
-        rest = self._pending.lstrip()
-        if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
-            self._take(len(self._pending))
 
     # Text and markers
 
@@ -240,7 +235,7 @@ class OutputParser:
     # Calls
 
     def _open_call(self, opening: Opening, marker: str) -> None:
-        context = BodyContext(self._schemas or {}, self._tags.enclosing, self._may_call, self._codec.encode)
+        context = BodyContext(self._schemas or {}, self._tags.enclosing, self._tags.may_call, self._codec.encode)
         self._call = _Call(opening.new_body(context), opening)
         if not opening.keeps_marker:
             self._call.raw.append(self._take(len(marker)))

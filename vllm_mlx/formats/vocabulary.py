@@ -65,6 +65,7 @@ class TagVocabulary:
         self._tools = tools
         self._has_schemas = has_schemas
         self.codec = codec
+        self.may_call = bool(tools)
         self.markers = codec.tokens.union(_tags(reasoning, tools))
         headers = reasoning.headers if reasoning else ()
         openings = [*headers, *(opening for format in tools for opening in format.openings)]

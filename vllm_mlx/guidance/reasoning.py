@@ -63,7 +63,7 @@ class CheckpointReasoning:
         """Find the tag that decides. Tags before the first added token of the last turn belong to earlier turns."""
         if self._reads_text:
             return self._text_state(ids)
-        found = TokenWatch(TagIds(self._starts, self._ends)).last(ids, self._other_tokens())
+        found = TokenWatch(self._starts, self._ends).last(ids, self._other_tokens())
         if found is None:
             return PromptState(None)
         tag, end = found
@@ -93,7 +93,7 @@ class CheckpointReasoning:
             return TextWatch(self.tags.starts, self.tags.ends, self._encode, self._tokenizer.decode)
         opening = call_tags(tools) if tools is not None else ()
         calls = tuple((call_id,) for tag in opening if (call_id := self._tokenizer.token_id(tag)) is not None)
-        return TokenWatch(TagIds(self._starts, self._ends, calls))
+        return TokenWatch(self._starts, self._ends, calls)
 
     def _end(self, start: int, bounds_reply: bool) -> Marker:
         if self._forced is not None:
@@ -130,26 +130,14 @@ def _tags(reasoning: str | None, strings: ReasoningStrings | None, tokenizer: To
 # Watching a reply, token by token: the cost of a token never grows
 
 
-@dataclass(frozen=True, slots=True)
-class TagIds:
-    """The tags of reasoning and of calls, as token ids."""
-
-    starts: tuple[Marker, ...]
-    ends: tuple[Marker, ...]
-    calls: tuple[Marker, ...] = ()
-
-    def longest_first(self) -> list[tuple[Marker, Tag]]:
-        kinds = ((self.ends, Tag.END), (self.calls, Tag.CALL), (self.starts, Tag.START))
-        tags = [(ids, kind) for tags, kind in kinds for ids in tags if ids]
-        return sorted(tags, key=lambda tag: len(tag[0]), reverse=True)
-
-
 class TokenWatch:
     """Watches for tags that contain a token of their own, and are found by their ids."""
 
-    def __init__(self, tags: TagIds):
+    def __init__(self, starts: Sequence[Marker], ends: Sequence[Marker], calls: Sequence[Marker] = ()):
         self.leftover: tuple[int, ...] = ()
-        self._tags = tags.longest_first()
+        kinds = ((ends, Tag.END), (calls, Tag.CALL), (starts, Tag.START))
+        tags = [(ids, kind) for tags, kind in kinds for ids in tags if ids]
+        self._tags = sorted(tags, key=lambda tag: len(tag[0]), reverse=True)
         self._last_ids = frozenset(ids[-1] for ids, _ in self._tags)
         self._suffix: deque[int] = deque(maxlen=max((len(ids) for ids, _ in self._tags), default=1))
 
