@@ -1,6 +1,7 @@
 """Chunks of prompts with images: one encoded image a step, whole images where the model needs them. Pure."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 
@@ -18,9 +19,11 @@ class Features:
     nbytes: int
 
 
-def scheduler(*, whole: bool = False, rows_bytes: int = 10_000, chunk: int = 64) -> MLLMScheduler:
+def scheduler(
+    *, whole: bool = False, rows_bytes: int = 10_000, chunk: int = 64, repeatable: bool = False
+) -> MLLMScheduler:
     return MLLMScheduler(
-        EngineConfig(model="m", max_prefill_chunk=chunk),
+        EngineConfig(model="m", max_prefill_chunk=chunk, repeatable=repeatable),
         memory=MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1),
         footprint=RowFootprint(bytes_per_token=1),
         pacer=PrefillPacer(max_stall_s=1.0, max_chunk=chunk, tokens_per_s=1000, overhead_s=0),
@@ -153,3 +156,20 @@ def test_features_give_way_to_live_rows():
     pure.schedule()
     assert pure._media.used_bytes <= 1000 - pure._row_bytes(extra=0)
     assert old not in pure._media
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_repeatable_chunks_end_before_each_image_whatever_is_encoded_already(whole):
+    images = ((5, 10, b"a"), (20, 10, b"b"), (60, 30, b"a"))
+    edges = [0, 5, 20, 60, 90, 127] if whole else [0, 5, 20, 60, 64, 127]
+    for others in (
+        [],
+        [seq(2, 60, (0, 10, b"a"))],
+        [seq(2, 60, (0, 10, b"c")), seq(3, 90, (2, 10, b"d"), (40, 20, b"b"))],
+    ):
+        pure = scheduler(whole=whole, repeatable=True)
+        for other in others:
+            pure.add(other)
+        pure.add(seq(1, 128, *images))
+        own = [chunk[1:] for step in chunks(pure, 20) for chunk in step if chunk[0] == 1]
+        assert own == list(pairwise(edges))
