@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vllm_mlx.formats.families import FAMILIES as ROWS
-from vllm_mlx.formats.output_parser import CHECKPOINT_NAMES
+from vllm_mlx.formats.selection import CHECKPOINT_NAMES
 
 from .support import REASONING_FORMATS, TOOL_FORMATS
 

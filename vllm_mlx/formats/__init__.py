@@ -3,8 +3,8 @@
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import call_tags, reasoning_markers, reasoning_tags
 from .family import ReasoningTags
-from .output_parser import detect_formats, make_parser, resolve_formats
-from .tagged_parser import OutputParser
+from .output_parser import OutputParser
+from .selection import detect_formats, make_parser, resolve_formats
 
 __all__ = [
     "OutputParser",

@@ -1,106 +1,358 @@
-"""From names to formats: which ones a checkpoint speaks, which the user chose, and the parser of a reply in them."""
+"""The parser of one reply: reasoning and tool calls between tags. Knows no family: formats and bodies are given."""
 
-import re
 import secrets
-import string
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable
 
-from ..core.errors import ConfigError, setting
-from . import families
-from .bodies import Schemas
-from .call_formats import GENERIC
-from .tagged_parser import OutputParser, new_call_id
-
-# By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
-CHECKPOINT_NAMES = ("hf", "beam", "response_template")
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
+from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from .bodies import Body, BodyContext, BodyStatus, Schemas
+from .family import Opening, ReasoningFormat, ToolFormat
+from .framing import ContentFraming, ReasoningFraming
+from .vocabulary import MarkerSplitter, tag_vocabulary
 
 
-def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:
-    """Return the names of the reasoning format and of the tool format, None if there is none.
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
-    A template that lists tools in no known way gets the generic tool format.
+
+class _Call:
+    """A tool call that is being read."""
+
+    def __init__(self, body: Body, opening: Opening):
+        self.body = body
+        self.opening = opening
+        self.raw: list[str] = []  # the text read so far, tags included
+        self.is_at_own_marker = opening.keeps_marker  # nothing of the tag that began the call was read yet
+        self.is_started = False
+        self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
+
+    def consume(self, text: str, *, final: bool) -> int:
+        """Read text and return how many characters were taken. Leaves the reading to the body that the body chose."""
+        end = self.body.consume(text, final=final)
+        while self.body.chosen is not None:
+            self.body = self.body.chosen
+            end += self.body.consume(text[end:], final=final)
+        return end
+
+    @property
+    def is_blank(self) -> bool:
+        return not self.is_started and not any(text.strip() for text in self.raw)
+
+
+class OutputParser:
+    """Reads one reply. Call `feed` for every piece, then `finish` once. The events never depend on the cuts.
+
+    `special`: the piece is the complete text of one added token of the tokenizer. `is_end`: the model ended its turn,
+    so an open call is closed and its arguments become one JSON object. Otherwise a limit cut the reply, and the call
+    stays open.
+
+    Text that cannot be read as a call, and a call to a tool that is not declared, is emitted as text. If ToolCallStart
+    was already emitted, no ToolCallEnd follows.
     """
-    template = _COMMENT.sub("", chat_template or "")
-    rows = families.FAMILIES
-    reasoning = next((row.reasoning_choices[0] for row in rows if row.reasons_in(template)), None)
-    if reasoning is None:
-        reasoning = _by_tokens(vocabulary, [(row.reasoning_choices[0], row.reasoning_tokens) for row in rows])
-    calls = next((row.call_choices[0] for row in rows if row.calls_in(template)), None)
-    if calls is None and _TOOLS_VARIABLE.search(template):
-        # The tags of calls in a vocabulary alone mean little: many tokenizers hold some that their model never learnt.
-        calls = _by_tokens(vocabulary, [(row.call_choices[0], row.call_tokens) for row in rows]) or "generic"
-    return reasoning, calls
 
+    def __init__(
+        self,
+        reasoning: ReasoningFormat | None,
+        tools: tuple[ToolFormat, ...],
+        *,
+        schemas: Schemas | None = None,  # schemas of the declared tools; None: calls to any tool are calls
+        tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
+        starts_in_reasoning: bool = False,
+        call_ids: Callable[[], str] = new_call_id,
+    ):
+        self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=schemas is not None)
+        self._codec = self._tags.codec
+        self.markers = self._tags.markers  # the tags that this parser may consume
+        self.text_starts: list[int] = []
+        """Where the text of each TextDelta of the last `feed` or `finish` begins, in characters fed so far."""
+        self._schemas = schemas
+        self._call_ids = call_ids
+        self._used_ids: set[str] = set()
+        self._pending = ""  # fed, but may still become a marker
+        self._position = 0  # where `_pending` begins, in characters fed
+        self._content = ContentFraming(is_plain=reasoning is None and not tools)
+        self._reasoning = ReasoningFraming()
+        self._call: _Call | None = None
+        self._num_calls = 0
+        self._shows_reasoning = reasoning is not None and reasoning.is_shown
+        self._is_reasoning = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
+        self._unshown_tag = reasoning.opens[0] if reasoning and self._shows_reasoning and self._is_reasoning else ""
+        self._depth = int(self._is_reasoning)
 
-def resolve_formats(
-    reasoning: str, tools: str, *, chat_template: str | None, vocabulary: Container[str]
-) -> tuple[str | None, str | None]:
-    """Apply the user's choices: a name, "none", or "auto". Raises ConfigError for an unknown name."""
-    detected_reasoning, detected_tools = detect_formats(chat_template, vocabulary)
-    return (
-        _choose(setting("reasoning_parser"), reasoning, detected_reasoning, families.reasoning_by_name()),
-        _choose(setting("tool_call_parser"), tools, detected_tools, families.calls_by_name()),
-    )
+    @property
+    def in_reasoning(self) -> bool:
+        """Counts depth: an opening tag inside reasoning needs a closing tag of its own."""
+        return self._depth > 0
 
+    def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
+        out: list[ContentEvent] = []
+        self.text_starts = []
+        self._pending += self._codec.piece(text) if special else text
+        self._advance(out)
+        return out
 
-def make_parser(
-    reasoning: str | None,
-    tools: str | None,
-    *,
-    schemas: Schemas | None = None,
-    starts_in_reasoning: bool = False,
-    marker_tokens: frozenset[str] = frozenset(),
-    call_ids: Callable[[], str] | None = None,
-) -> OutputParser:
-    """Make the parser of one reply. Raises ConfigError for an unknown name.
+    def finish(self, *, is_end: bool = False) -> list[ContentEvent]:
+        out: list[ContentEvent] = []
+        self.text_starts = []
+        if self._content.follows_call and (self._call is None or self._call.is_blank):
+            self._call = None
+            rest = self._pending.lstrip()
+            if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
+                self._take(len(self._pending))  # what may become a tag behind a call is a tag that was cut off
+        while self._call is not None or self._pending:
+            if self._call is None:
+                self._advance(out, final=True)
+            elif self._call.is_started:
+                self._finish_call(self._call, out, is_end)
+                return out
+            else:
+                self._take_text(self._call, len(self._pending), out)
+                self._emit_as_text(self._call, out)
+        if self._is_reasoning and not self._shows_reasoning:
+            self._append_reasoning(self._reasoning.finish(), out)
+        else:
+            self._append_text(self._content.finish(), out)
+        return out
 
-    `reasoning`, `tools`: names of formats, as the flags take them; None: the reply has none, and all of it is content.
-    `schemas`: the schemas of the declared tools; without any, calls to all names are calls.
-    `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
-    `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
-    """
-    reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
-    tools = "generic" if tools in CHECKPOINT_NAMES else tools
-    reasoning_formats, calls = families.reasoning_by_name(), families.calls_by_name()
-    for name, known in ((reasoning, reasoning_formats), (tools, calls)):
-        if name is not None and name not in known:
-            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
-    reasoning_format = reasoning_formats[reasoning] if reasoning is not None else None
-    tool_format = calls[tools].reads if tools is not None else None
-    formats = () if tool_format is None else (tool_format,)
-    if tool_format is not None and not tool_format.is_fallback and schemas:
-        formats = (*formats, GENERIC)
-    if tool_format is not None and reasoning_format is None:
-        reasoning_format = tool_format.reasoning
-    return OutputParser(
-        reasoning_format,
-        formats,
-        schemas=schemas or None,
-        tokens=marker_tokens,
-        starts_in_reasoning=starts_in_reasoning,
-        call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
-    )
+    def _finish_call(self, call: _Call, out: list[ContentEvent], is_end: bool) -> None:
+        if is_end:
+            call.body.end()
+        else:
+            call.body.cut(self._pending)
+        self._sync(call, out)
+        if is_end:
+            self._end_call(call, out)
 
+    # Text and markers
 
-def _new_ids(length: int | None) -> Callable[[], str]:
-    if length is None:
-        return new_call_id
-    return lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
+    def _advance(self, out: list[ContentEvent], *, final: bool = False) -> None:
+        while self._pending:
+            if self._call is not None:
+                if not self._advance_call(self._call, out, final):
+                    return
+                continue
+            end, marker = self._cut(final)
+            self._append(self._take(end), out)
+            if marker is not None:
+                self._on_marker(marker, out)
+            elif not self._pending or end == 0:
+                return
 
+    def _cut(self, final: bool) -> tuple[int, str | None]:
+        tags, content, pending = self._tags, self._content, self._pending
+        if self._is_reasoning:
+            return tags.in_reasoning.cut(pending, final=final)
+        in_text = tags.in_wrap if content.is_wrapped else tags.in_text
+        if not content.is_at_start:
+            return in_text.cut(pending, final=final)
+        end, marker = (in_text if content.is_wrapped else tags.at_start).cut(pending, final=final)
+        behind = len(pending) - len(pending.lstrip()) + 1
+        if behind > end:
+            return end, marker
+        # Behind the first visible character, a tag that counts only at the start is text.
+        end, marker = in_text.cut(pending[behind:], final=final)
+        return behind + end, marker
 
-def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str | None:
-    """Return the name of the last row that matches: without a template, the plainest format is the likeliest."""
-    found = (name for name, tokens in reversed(rows) if tokens and all(token in vocabulary for token in tokens))
-    return next(found, None)
+    def _take(self, num_chars: int) -> str:
+        text, self._pending = self._pending[:num_chars], self._pending[num_chars:]
+        self._position += self._codec.num_chars(text)
+        return text
 
+    def _append(self, text: str, out: list[ContentEvent]) -> None:
+        if not self._is_reasoning:
+            self._append_text(self._content.feed(text), out)
+        elif self._shows_reasoning:
+            self._append_shown(text, out)
+        else:
+            self._append_reasoning(self._reasoning.feed(text), out)
 
-def _choose(name: str, choice: str, detected: str | None, known: Iterable[str]) -> str | None:
-    if choice == "auto" or choice in CHECKPOINT_NAMES:
-        return detected
-    if choice == "none":
-        return None
-    if choice not in known:
-        raise ConfigError(f"{name} {choice} is not known. Choose auto, none or one of: {', '.join(sorted(known))}.")
-    return choice
+    def _append_text(self, text: str, out: list[ContentEvent]) -> None:
+        text = self._codec.decode(text)
+        if text:
+            self.text_starts.append(self._position - self._content.num_held - len(text))
+            out.append(TextDelta(text))
+
+    def _append_reasoning(self, text: str, out: list[ContentEvent]) -> None:
+        if text:
+            out.append(ReasoningDelta(self._codec.decode(text)))
+
+    def _append_shown(self, text: str, out: list[ContentEvent]) -> None:
+        if text and self._unshown_tag:
+            self.text_starts.append(self._position)
+            out.append(TextDelta(self._unshown_tag))
+        if text:
+            self._unshown_tag = ""
+            self._append_text(text, out)
+
+    def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
+        """Handle `marker`, with which the pending text begins."""
+        tags = self._tags
+        if not self._is_reasoning and marker not in tags.wrap:
+            self._append_text(self._content.release(), out)
+        if marker in tags.reasoning_opens:
+            text = self._take(len(marker))
+            self._show_tag(text, out)
+            if not (self._is_reasoning and self._reasoning.is_blank):
+                self._depth += 1
+            self._is_reasoning = True
+        elif marker in tags.reasoning_closes:
+            text = self._take(len(marker))
+            if self._is_reasoning:
+                self._show_tag(text, out)
+            self._depth = max(0, self._depth - 1)
+            self._end_reasoning()
+        elif marker in tags.wrap:
+            self._take(len(marker))
+            if marker == tags.wrap[0]:
+                self._content.open_wrap()
+            else:
+                self._content.close_wrap()
+        elif marker in tags.closes and self._content.follows_call and not self._is_reasoning:
+            self._take(len(marker))
+            self._content.after_call()
+        elif marker in tags.drops:
+            self._take(len(marker))
+            if not self._is_reasoning:
+                self._content.absorb_close()
+        elif marker in tags.openings:
+            self._open_call(tags.openings[marker], marker)
+        else:
+            self._append(self._take(len(marker)), out)
+
+    def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
+        if self._shows_reasoning:
+            self._unshown_tag = ""
+            self._append_text(tag, out)
+
+    def _end_reasoning(self) -> None:
+        if self._is_reasoning:
+            self._is_reasoning = False
+            self._reasoning.close()
+            if not self._shows_reasoning:
+                self._content.after_reasoning()
+        else:
+            self._content.absorb_close()
+
+    # Calls
+
+    def _open_call(self, opening: Opening, marker: str) -> None:
+        context = BodyContext(self._schemas or {}, self._tags.enclosing, self._tags.may_call, self._codec.encode)
+        self._call = _Call(opening.new_body(context), opening)
+        if not opening.keeps_marker:
+            self._call.raw.append(self._take(len(marker)))
+
+    def _advance_call(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
+        """Return whether more of the pending text may be read now."""
+        end, marker = self._end_of(call, final)
+        text = self._pending if end == len(self._pending) else self._pending[:end]
+        is_end = final or marker is not None
+        self._take_text(call, call.consume(text, final=is_end), out)
+        self._sync(call, out)
+        match call.body.status:
+            case BodyStatus.OPEN | BodyStatus.WAITING:
+                if marker is None:
+                    return False
+                self._close_call(call, out)
+            case BodyStatus.DONE:
+                self._end_call(call, out)
+                if call.body.follow is not None:
+                    self._call = _Call(call.body.follow(), call.opening)
+                    self._call.is_at_own_marker = False
+            case BodyStatus.FAILED:
+                self._emit_as_text(call, out)
+            case BodyStatus.STUCK:
+                return self._end_at_tag(call, out, final)
+            case BodyStatus.ENDED:
+                self._call = None
+                if not self._content.follows_call:
+                    self._append("".join(call.raw), out)
+            case BodyStatus.REASONING | BodyStatus.TEXT as kind:
+                self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
+        return True
+
+    def _end_of(self, call: _Call, final: bool) -> tuple[int, str | None]:
+        """Find a token that ends the call in any state of its body."""
+        is_named = call.is_started or call.is_refused
+        splitter: MarkerSplitter | None = self._tags.ends_call if is_named else self._tags.ends_unnamed_call
+        if splitter is None or call.body.reads_tags or call.is_at_own_marker:
+            return len(self._pending), None
+        return splitter.cut(self._pending, final=final)
+
+    def _end_at_tag(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
+        """The body cannot continue: the text here is a tag around it, or this is no call."""
+        end, marker = self._tags.in_call.cut(self._pending, final=final)
+        if end == 0 and marker is None and self._pending:
+            return False
+        if end == 0 and marker is not None:
+            self._close_call(call, out)
+        else:
+            self._emit_as_text(call, out)
+        return True
+
+    def _take_text(self, call: _Call, num_chars: int, out: list[ContentEvent]) -> None:
+        text = self._take(num_chars)
+        if text:
+            call.is_at_own_marker = False
+        if call.is_refused:
+            self._append(text, out)
+        else:
+            call.raw.append(text)
+
+    def _sync(self, call: _Call, out: list[ContentEvent]) -> None:
+        """Emit what the body has read."""
+        name = call.body.name
+        if name is not None and not (call.is_started or call.is_refused):
+            name = self._codec.decode(name)
+            if self._schemas is None or name in self._schemas:
+                self._start_call(call, name, out)
+            else:
+                call.is_refused = True
+                self._append("".join(call.raw), out)
+        if call.is_started and (arguments := call.body.take_arguments()):
+            out.append(ToolCallDelta(self._num_calls - 1, self._codec.decode_json(arguments)))
+
+    def _start_call(self, call: _Call, name: str, out: list[ContentEvent]) -> None:
+        if self._tags.is_native(call.opening):
+            self._tags = self._tags.without_fallback
+        call.is_started = True
+        self._is_reasoning = False
+        self._depth = 0
+        self._reasoning.close()
+        self._content.after_call()
+        out.append(ToolCallStart(self._num_calls, self._call_id(call.body.call_id), name))
+        self._num_calls += 1
+
+    def _call_id(self, native: str | None) -> str:
+        call_id = native if native is not None and native not in self._used_ids else self._call_ids()
+        self._used_ids.add(call_id)
+        return self._codec.decode(call_id)
+
+    def _end_call(self, call: _Call, out: list[ContentEvent]) -> None:
+        self._call = None
+        if call.is_started:
+            out.append(ToolCallEnd(self._num_calls - 1))
+
+    def _begin_message(self, *, is_reasoning: bool) -> None:
+        self._call = None
+        if is_reasoning:
+            self._is_reasoning = True
+            self._depth = 1
+        else:
+            self._depth = 0
+            self._end_reasoning()
+
+    def _close_call(self, call: _Call, out: list[ContentEvent]) -> None:
+        """End the call at the tag that begins here."""
+        is_complete = call.body.close()
+        self._sync(call, out)
+        if is_complete and call.is_started:
+            self._end_call(call, out)
+        else:
+            self._emit_as_text(call, out)
+
+    def _emit_as_text(self, call: _Call, out: list[ContentEvent]) -> None:
+        """Emit the text of what proved to be no call."""
+        self._call = None
+        if not call.is_refused:
+            if call.is_at_own_marker:
+                call.raw.append(self._take(1))
+            self._append("".join(call.raw), out)

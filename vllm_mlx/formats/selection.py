@@ -1,0 +1,106 @@
+"""From names to formats: which ones a checkpoint speaks, which the user chose, and the parser of a reply in them."""
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from ..core.errors import ConfigError, setting
+from . import families
+from .bodies import Schemas
+from .call_formats import GENERIC
+from .output_parser import OutputParser, new_call_id
+
+# By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
+CHECKPOINT_NAMES = ("hf", "beam", "response_template")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
+
+
+def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:
+    """Return the names of the reasoning format and of the tool format, None if there is none.
+
+    A template that lists tools in no known way gets the generic tool format.
+    """
+    template = _COMMENT.sub("", chat_template or "")
+    rows = families.FAMILIES
+    reasoning = next((row.reasoning_choices[0] for row in rows if row.reasons_in(template)), None)
+    if reasoning is None:
+        reasoning = _by_tokens(vocabulary, [(row.reasoning_choices[0], row.reasoning_tokens) for row in rows])
+    calls = next((row.call_choices[0] for row in rows if row.calls_in(template)), None)
+    if calls is None and _TOOLS_VARIABLE.search(template):
+        # The tags of calls in a vocabulary alone mean little: many tokenizers hold some that their model never learnt.
+        calls = _by_tokens(vocabulary, [(row.call_choices[0], row.call_tokens) for row in rows]) or "generic"
+    return reasoning, calls
+
+
+def resolve_formats(
+    reasoning: str, tools: str, *, chat_template: str | None, vocabulary: Container[str]
+) -> tuple[str | None, str | None]:
+    """Apply the user's choices: a name, "none", or "auto". Raises ConfigError for an unknown name."""
+    detected_reasoning, detected_tools = detect_formats(chat_template, vocabulary)
+    return (
+        _choose(setting("reasoning_parser"), reasoning, detected_reasoning, families.reasoning_by_name()),
+        _choose(setting("tool_call_parser"), tools, detected_tools, families.calls_by_name()),
+    )
+
+
+def make_parser(
+    reasoning: str | None,
+    tools: str | None,
+    *,
+    schemas: Schemas | None = None,
+    starts_in_reasoning: bool = False,
+    marker_tokens: frozenset[str] = frozenset(),
+    call_ids: Callable[[], str] | None = None,
+) -> OutputParser:
+    """Make the parser of one reply. Raises ConfigError for an unknown name.
+
+    `reasoning`, `tools`: names of formats, as the flags take them; None: the reply has none, and all of it is content.
+    `schemas`: the schemas of the declared tools; without any, calls to all names are calls.
+    `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
+    `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
+    """
+    reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
+    tools = "generic" if tools in CHECKPOINT_NAMES else tools
+    reasoning_formats, calls = families.reasoning_by_name(), families.calls_by_name()
+    for name, known in ((reasoning, reasoning_formats), (tools, calls)):
+        if name is not None and name not in known:
+            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
+    reasoning_format = reasoning_formats[reasoning] if reasoning is not None else None
+    tool_format = calls[tools].reads if tools is not None else None
+    formats = () if tool_format is None else (tool_format,)
+    if tool_format is not None and not tool_format.is_fallback and schemas:
+        formats = (*formats, GENERIC)
+    if tool_format is not None and reasoning_format is None:
+        reasoning_format = tool_format.reasoning
+    return OutputParser(
+        reasoning_format,
+        formats,
+        schemas=schemas or None,
+        tokens=marker_tokens,
+        starts_in_reasoning=starts_in_reasoning,
+        call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
+    )
+
+
+def _new_ids(length: int | None) -> Callable[[], str]:
+    if length is None:
+        return new_call_id
+    return lambda: "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
+
+
+def _by_tokens(vocabulary: Container[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str | None:
+    """Return the name of the last row that matches: without a template, the plainest format is the likeliest."""
+    found = (name for name, tokens in reversed(rows) if tokens and all(token in vocabulary for token in tokens))
+    return next(found, None)
+
+
+def _choose(name: str, choice: str, detected: str | None, known: Iterable[str]) -> str | None:
+    if choice == "auto" or choice in CHECKPOINT_NAMES:
+        return detected
+    if choice == "none":
+        return None
+    if choice not in known:
+        raise ConfigError(f"{name} {choice} is not known. Choose auto, none or one of: {', '.join(sorted(known))}.")
+    return choice
