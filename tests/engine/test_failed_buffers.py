@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import ARCHITECTURES
+from tests.support.checkpoints import ARCHITECTURES, PARTLY_ROTARY
 from tests.support.engine_driver import Driver
 from tests.support.failing_device import INTERACTIVITY, NO_BUFFER, OUT_OF_MEMORY, failing_device
+from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.engine.engine import Engine
@@ -92,10 +93,18 @@ def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Ca
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("token", [7, 5000, -1])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_nor_does_any_other(checkpoint: Callable[..., Path], name: str, token: int) -> None:
-    """`token`: what the failed step seems to have sampled."""
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)])
+def test_nor_does_any_other(checkpoint: Callable[..., Path], name: str) -> None:
+    path = checkpoint(name)
+    check(path, range(len(undisturbed(path).submissions)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("token", [5000, -1])
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
+def test_nor_if_the_failed_step_seems_to_have_sampled_no_token_id(
+    checkpoint: Callable[..., Path], name: str, token: int
+) -> None:
     path = checkpoint(name)
     check(path, range(len(undisturbed(path).submissions)), token=token)
 

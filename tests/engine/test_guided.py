@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.failing_device import failing_device
 from tests.support.guiding import Guiding, is_person
 from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
@@ -112,6 +113,20 @@ def test_a_guided_row_goes_on_in_its_grammar_after_a_fault_in_its_batch(driver, 
         driver.run()
     assert driver.engine.report().num_restarts == before + 2
     assert [driver.replies[row].token_ids for row in rows] == [alone, alone]
+
+
+def test_a_guided_row_goes_on_in_its_grammar_after_any_failed_submission(driver, guiding) -> None:
+    """What a failed step seems to have sampled has been fed to the grammar by then."""
+    start, stop = prompt(9), guiding.tokenizer.eos_token_ids
+    fields = {"constraint": guiding.person(start, thinking="off"), "stop_token_ids": stop}
+    alone = driver.generate([start], max_tokens=150, sampling=HOT, **fields)[0]
+    for number in range(3, 40, 9):
+        with failing_device(driver.engine._runner) as device:
+            device.fail([number])
+            rows = [driver.add(start, 150, HOT, **fields) for _ in range(2)]
+            driver.run()
+        assert device.num_failed == 1
+        assert [driver.replies[row].token_ids for row in rows] == [alone, alone]
 
 
 @pytest.mark.parametrize("name", ["feed", "fill"])
