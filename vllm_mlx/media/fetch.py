@@ -8,7 +8,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
@@ -69,12 +69,6 @@ class Fetched:
     validators: Mapping[str, str] = field(default_factory=dict)  # request headers that ask whether it has changed
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    url: httpx.URL
-    addresses: tuple[str, ...]
-
-
 class _Connections:
     """The connections of one request. httpx leaves one open if it is cancelled during the TLS handshake."""
 
@@ -118,20 +112,19 @@ class MediaFetcher:
         """
         freshness = float("inf")
         for _ in range(self._config.max_media_redirects + 1):
-            target = await self._target(url)
-            same = known if known is not None and known.url == str(target.url) else None
-            response = await self._send(target, {"accept": f"{kind}/*", **(same.validators if same else {})})
+            hop = _checked(url)
+            addresses = await self._addresses(hop)
+            same = known if known is not None and known.url == str(hop) else None
+            response = await self._send(hop, addresses, {"accept": f"{kind}/*", **(same.validators if same else {})})
             try:
                 if response.has_redirect_location:
                     freshness = min(freshness, fresh_s(response.status_code, response.headers))
-                    url = _next_url(target.url, response)
+                    url = _next_url(hop, response)
                     continue
-                answer = await self._answer(target, response, kind, same)
+                answer = await self._answer(hop, response, kind, same)
                 return replace(answer, fresh_s=min(freshness, answer.fresh_s))
             except httpx.TransportError as error:
-                raise InvalidImage(
-                    f"{_host(target.url)} closed the connection before the file was complete."
-                ) from error
+                raise InvalidImage(f"{_host(hop)} closed the connection before the file was complete.") from error
             finally:
                 await response.aclose()
         raise InvalidImage(
@@ -142,9 +135,8 @@ class MediaFetcher:
     async def close(self) -> None:
         await self._transport.aclose()
 
-    async def _target(self, text: str) -> _Target:
-        """Raises InvalidImage unless all addresses of the host name are allowed."""
-        url = _checked(text)
+    async def _addresses(self, url: httpx.URL) -> tuple[str, ...]:
+        """The numeric addresses to try. Raises InvalidImage unless all addresses of the host name are allowed."""
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
             addresses = await self._resolve(_host(url), port)
@@ -155,14 +147,14 @@ class MediaFetcher:
                 f"{_host(url)} is not on the public internet, and this server asks no other hosts "
                 f"({setting('allow_private_media')}). Send a data URL."
             )
-        return _Target(url, tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES])
+        return tuple(dict.fromkeys(addresses))[:_MAX_ADDRESSES]
 
-    async def _answer(self, target: _Target, response: httpx.Response, kind: Kind, known: Fetched | None) -> Fetched:
+    async def _answer(self, url: httpx.URL, response: httpx.Response, kind: Kind, known: Fetched | None) -> Fetched:
         """`known`: the last answer from this address, which the server may confirm."""
         lasts_s, validators = fresh_s(response.status_code, response.headers), _validators(response)
         if known is None or response.status_code != 304:
             data = await self._body(response, kind)
-            return Fetched(data=data, url=str(target.url), fresh_s=lasts_s, validators=validators)
+            return Fetched(data=data, url=str(url), fresh_s=lasts_s, validators=validators)
         says_how_long = {"cache-control", "expires"} & response.headers.keys()
         return Fetched(
             data=None,
@@ -171,10 +163,9 @@ class MediaFetcher:
             validators=validators or known.validators,
         )
 
-    async def _send(self, target: _Target, headers: Mapping[str, str]) -> httpx.Response:
+    async def _send(self, url: httpx.URL, addresses: Sequence[str], headers: Mapping[str, str]) -> httpx.Response:
         """The response of the first address that answers, up to its headers."""
-        url = target.url
-        for address in target.addresses:
+        for address in addresses:
             opened = _Connections()
             request = _request(url, address, headers, opened)
             try:

@@ -240,7 +240,9 @@ class VisionProcessor:
         text = self._images_text()
         with self._lock:
             images = image_trial(text, self._processor, self._images)
-            small, middle = (self._images.render(image) for image in (noise(1), plain(self._middle_pixels)))
+            small, middle = (
+                self._images.render(image) for image in (noise(1), plain(min(self._max_pixels, _MIDDLE_PIXELS)))
+            )
             largest = self._images.render(plain(self._max_pixels))
             video = self._video_trial()
         return VisionProbe(images, video, (small.alone(), middle.alone()), len(largest.token_ids))
@@ -250,10 +252,6 @@ class VisionProcessor:
         if not isinstance(self._videos, NoVideos):
             logger.warning("Videos are refused: %s", reason)
         self._videos = NoVideos(reason)
-
-    @property
-    def _middle_pixels(self) -> int:
-        return min(self._max_pixels, _MIDDLE_PIXELS)
 
     def _images_text(self) -> str:
         try:
