@@ -186,14 +186,22 @@ class MacChecks:
 
     def mixed(self) -> Result:
         with self._server() as server:
-            longest = int(server.status()["model_facts"]["max_model_len"]) - 2 * self.sizes.reply
-            prompts = [server.prompt(min(length, longest)) for length in self.sizes.mixed]
+            prompts = [server.prompt(length) for length in self._fitting_lengths(server.status())]
             for prompt in prompts:
                 server.complete(prompt, 1)  # the prefix cache holds it: what follows is decoding
             one = server.stream(prompts[-1], self.sizes.reply).tokens_per_s
             all_of_them = sum(stream.tokens_per_s for stream in server.streams(prompts, self.sizes.reply))
-        text = f"One row {one:.1f} tokens/s, {len(prompts)} rows {all_of_them:.1f}: {all_of_them / one:.2f} times."
+        rows = f"{len(prompts)} rows of {', '.join(str(len(prompt)) for prompt in prompts)} tokens"
+        text = f"One row {one:.1f} tokens/s, {rows} {all_of_them:.1f}: {all_of_them / one:.2f} times."
         return demanded(all_of_them > 1.5 * one, text)
+
+    def _fitting_lengths(self, status: Status) -> list[int]:
+        """The mixed lengths, shortened alike so that rows and cached prompts fit side by side."""
+        facts, lengths = status["model_facts"], self.sizes.mixed
+        all_bytes = 2 * sum(lengths) * int(facts["bytes_per_token"])
+        longest = int(facts["max_model_len"]) - 2 * self.sizes.reply
+        share = min(1.0, 0.8 * int(status["memory"]["free_bytes"]) / all_bytes, longest / max(lengths))
+        return [max(1, int(share * length)) for length in lengths]
 
     def buffers(self) -> Result:
         with self._server(model=self.vision_model) as server:

@@ -26,6 +26,7 @@ Status = dict[str, Any]  # what /v1/status says
 class Stream:
     """A streamed reply: when it was asked for, and the moments at which text arrived."""
 
+    num_tokens: int
     sent_s: float
     moments: tuple[float, ...]
 
@@ -37,7 +38,7 @@ class Stream:
     def tokens_per_s(self) -> float:
         if len(self.moments) < 2:
             return 0.0
-        return (len(self.moments) - 1) / max(1e-9, self.moments[-1] - self.moments[0])
+        return (self.num_tokens - 1) / max(1e-9, self.moments[-1] - self.moments[0])
 
 
 class Server:
@@ -76,7 +77,7 @@ class Server:
                     choices = json.loads(line[6:]).get("choices")
                     if choices and choices[0].get("text"):
                         moments.append(time.perf_counter())
-        return Stream(sent_s, tuple(moments))
+        return Stream(num_tokens, sent_s, tuple(moments))
 
     def streams(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Stream]:
         """Streams of all prompts at once."""

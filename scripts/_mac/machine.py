@@ -115,6 +115,6 @@ def version_of(package: str) -> str:
 
 
 def without_names(text: str) -> str:
-    """Remove the user's folder and name from what a report may quote."""
+    """Remove the user's folder, and so the user's name, from what a report may quote."""
     home = str(Path.home())
-    return text.replace(home, "~").replace(platform.node(), "this-machine") if len(home) > 1 else text
+    return text.replace(home, "~") if len(home) > 1 else text
