@@ -101,6 +101,9 @@ def test_scores_take_what_arithmetic_says(name: str) -> None:
         (AttentionShape(8, 192, 128, 2), False, False),  # latent attention while it prefills
         (AttentionShape(8, 512, 512, 2), False, False),  # global layers of gemma4
         (AttentionShape(8, 112, 112, 2), False, False),
+        (AttentionShape(8, 128, 128, 4), True, False),
+        (AttentionShape(8, 192, 192, 4), False, False),  # 40 KB of a threadgroup's 32 KB
+        (AttentionShape(8, 256, 256, 4), False, False),  # 54 KB
     ],
 )
 def test_metal_has_kernels_for_some_widths(shape: AttentionShape, has_kernel: bool, needs_forcing: bool) -> None:
@@ -143,18 +146,37 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("width", "num_queries", "num_keys", "is_forced"),
-    [(256, 512, 4096, True), (256, 512, 512, False), (256, 8, 1 << 20, False), (128, 512, 4096, False)],
+    ("width", "num_queries", "num_keys", "dtype", "is_forced"),
+    [
+        (256, 512, 4096, mx.bfloat16, True),
+        (256, 512, 4096, mx.float32, False),
+        (256, 512, 512, mx.bfloat16, False),
+        (256, 4096, 4095, mx.bfloat16, False),  # a causal mask with more queries than keys has no such kernel
+        (256, 8, 1 << 20, mx.bfloat16, False),
+        (128, 512, 4096, mx.bfloat16, False),
+    ],
 )
 def test_the_kernel_is_forced_only_where_scores_are_large(
-    recorded: list[dict[str, Any]], width: int, num_queries: int, num_keys: int, is_forced: bool
+    recorded: list[dict[str, Any]], width: int, num_queries: int, num_keys: int, dtype: mx.Dtype, is_forced: bool
 ) -> None:
     before = mx.fast.scaled_dot_product_attention
-    queries, keys = (mx.zeros((1, 4, n, width), mx.bfloat16) for n in (num_queries, num_keys))
+    queries, keys = (mx.zeros((1, 4, n, width), dtype) for n in (num_queries, num_keys))
     with forcing(threshold_bytes=16 * 512 * 1024):
         mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=1.0, mask="causal")
     assert recorded == [{"scale": 1.0, "mask": "causal"} | ({"force_fused": True} if is_forced else {})]
     assert mx.fast.scaled_dot_product_attention is before
+
+
+def test_a_mask_of_each_head_is_counted_though_the_kernel_keeps_no_scores() -> None:
+    """Latent attention adds the scores of positions as a mask, which the model itself keeps in memory."""
+    queries, keys = (mx.zeros((1, 4, n, 128), mx.bfloat16) for n in (16, 64))
+    with observed() as shapes:
+        mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=1.0, mask=mx.zeros((1, 1, 16, 64), mx.bool_))
+    assert score_bytes(frozenset(shapes), on_metal=True) == 0
+    with observed() as shapes:
+        mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=1.0, mask=mx.zeros((1, 4, 16, 64), mx.bfloat16))
+    assert score_bytes(frozenset(shapes), on_metal=True) == 2 * 4 * 2
+    assert score_bytes(frozenset(shapes), on_metal=False) == 3 * 4 * 2
 
 
 def test_the_function_comes_back_after_an_error() -> None:

@@ -18,6 +18,7 @@ import mlx.core as mx
 FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})
 # MLX prefers matrix products for these, which are faster and take memory (`use_fallback` in the same file).
 UNPREFERRED_WIDTHS = frozenset({192, 256})
+_FORCED_BYTES = 2  # of an element: with more, these kernels exceed a threadgroup's memory of 32 KB (steel_attention.h)
 _FEW_QUERIES = 8  # up to so many, other kernels are used, and scores are small
 _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
 
@@ -30,11 +31,25 @@ class AttentionShape:
     key_width: int
     value_width: int
     item_bytes: int  # bytes of one element
+    has_head_masks: bool = False  # each head has a mask: latent attention passes a part of its scores so
+
+    @classmethod
+    def of(cls, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None) -> "AttentionShape":
+        """The shape of a call with queries, keys and values of shape (rows, heads, tokens, width)."""
+        return cls(
+            num_heads=queries.shape[1],
+            key_width=queries.shape[-1],
+            value_width=values.shape[-1],
+            item_bytes=max(array.dtype.size for array in (queries, keys, values)),
+            has_head_masks=isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] > 1,
+        )
 
     @property
     def has_fused_kernel(self) -> bool:
         """Whether Metal can compute it without scores in memory."""
-        return self.key_width == self.value_width and self.key_width in FUSED_WIDTHS
+        is_unpreferred = self.key_width in UNPREFERRED_WIDTHS
+        is_fused = self.key_width == self.value_width and self.key_width in FUSED_WIDTHS
+        return is_fused and (self.item_bytes <= _FORCED_BYTES or not is_unpreferred)
 
     @property
     def needs_forcing(self) -> bool:
@@ -44,7 +59,13 @@ class AttentionShape:
     @property
     def score_bytes(self) -> int:
         """Bytes for each pair of a token of the chunk and a token before it, if scores are kept in memory."""
-        return _COPIES * self.num_heads * self.item_bytes
+        return (_COPIES + self.has_head_masks) * self.num_heads * self.item_bytes
+
+    def kept_bytes(self, *, on_metal: bool) -> int:
+        """Bytes for each pair. The model computes the masks of heads itself, as scores and masked scores."""
+        if not on_metal or not self.has_fused_kernel:
+            return self.score_bytes
+        return _COPIES * self.num_heads * self.item_bytes if self.has_head_masks else 0
 
 
 def score_bytes(shapes: frozenset[AttentionShape], *, on_metal: bool) -> int:
@@ -52,7 +73,7 @@ def score_bytes(shapes: frozenset[AttentionShape], *, on_metal: bool) -> int:
 
     MLX's CPU backend always keeps the scores.
     """
-    return max((shape.score_bytes for shape in shapes if not (on_metal and shape.has_fused_kernel)), default=0)
+    return max((shape.kept_bytes(on_metal=on_metal) for shape in shapes), default=0)
 
 
 @contextmanager
@@ -60,8 +81,8 @@ def observed() -> Iterator[set[AttentionShape]]:
     """Collect the shapes of all attention calls in the block."""
     shapes: set[AttentionShape] = set()
 
-    def observe(original: Callable[..., Any], queries: mx.array, keys: Any, values: Any, **options: Any) -> Any:
-        shapes.add(AttentionShape(queries.shape[1], queries.shape[-1], values.shape[-1], queries.dtype.size))
+    def observe(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
+        shapes.add(AttentionShape.of(queries, keys, values, options.get("mask")))
         return original(queries, keys, values, **options)
 
     with _replaced(observe):
@@ -82,11 +103,14 @@ def memory_saving(shapes: frozenset[AttentionShape], threshold_bytes: int) -> Ab
 def forcing(threshold_bytes: int) -> Iterator[None]:
     """Pass `force_fused=True` to calls that need it and whose scores would take more than `threshold_bytes`."""
 
-    def force(original: Callable[..., Any], queries: mx.array, keys: Any, values: Any, **options: Any) -> Any:
-        shape = AttentionShape(queries.shape[1], queries.shape[-1], values.shape[-1], queries.dtype.size)
-        num_pairs = queries.shape[0] * queries.shape[2] * keys.shape[2]
-        is_large = queries.shape[2] > _FEW_QUERIES and num_pairs * shape.score_bytes > threshold_bytes
-        if is_large and shape.needs_forcing:
+    def force(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
+        mask = options.get("mask")
+        shape = AttentionShape.of(queries, keys, values, mask)
+        num_rows, num_queries, num_keys = queries.shape[0], queries.shape[2], keys.shape[2]
+        is_large = num_rows * num_queries * num_keys * shape.score_bytes > threshold_bytes
+        lacks_keys = isinstance(mask, str) and num_queries > num_keys  # no kernel takes a causal mask then
+        has_kernel = num_queries > _FEW_QUERIES and not lacks_keys
+        if is_large and has_kernel and shape.needs_forcing:
             options = {**options, "force_fused": True}
         return original(queries, keys, values, **options)
 
