@@ -37,6 +37,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_a_port_is_checked_before_anything_heavy_is_loaded() -> None:
+    code = (
+        "import sys, vllm_mlx.cli.main, vllm_mlx.server.run\n"
+        "sys.exit(','.join({'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

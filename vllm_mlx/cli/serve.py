@@ -47,7 +47,6 @@ def _serve(settings: Settings) -> None:
         logger.warning("%s", line)
     engine_config = settings.engine_config()
 
-    from ..server.app import create_app
     from ..server.run import listen, run
 
     config = settings.server_config()
@@ -59,6 +58,7 @@ def _serve(settings: Settings) -> None:
     screen.print(f"Loading {settings.model}", markup=False)
 
     from ..engine.loading import start_engine
+    from ..server.app import create_app
 
     started_s = time.monotonic()
     engine = start_engine(engine_config)

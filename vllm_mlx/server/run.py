@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from ..core.errors import ConfigError, EngineDead, setting
-from ..engine.client import EngineClient
 from .connection import GuardedProtocol, allow_open_files
+
+if TYPE_CHECKING:  # the port is checked before anything heavy is loaded
+    from ..engine.client import EngineClient
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -71,7 +73,7 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 def run(
     app: FastAPI,
-    engine: EngineClient,
+    engine: "EngineClient",
     sock: socket.socket,
     *,
     drain_s: float,
@@ -96,7 +98,7 @@ class EngineServer(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,
-        engine: EngineClient,
+        engine: "EngineClient",
         *,
         drain_s: float,
         started: Callable[[], None] | None = None,
