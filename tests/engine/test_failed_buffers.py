@@ -22,7 +22,7 @@ _random = random.Random(5)
 TALK, SHORT, LONG = ([_random.randrange(500) for _ in range(length)] for length in (50, 9, 150))
 HOT = TokenSampling(temperature=1.2, seed=77)
 LENGTH = 9
-SETTINGS = {"max_prefill_chunk": 48, "snapshot_every": 32}
+SETTINGS = {"max_prefill_chunk": 48, "snapshot_every": 32, "max_stall_ms": 20_000}  # no clock has a say
 NEXT_WORDS = [3, 1, 4]
 
 

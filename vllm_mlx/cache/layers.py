@@ -139,16 +139,20 @@ def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
     return merged
 
 
-def set_lengths(batch: LayerCaches, lengths: Sequence[int]) -> None:
+def length_counters(caches: LayerCaches) -> list[Any]:
+    """The batch caches that count the lengths of their rows in an array."""
+    return [leaf for leaf in leaves(caches) if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW)]
+
+
+def set_lengths(counters: Iterable[Any], lengths: Sequence[int]) -> None:
     """Give batch caches the lengths of their rows as evaluated numbers.
 
     The libraries count them by an operation a step. A layer without rotary embedding never evaluates these, and each
     keeps a buffer. mlx-vlm counts in place, so every layer gets an array of its own.
     """
     counted = mx.array(list(lengths))
-    for leaf in leaves(batch):
-        if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW):
-            leaf.offset = copy(counted)
+    for counter in counters:
+        counter.offset = copy(counted)
 
 
 def extend(batch: LayerCaches, rows: Sequence[LayerCaches]) -> None:

@@ -59,6 +59,7 @@ class Batch:
         self._caches = caches
         self._tokens = tokens  # (rows,) fed by the next launch
         self._sampler: Sampler | None = None
+        self._counters: list[Any] | None = None  # caches that are given the rows' lengths
         self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
 
     @property
@@ -95,7 +96,9 @@ class Batch:
 
     def _forward(self) -> mx.array:
         self._logits = self._model.decode(self.seqs, self._tokens, self._caches)
-        layers.set_lengths(self._caches, [seq.num_computed_tokens for seq in self.seqs])
+        if self._counters is None:
+            self._counters = layers.length_counters(self._caches)
+        layers.set_lengths(self._counters, [seq.num_computed_tokens for seq in self.seqs])
         return self._logits
 
     def take(self, index: int) -> "Batch":
@@ -113,7 +116,7 @@ class Batch:
             layers.keep(self._caches, indices)
         self.seqs = [self.seqs[index] for index in indices]
         self._tokens = self._tokens[mx.array(indices)]
-        self._sampler = None
+        self._sampler = self._counters = None
 
     def join(self, singles: list["Batch"]) -> None:
         """Add the rows of batches that have one row each."""
@@ -123,4 +126,4 @@ class Batch:
             layers.extend(self._caches, [single._caches for single in singles])
         self.seqs = [*self.seqs, *(single.seqs[0] for single in singles)]
         self._tokens = mx.concatenate([self._tokens, *(single._tokens for single in singles)])
-        self._sampler = None
+        self._sampler = self._counters = None
