@@ -5,17 +5,20 @@ import ctypes
 import logging
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
-from vllm_mlx.core.memory import UNKNOWN_SYSTEM, Pressure, SystemMemory
+from vllm_mlx.core.memory import NO_OVERRUN, UNKNOWN_SYSTEM, Pressure, SystemMemory
 from vllm_mlx.engine.macos import KeepAwake, LibSystem, SystemWatch, parse_wired_bytes
 from vllm_mlx.runner.device import DeviceWatch
 
 # struct rusage_info_v0 of a process on an M1: a uuid, then the ten counters of sys/resource.h.
 RUSAGE = struct.pack("=16s10Q", bytes(16), 90_125, 40_811, 12, 3, 7, 0, 512_901_120, 734_003_200, 81_233, 0)
+GB = 1 << 30
 VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
 Pages free:                                5122.
 Pages active:                            410233.
@@ -94,6 +97,19 @@ def test_a_footprint_above_the_limit_is_an_overrun() -> None:
     assert overrun.pressure is Pressure.WARNING
 
 
+def test_a_footprint_counts_once_and_without_the_buffers_that_mlx_kept_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_bytes, sample = 2 * GB, SystemMemory(footprint_bytes=11 * GB)
+    monkeypatch.setattr(mx, "get_cache_memory", lambda: cache_bytes)
+    watch = DeviceWatch(1 << 60, 10 * GB, lambda: sample)
+    assert watch.overrun() == NO_OVERRUN
+    cache_bytes = 0  # MLX gave them back after the sample
+    assert watch.overrun() == NO_OVERRUN
+    sample = SystemMemory(footprint_bytes=11 * GB)
+    assert watch.usage().system is sample
+    assert watch.overrun().kept_bytes == GB
+    assert watch.overrun() == NO_OVERRUN, "what the overrun made room for is not in the sample yet"
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
     """A stand-in for `caffeinate` that runs until it is ended."""
@@ -122,6 +138,18 @@ def test_the_machine_is_kept_awake_while_requests_run(program: Path) -> None:
     asyncio.run(run())
     started = (program.parent / "started").read_text().splitlines()
     assert set(started) <= {f"-i -w {os.getpid()}"} and 1 <= len(started) <= 2
+
+
+def test_a_program_that_ignores_signals_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
+    path, ready = tmp_path / "caffeinate", tmp_path / "ready"
+    path.write_text(f"#!/bin/sh\ntrap '' TERM\ntouch {ready}\nwhile true; do sleep 0.1; done\n")
+    path.chmod(0o755)
+    awake = KeepAwake(enabled=True, program=str(path))
+    awake.hold()
+    while not ready.exists():
+        time.sleep(0.01)
+    awake.close()
+    assert not awake.is_awake
 
 
 @pytest.mark.parametrize("enabled", [True, False])

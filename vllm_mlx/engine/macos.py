@@ -56,7 +56,7 @@ class LibSystem:
         """The memory pressure of the machine, as the kernel grades it."""
         level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
         name = b"kern.memorystatus_vm_pressure_level"
-        if self._call("sysctlbyname", name, ctypes.byref(level), ctypes.byref(size), None, 0) != 0:
+        if self._call("sysctlbyname", name, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
             raise OSError("kern.memorystatus_vm_pressure_level cannot be read")
         return _PRESSURE_LEVELS.get(level.value, Pressure.NORMAL)
 
@@ -145,7 +145,12 @@ class KeepAwake:
         if self._command is None or (self._child is not None and self._child.poll() is None):
             return
         try:
-            self._child = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                close_fds=False,  # so that Python need not fork this process and its memory; no file is inheritable
+            )
         except OSError as error:
             logger.warning("The Mac may fall asleep while replies run: %s", error)
             self._command = None
@@ -161,5 +166,5 @@ class KeepAwake:
             self._ending.cancel()
         child, self._child, self._ending = self._child, None, None
         if child is not None:
-            child.terminate()
+            child.kill()  # it has nothing to tidy up, and the event loop waits for it
             child.wait()

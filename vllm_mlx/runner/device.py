@@ -136,22 +136,32 @@ class DeviceWatch:
         self._limit_bytes = limit_bytes
         self._process_limit_bytes = process_limit_bytes or limit_bytes
         self._system = system
-        self._last_sample = UNKNOWN_SYSTEM
+        self._sample = UNKNOWN_SYSTEM
+        self._sampled_cache_bytes = 0  # freed buffers that the sampled footprint counts
+        self._is_new = False  # whether `overrun` has not seen the sample yet
         self._peak_bytes = 0
         mx.reset_peak_memory()
 
     def overrun(self) -> Overrun:
         """The bytes used beyond the limit since the last call, and the pressure of other programs."""
-        device, system = self._device_overrun(), self._system()
-        pressure = system.pressure or Pressure.NORMAL
-        if pressure is not Pressure.NORMAL and system is not self._last_sample:
-            mx.clear_cache()
-        self._last_sample = system
-        footprint = 0 if system.footprint_bytes is None else system.footprint_bytes - mx.get_cache_memory()
-        excess = max(0, footprint - self._process_limit_bytes)
+        device, system = self._device_overrun(), self._sampled()
+        pressure, excess = system.pressure or Pressure.NORMAL, 0
+        if self._is_new:  # an older sample does not show what was freed for it
+            footprint = (system.footprint_bytes or 0) - self._sampled_cache_bytes
+            excess = max(0, footprint - self._process_limit_bytes)
+            if pressure is not Pressure.NORMAL:
+                mx.clear_cache()
+        self._is_new = False
         return Overrun(
             peak_bytes=max(device.peak_bytes, excess), kept_bytes=max(device.kept_bytes, excess), pressure=pressure
         )
+
+    def _sampled(self) -> SystemMemory:
+        """The system's figures. Each sample of the footprint counts the freed buffers that MLX keeps at that moment."""
+        system = self._system()
+        if system is not self._sample:
+            self._sample, self._sampled_cache_bytes, self._is_new = system, mx.get_cache_memory(), True
+        return system
 
     def _device_overrun(self) -> Overrun:
         if not _measuring_peak.acquire(blocking=False):
@@ -166,4 +176,4 @@ class DeviceWatch:
 
     def usage(self) -> DeviceUsage:
         peak = max(self._peak_bytes, mx.get_peak_memory())
-        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self._limit_bytes, self._system())
+        return DeviceUsage(mx.get_active_memory(), peak, mx.get_cache_memory(), self._limit_bytes, self._sampled())
