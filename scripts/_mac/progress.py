@@ -1,5 +1,6 @@
 """Results of checks in a file that survives a restart of the machine, and the report made from them."""
 
+import fcntl
 import json
 import os
 import time
@@ -105,8 +106,19 @@ class Progress:
         with fresh.open("w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
             file.flush()
-            os.fsync(file.fileno())
+            _flush(file.fileno())
         fresh.replace(self._file)
+        folder = os.open(self._file.parent, os.O_RDONLY)
+        _flush(folder)
+        os.close(folder)
+
+
+def _flush(descriptor: int) -> None:
+    """Write to the disk itself. macOS's fsync stops at the drive's cache."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
 
 
 def _has_restarted(since: object) -> bool:

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_mlx.core.sequence import Sequence
@@ -36,6 +36,7 @@ def chunks_of(bench: Bench, seq: Sequence) -> list[tuple[int, int]]:
     return [(chunk.start, chunk.end) for chunk in planned]
 
 
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     others=st.lists(st.integers(1, 3000), max_size=5),
