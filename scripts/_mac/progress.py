@@ -114,10 +114,10 @@ class Progress:
 
 
 def _flush(descriptor: int) -> None:
-    """Write to the disk itself. macOS's fsync stops at the drive's cache."""
-    if hasattr(fcntl, "F_FULLFSYNC"):
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
+    """Write to the disk itself. macOS's fsync stops at the drive's cache, and not every file system offers more."""
+    try:
+        fcntl.fcntl(descriptor, getattr(fcntl, "F_FULLFSYNC", -1))
+    except OSError:
         os.fsync(descriptor)
 
 
