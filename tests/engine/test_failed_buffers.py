@@ -117,6 +117,24 @@ def test_nor_does_a_lack_of_memory_anywhere(checkpoint: Callable[..., Path], nam
     check(path, range(len(undisturbed(path).submissions)), text=text)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gemma3_text", "qwen3_5"])
+def test_several_faults_end_some_replies_at_most(checkpoint: Callable[..., Path], name: str) -> None:
+    path = checkpoint(name)
+    clean = undisturbed(path)
+    for seed in range(40):
+        drawn = random.Random(seed)
+        numbers = drawn.sample(range(len(clean.submissions)), drawn.randint(2, 5))
+        text = drawn.choice([INTERACTIVITY, OUT_OF_MEMORY, NO_BUFFER])
+        try:
+            outcome = play(path, numbers, replies=clean.replies, text=text)
+        except EngineDead:
+            continue  # three faults in a row
+        for reply, right, has_failed in zip(outcome.replies, clean.replies, outcome.errors, strict=True):
+            assert reply == (right[: len(reply)] if has_failed else right), (seed, numbers, text)
+        assert outcome.later == clean.later, (seed, numbers, text)
+
+
 def test_a_failed_read_tells_no_token_that_no_model_samples(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3")
     launches = [number for number, seam in enumerate(undisturbed(path).submissions) if seam == "launch"]
