@@ -1,4 +1,4 @@
-"""The style's words, package by package and page by page. What is not clean yet is listed; the list only shrinks."""
+"""The style's words, package by package and page by page."""
 
 import re
 from pathlib import Path
@@ -9,9 +9,6 @@ from tests.project.sources import PACKAGE, ROOT
 from tests.project.words import begins_with_preposition, faults_of, in_prose, in_python
 
 MAX_PROSE = 100  # characters of a line of prose in docs
-NOT_CLEAN = {
-    "engine",
-}  # packages, `root` for the files above them, and pages
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE_BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 GENERATED = {"requirements.md"}
@@ -37,10 +34,7 @@ def places() -> dict[str, list[Path]]:
 @pytest.mark.parametrize("place", places())
 def test_words_that_the_style_rules_out(place: str) -> None:
     faults = [fault for file in places()[place] for fault in faults_of(file)]
-    if place in NOT_CLEAN:
-        assert faults, f"{place} is clean: take it off NOT_CLEAN"
-    else:
-        assert not faults, "\n".join(faults)
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=place_of)
@@ -66,10 +60,6 @@ def prose_lines(page: Path) -> list[tuple[int, str]]:
 
 def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
-
-
-def test_the_list_names_what_exists() -> None:
-    assert places().keys() >= NOT_CLEAN
 
 
 @pytest.mark.parametrize(
