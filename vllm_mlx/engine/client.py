@@ -61,7 +61,7 @@ class EngineClient:
         self._pool = pool
         self._preparations = preparations
         self._monitor = Monitor(config, processor, thread, pool)
-        self.model_facts = self._monitor.model_facts  # as `/v1/status` reports them
+        self.model_facts = self._monitor.model_facts  # `/v1/status` reports them
         self._queue = AdmissionQueue(config, self._running_replies)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = KeepAwake(enabled=config.keep_awake)

@@ -25,7 +25,7 @@ _SAMPLE_S = 0.25  # the system is asked at most this often; one sample takes som
 _RUSAGE_INFO_V0 = 0
 _RUSAGE_FORMAT = "=16s10Q"  # struct rusage_info_v0 of sys/resource.h: a uuid and ten counters
 _FOOTPRINT_FIELD = 8  # ri_phys_footprint
-_PRESSURE_LEVELS = {1: Pressure.NORMAL, 2: Pressure.WARNING, 4: Pressure.CRITICAL}  # as in sys/event.h
+_PRESSURE_LEVELS = {1: Pressure.NORMAL, 2: Pressure.WARNING, 4: Pressure.CRITICAL}  # the levels of sys/event.h
 _VM_STAT = re.compile(r"page size of (\d+) bytes.*^Pages wired down:\s+(\d+)\.", re.DOTALL | re.MULTILINE)
 _CAFFEINATE = "/usr/bin/caffeinate"
 _LINGER_S = 30.0  # the next turn of an agent mostly comes within this time

@@ -87,7 +87,7 @@ def _vllm_counts(vllm: _Builder, moment: Moment) -> Iterator[Metric]:
     yield vllm.counter("prompt_tokens", "Prompt tokens, including cached ones.", totals.prompt_tokens)
     yield vllm.counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", totals.cached_tokens)
     yield vllm.counter("generation_tokens", "Sampled tokens.", totals.completion_tokens)
-    ended = {reason: sum(totals.outcomes[each] for each in outcomes) for reason, outcomes in _FINISHED.items()}
+    ended = {reason: sum(totals.outcomes[outcome] for outcome in outcomes) for reason, outcomes in _FINISHED.items()}
     yield vllm.counter("request_success", "Ended replies by finish reason.", ended, "finished_reason")
 
 
