@@ -1,6 +1,8 @@
 """Resume points, splits, inserts, trims and damage: one behaviour a test."""
 
-from tests.cache.fakes import SPACE, FakeState, put, resumed, segment_of, tree_of
+import pytest
+
+from tests.cache.fakes import SPACE, FakeSegment, FakeState, put, resumed, segment_of, tree_of
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.node import ResumeRule
@@ -127,6 +129,22 @@ def test_an_insert_whose_beginning_has_gone_is_refused() -> None:
     put(tree, range(10))
     assert not put(tree, [*range(9), 77, 78], start=10)
     assert tree.stats.inserts_unattached == 1
+
+
+def test_an_eviction_that_fails_leaves_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tree_of()
+    put(tree, range(100))
+    tree.set_limit(tree.used_bytes + 700)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(FakeSegment, "split", lambda *_: raise_memory_error())
+        put(tree, [7, 7, 7, *range(20)])
+    tree.check_integrity()
+    tree.set_limit(0)
+    assert tree.used_bytes == 0, "everything can still be evicted"
+
+
+def raise_memory_error() -> None:
+    raise MemoryError
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:

@@ -1,5 +1,6 @@
 """A device with less memory than the budget says: what is measured there is heeded, and nobody's reply changes."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,13 @@ import mlx.core as mx
 import pytest
 
 from tests.support.engine_driver import Driver
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.memory import Pressure, SystemMemory
+from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.device import DeviceMemory
+
+from .test_client import collect, request
 
 PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(900)] for row in range(4)]
 GB = 1 << 30
@@ -43,3 +50,40 @@ def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], nam
 def test_the_limit_lies_short_of_the_danger_zone(device: DeviceMemory, budget_gb: int, limit_gb: float) -> None:
     assert device.limit_bytes(budget_gb * GB) == pytest.approx(limit_gb * GB)
     assert device.default_budget_bytes < device.limit_bytes(device.default_budget_bytes)
+
+
+def test_an_idle_engine_gives_memory_back_under_pressure(checkpoint: Callable[..., Path]) -> None:
+    driver = Driver(checkpoint("qwen3"))
+    driver.generate([PROMPTS[0]], max_tokens=4)
+    tree = driver.engine.cache_tree
+    assert tree is not None
+    for rise in range(2):
+        driver.engine._watch._system = lambda: SystemMemory(pressure=Pressure.CRITICAL)
+        before = tree.used_bytes
+        driver.engine.yield_memory(driver._deliver)
+        assert tree.used_bytes <= before // 2, f"rise {rise}"
+        num_steps = driver.engine.num_steps
+        driver.engine.yield_memory(driver._deliver)
+        assert driver.engine.num_steps == num_steps, "only a change counts"
+        driver.engine._watch._system = lambda: SystemMemory(pressure=Pressure.NORMAL)
+        driver.engine.yield_memory(driver._deliver)
+
+
+def test_the_thread_looks_at_the_memory_while_nobody_asks(checkpoint: Callable[..., Path]) -> None:
+    pressure = Pressure.NORMAL
+
+    async def run(client: EngineClient) -> None:
+        nonlocal pressure
+        await collect(client, request("Some words that are kept"))
+        engine = await client._ask(lambda engine: engine)
+        engine._watch._system = lambda: SystemMemory(pressure=pressure)
+        tree = engine.cache_tree
+        assert tree is not None
+        before = await client._ask(lambda _: tree.used_bytes)
+        pressure = Pressure.CRITICAL
+        while tree.used_bytes > before // 2:
+            await asyncio.sleep(0.05)
+        await client.shutdown(0)
+
+    client = start_engine(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))
+    asyncio.run(run(client))

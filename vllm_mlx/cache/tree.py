@@ -149,9 +149,11 @@ class PrefixTree:
             return False
         for part in keep:
             part.pins += 1
-        self.shrink_to(self._max_bytes)
-        for part in keep:
-            part.pins -= 1
+        try:
+            self.shrink_to(self._max_bytes)  # it cuts by copying, which can fail
+        finally:
+            for part in keep:
+                part.pins -= 1
         return True
 
     # Room

@@ -30,6 +30,7 @@ from .monitoring.status import image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 Deliver = Callable[[list[SequenceUpdate]], None]
 
 
@@ -113,6 +114,13 @@ class Engine:
     def rest(self) -> None:
         """Give back what only a next step would use. Called when no step is due."""
         self._runner.rest()
+
+    def yield_memory(self, deliver: Deliver) -> None:
+        """Give memory back under pressure, although no step is due: one step sees the pressure, the next one evicts."""
+        if self._watch.has_news:
+            self.step(deliver)
+            self.step(deliver)
+            self.rest()
 
     def step(self, deliver: Deliver) -> None:
         """Run one step. Tokens are delivered before the prefill of the same step runs.
@@ -274,6 +282,8 @@ class EngineThread:
                     self.step_started_s = None
                     if not engine.has_work:
                         engine.rest()
+                else:
+                    engine.yield_memory(self._deliver)
         except BaseException as error:
             logger.exception("The engine thread ended")
             self.error = _end_of(error)
@@ -292,11 +302,11 @@ class EngineThread:
                 message.answer.set_exception(error)
 
     def _take_messages(self, engine: Engine) -> bool:
-        """Handle all messages. Without work, wait for one first. Returns False after a stop message."""
+        """Handle all messages. Without work, wait a moment for one first. Returns False after a stop message."""
         block = not engine.has_work
         while True:
             try:
-                message = self._inbox.get(block=block)
+                message = self._inbox.get(block, _IDLE_S)
             except Empty:
                 return True
             match message:

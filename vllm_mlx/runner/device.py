@@ -139,22 +139,34 @@ class DeviceWatch:
         self._sample = UNKNOWN_SYSTEM
         self._sampled_cache_bytes = 0  # freed buffers that the sampled footprint counts
         self._is_new = False  # whether `overrun` has not seen the sample yet
+        self._reported = Pressure.NORMAL  # by `overrun`
         self._peak_bytes = 0
         mx.reset_peak_memory()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `overrun` would report other pressure than before, or too large a footprint."""
+        pressure = self._sampled().pressure or Pressure.NORMAL
+        return self._is_new and (pressure is not self._reported or self._excess_bytes > 0)
 
     def overrun(self) -> Overrun:
         """The bytes used beyond the limit since the last call, and the pressure of other programs."""
         device, system = self._device_overrun(), self._sampled()
         pressure, excess = system.pressure or Pressure.NORMAL, 0
         if self._is_new:  # an older sample does not show what was freed for it
-            footprint = (system.footprint_bytes or 0) - self._sampled_cache_bytes
-            excess = max(0, footprint - self._process_limit_bytes)
+            excess = self._excess_bytes
             if pressure is not Pressure.NORMAL:
                 mx.clear_cache()
-        self._is_new = False
+        self._is_new, self._reported = False, pressure
         return Overrun(
             peak_bytes=max(device.peak_bytes, excess), kept_bytes=max(device.kept_bytes, excess), pressure=pressure
         )
+
+    @property
+    def _excess_bytes(self) -> int:
+        """What the process uses beyond its limit, by the last sample."""
+        footprint = (self._sample.footprint_bytes or 0) - self._sampled_cache_bytes
+        return max(0, footprint - self._process_limit_bytes)
 
     def _sampled(self) -> SystemMemory:
         """The system's figures. Each sample of the footprint counts the freed buffers that MLX keeps at that moment."""
