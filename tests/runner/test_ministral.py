@@ -20,12 +20,19 @@ SCALED = {
         "llama_4_scaling_beta": 2.0,
     }
 }
+SLIDING = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
 PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(length)] for row, length in enumerate((3, 60, 20))]
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint: Callable[..., Path]) -> VisionModel:
-    return VisionModel(checkpoint("vision:mistral3", **SCALED))
+@pytest.fixture(scope="module", params=[{}, SLIDING], ids=["full", "sliding"])
+def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> VisionModel:
+    return VisionModel(checkpoint("vision:mistral3", **SCALED, **request.param))
+
+
+def test_layers_keep_their_kinds_of_cache(model: VisionModel) -> None:
+    rule = model.driver().engine.facts.resume_rule
+    has_windows = "sliding" in model.path.joinpath("config.json").read_text()
+    assert rule is not None and rule.window == (24 if has_windows else None)
 
 
 def test_rows_of_one_batch_get_the_replies_that_they_get_alone(model: VisionModel) -> None:

@@ -104,7 +104,7 @@ class MultimodalModel(Model):
         self.has_grid = hasattr(self._language, "get_rope_index")
         self._cache: MediaCache[Features] = MediaCache(0)  # the scheduler sets its size
         super().__init__(module)
-        if module.language_model.config.model_type == "mistral4":  # scales a batch by the position of its first row
+        if _text_type(module.language_model) == "mistral4":  # scales a batch by the position of its first row
             self.can_batch = False
 
     @property
@@ -196,8 +196,13 @@ class MultimodalModel(Model):
 
 def _language_model(language: Any) -> Any:
     """The language model that runs: mlx-vlm's, or another on its weights."""
-    is_scaled = language.config.model_type == "ministral3" and not language.config.use_qk_norm
+    is_scaled = _text_type(language) == "ministral3" and not language.config.use_qk_norm
     return _Ministral3(language) if is_scaled else language
+
+
+def _text_type(language: Any) -> str | None:
+    """The `model_type` of a language model. Not every family keeps it."""
+    return getattr(getattr(language, "config", None), "model_type", None)
 
 
 class _Ministral3:
@@ -210,7 +215,7 @@ class _Ministral3:
     def __init__(self, language: Any):
         from mlx_lm.models import ministral3
 
-        self.layers = language.layers
+        self.make_cache = language.make_cache
         self._model = ministral3.Model(ministral3.ModelArgs.from_dict(vars(language.config)))
         self._model.update_modules(language.leaf_modules())
 
