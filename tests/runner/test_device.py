@@ -4,11 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx_lm.models.rope_utils import initialize_rope
 
 import vllm_mlx
 from vllm_mlx.runner import device
 from vllm_mlx.runner.device import DeviceMemory
+from vllm_mlx.runner.model import weight_arrays
 
 GB = 1 << 30
 PAGE = 16384
@@ -99,6 +102,21 @@ WEIGHTS = [50 << 20, 3 << 20, 5 * 8192 + 4, 20000, 16384, 4096, 1024, 200, 4] * 
 def test_the_weights_are_wired_and_nothing_enters_or_leaves_after_load(recorded: RecordedDevice) -> None:
     assert traffic(recorded, lambda: device.wire_weights(map(Weight, WEIGHTS), DeviceMemory(32 * GB, 16 * GB))) == 0
     assert recorded.resident_bytes == recorded.limit, "the weights fill the set"
+
+
+def test_hidden_constants_are_among_the_weights(recorded: RecordedDevice) -> None:
+    """Each takes a page, which MLX counts by its length: a limit that is too short leaves a large buffer out."""
+    rope = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    model = nn.Module()
+    model.layers = [nn.Linear(512, 512, bias=False) for _ in range(8)]
+    for layer in model.layers:
+        layer.rope = initialize_rope(128, 5e5, False, {**rope, "original_max_position_embeddings": 8192}, 131072)
+    weights = weight_arrays(model)
+    assert sorted(weight.nbytes for weight in weights) == [256] * 8 + [1 << 20] * 8
+    for weight in weights:
+        recorded.allocate(weight.nbytes)
+    device.wire_weights(weights, DeviceMemory(32 * GB, 16 * GB))
+    assert recorded.resident_bytes == recorded.limit
 
 
 def test_a_limit_of_all_memory_lets_every_buffer_in_and_out(recorded: RecordedDevice) -> None:

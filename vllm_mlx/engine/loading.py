@@ -159,7 +159,9 @@ def _look_at_wired_memory() -> None:
 def _wire(config: EngineConfig, model: Model) -> None:
     if config.wired == "none":
         return
-    if (reason := wire_weights(weight_arrays(model.module), device_memory())) is not None:
+    weights = weight_arrays(model.module)
+    mx.eval(weights)
+    if (reason := wire_weights(weights, device_memory())) is not None:
         logger.warning("The weights are not wired: %s", reason)
 
 

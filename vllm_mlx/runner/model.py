@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_text_model
 
@@ -273,7 +273,23 @@ def _load_vision(path: Path, trust_remote_code: bool) -> Any:
 
 
 def weight_arrays(model: Any) -> list[mx.array]:
-    return [array for _, array in tree_flatten(model.parameters())]
+    """All arrays that the model holds, each once: parameters, and constants that MLX hides, as rotary frequencies."""
+    found: list[mx.array] = []
+    seen: set[int] = set()
+    pending: list[Any] = [model]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen or isinstance(value, (type, FunctionType, ModuleType)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, mx.array):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            pending += value
+        else:
+            pending += value.values() if isinstance(value, dict) else ()
+            pending += getattr(value, "__dict__", {}).values()
+    return found
 
 
 def weights_bytes(model: Any) -> int:
