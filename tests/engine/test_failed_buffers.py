@@ -89,7 +89,7 @@ def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Ca
     path = checkpoint(name)
     submissions = undisturbed(path).submissions
     assert {"launch", "chunk", "capture", "restore", "join", "leave", "probe"} <= set(submissions)
-    check(path, range(ARCHITECTURES.index(name) + 2, len(submissions), 17))
+    check(path, range(ARCHITECTURES.index(name) + 2, len(submissions), 24))
 
 
 @pytest.mark.full
