@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _SCORES_SHARE = 16  # 1/16 of all memory for the attention scores of a chunk, where the device keeps them
+_JOIN_SHARE = 16  # at most 1/16 of all memory for a join: a model of few layers needs it only if all memory is in rows
 _FORCED_SHARE = 32  # beyond 1/32 of all memory, a slower kernel that keeps no scores is forced
 _MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
 _IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
@@ -312,7 +313,8 @@ def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionC
     chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
     chunk_bytes += max(attention.room_bytes, _forced_bytes(config, measured))
     weights = weights_bytes(measured.model.module)
-    join_bytes = measured.model.footprint.layer_bytes(max(0, total - weights)) if measured.model.can_batch else 0
+    layer_bytes = measured.model.footprint.layer_bytes(max(0, total - weights))
+    join_bytes = min(total // _JOIN_SHARE, layer_bytes) if measured.model.can_batch else 0
     return MemoryBudget(
         total_bytes=total,
         weights_bytes=weights,
