@@ -10,7 +10,9 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from vllm_mlx.cache import layers
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import SHORTEST_CHUNK, AttentionCost, most_slots
+from vllm_mlx.engine.loading import load_measured
 from vllm_mlx.runner.attention import AttentionShape, forcing, memory_saving, observed, score_bytes
 from vllm_mlx.runner.calibrate import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
@@ -211,3 +213,9 @@ def test_the_shapes_of_a_model_are_observed_at_load(checkpoint: Callable[..., Pa
     assert {shape.item_bytes for shape in shapes} == {4}
     if "head_dim" in config:
         assert {shape.key_width for shape in shapes} == {config["head_dim"]}
+
+
+def test_a_model_that_computes_attention_itself_keeps_scores(checkpoint: Callable[..., Path]) -> None:
+    found = find_checkpoint(str(checkpoint("gemma2")))
+    measured = load_measured(EngineConfig(model=str(found.path), memory_budget_bytes=1 << 30), found)
+    assert score_bytes(measured.calibration.attention, on_metal=True) == 2 * 4 * found.config["num_attention_heads"]

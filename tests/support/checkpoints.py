@@ -163,6 +163,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES = tuple(CONFIGS)
+OWN_ATTENTION: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}}  # not MLX's function
 # Architectures some of whose layers have no rotary embedding, so that they never read a row's length.
 PARTLY_ROTARY: dict[str, dict[str, Any]] = {
     "smollm3": {"head_dim": 16},
@@ -223,7 +224,7 @@ def write_tokenizer(folder: Path, architecture: str) -> int:
 
 def model_config(architecture: str, **overrides: Any) -> dict[str, Any]:
     """config.json; `overrides` go where the architecture keeps its text settings."""
-    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY}[architecture], **overrides}
+    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY, **OWN_ATTENTION}[architecture], **overrides}
     if architecture == "qwen3_5":
         return {"model_type": architecture, "text_config": {"model_type": "qwen3_5_text", **config}}
     return {"model_type": architecture, **config}

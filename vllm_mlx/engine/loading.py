@@ -16,7 +16,7 @@ from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
-from ..runner.attention import memory_saving, score_bytes
+from ..runner.attention import assumed, memory_saving, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, apply_limits, device_memory, max_stored_buffers, wire_weights
@@ -135,6 +135,8 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
+    if model.footprint.bytes_per_token and not calibration.attention:
+        calibration = replace(calibration, attention=assumed(checkpoint.config))
     _wire(config, model)
     if probe is None or not isinstance(model, MultimodalModel):
         return MeasuredModel(model=model, calibration=calibration)

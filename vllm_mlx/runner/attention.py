@@ -6,7 +6,7 @@ look the function up when they call it, so it is replaced for the duration of a 
 This is the only place that replaces anything of a library.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +76,15 @@ def score_bytes(shapes: frozenset[AttentionShape], *, on_metal: bool) -> int:
     MLX's CPU backend always keeps the scores.
     """
     return max((shape.kept_bytes(on_metal=on_metal) for shape in shapes), default=0)
+
+
+def assumed(config: Mapping[str, Any]) -> frozenset[AttentionShape]:
+    """The shape for a model that computes attention itself, as gemma2 does: its scores are in memory.
+
+    `config` is its config.json.
+    """
+    text = config.get("text_config") or config
+    return frozenset({AttentionShape(text.get("num_attention_heads") or 1, key_width=0, value_width=0, item_bytes=4)})
 
 
 @contextmanager
