@@ -203,9 +203,8 @@ class Runner:
 
         MLX raises it when it begins to encode other work, here a tiny operation, without waiting for that work.
         """
-        if self._in_flight:
-            mx.async_eval(self._probe + 1)  # type: ignore[no-untyped-call]
-        else:
+        mx.async_eval(self._probe + 1)  # type: ignore[no-untyped-call]
+        if not self._in_flight:
             mx.synchronize()
 
     def _drain(self) -> None:
