@@ -182,5 +182,17 @@ def test_critical_pressure_halves_the_pool_and_it_grows_again_afterwards() -> No
     assert pool.num_bytes == 10_000
 
 
+@pytest.mark.parametrize(("pressure", "num_bytes"), [(Pressure.WARNING, 2500), (Pressure.CRITICAL, 1250)])
+def test_a_pool_that_was_empty_when_pressure_rose_is_of_use_while_it_lasts(pressure: Pressure, num_bytes: int) -> None:
+    """A Mac is often under pressure for hours, and most often while a model loads."""
+    pool = pool_of(10_000)
+    pool.use(rows_bytes=100, kept_bytes=0)
+    pool.observe(StepOutput(overrun=Overrun(pressure=pressure)))
+    assert pool.num_bytes <= 100
+    for _ in range(2000):
+        pool.observe(StepOutput(overrun=Overrun(pressure=pressure)))
+    assert pool.num_bytes == num_bytes
+
+
 def pool_of(rows_bytes: int) -> MemoryPool:
     return MemoryPool(reckoned(rows_bytes), pacer())

@@ -14,6 +14,7 @@ _LEVELS = list(Pressure)  # in rising order
 _REFUSED_SHARE = 4  # the pool shrinks by a quarter of what is used when the device has no memory
 _MARGIN = 16  # a pool that has grown by 1/16 has room again
 _KEPT_UNDER_PRESSURE = {Pressure.WARNING: 0.75, Pressure.CRITICAL: 0.5}  # share of the used bytes
+_GROWN_UNDER_PRESSURE = {Pressure.WARNING: 0.25, Pressure.CRITICAL: 0.125}  # share of the planned bytes
 
 
 class MemoryPool:
@@ -53,29 +54,39 @@ class MemoryPool:
         If other programs put the machine under memory pressure, do both, once each time the pressure rises.
         """
         overrun, chunks = output.overrun, output.chunk_timings
-        if overrun.pressure != self._pressure:
-            self._yield_to_system(overrun.pressure)
+        is_rising = self._yield_to_system(overrun.pressure)
         if overrun == NO_OVERRUN:
-            self.num_bytes = min(self._planned_bytes, self.num_bytes + max(1, self._planned_bytes // _GROWTH_STEPS))
+            self._grow(self._planned_bytes)
             for chunk in chunks:
                 self._pacer.lengthen(chunk.num_tokens)
             return
         if not overrun.peak_bytes:
-            return  # the pressure is not over: nothing grows
+            if not is_rising:
+                self._grow(int(self._planned_bytes * _GROWN_UNDER_PRESSURE[overrun.pressure]))
+            return
         is_shorter = bool(chunks) and self._pacer.shorten(max(chunk.num_tokens for chunk in chunks))
         self.num_shortened += is_shorter
         if lacking := overrun.kept_bytes if is_shorter else overrun.peak_bytes:
             self._shrink_to(max(0, self._used_bytes - lacking))
 
-    def _yield_to_system(self, pressure: Pressure) -> None:
-        """Give a part of the memory back at a warning, without preempting rows for it; half at a critical level."""
+    def _grow(self, limit: int) -> None:
+        """Grow by one step, to at most `limit` bytes."""
+        grown = self.num_bytes + max(1, self._planned_bytes // _GROWTH_STEPS)
+        self.num_bytes = max(self.num_bytes, min(limit, grown))
+
+    def _yield_to_system(self, pressure: Pressure) -> bool:
+        """Give a part of the memory back at a warning, without preempting rows for it; half at a critical level.
+
+        Returns whether the pressure has risen. A pool that was hardly used grows again while the pressure lasts.
+        """
         is_rising = _LEVELS.index(pressure) > _LEVELS.index(self._pressure)
         self._pressure = pressure
         if not is_rising:
-            return
+            return False
         self.num_shortened += self._pacer.shorten(self._pacer.longest_chunk)
         kept = int(self._used_bytes * _KEPT_UNDER_PRESSURE[pressure])
         self._shrink_to(kept if pressure is Pressure.CRITICAL else max(self._rows_bytes, kept))
+        return True
 
     def heed(self, fault: Fault, num_tokens: int = 0) -> bool:
         """Ask less of a device that failed: shorter chunks if a chunk of `num_tokens` ran, less memory if it had none.
