@@ -95,14 +95,13 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
 
     An unknown class is assumed to grow with every token, by the bytes that its buffers hold per slot.
     """
+    caches = list(caches)
     bytes_per_token = fixed_bytes = 0
     windows: dict[int, int] = {}
-    num_layers = 0
     for leaf in leaves(caches):
         if kind(leaf) is Kind.RECURRENT:
             fixed_bytes += state_bytes([leaf])
             continue
-        num_layers += 1
         slot_bytes = sum(array.nbytes // array.shape[-2] for array in state_arrays([leaf]) if array.ndim == 4)
         if kind(leaf) is Kind.WINDOW:
             windows[leaf.max_size] = windows.get(leaf.max_size, 0) + slot_bytes
@@ -112,8 +111,15 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
         bytes_per_token=bytes_per_token,
         fixed_bytes=fixed_bytes,
         windows=tuple(sorted(windows.items())),
-        num_layers=max(1, num_layers),
+        num_layers=max(1, _num_growing(caches)),
     )
+
+
+def _num_growing(caches: Iterable[Any]) -> int:
+    """The layers that hold most of a long row: the ones that grow with every token, or the windows if none does."""
+    kinds = [{kind(leaf) for leaf in leaves([cache])} for cache in caches]
+    num_growing = sum(bool(found - {Kind.WINDOW, Kind.RECURRENT}) for found in kinds)
+    return num_growing or sum(Kind.WINDOW in found for found in kinds)
 
 
 def leave_window(caches: Iterable[Any]) -> None:

@@ -28,7 +28,7 @@ class RowFootprint:
     bytes_per_token: int
     fixed_bytes: int = 0
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
-    num_layers: int = 1  # layers with attention KV
+    num_layers: int = 1  # layers that grow with every token: a long row consists of them
 
     def bytes_at(self, num_tokens: int) -> int:
         slots = most_slots(num_tokens)
