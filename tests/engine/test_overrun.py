@@ -81,8 +81,9 @@ def test_the_thread_looks_at_the_memory_while_nobody_asks(checkpoint: Callable[.
         assert tree is not None
         before = await client._ask(lambda _: tree.used_bytes)
         pressure = Pressure.CRITICAL
-        while tree.used_bytes > before // 2:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            while tree.used_bytes > before // 2:
+                await asyncio.sleep(0.05)
         await client.shutdown(0)
 
     client = start_engine(EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30))

@@ -116,9 +116,8 @@ class Engine:
         self._runner.rest()
 
     def yield_memory(self, deliver: Deliver) -> None:
-        """Give memory back under pressure, although no step is due: one step sees the pressure, the next one evicts."""
+        """Give memory back under pressure, although no step is due. A step without work sees the pressure."""
         if self._watch.has_news:
-            self.step(deliver)
             self.step(deliver)
             self.rest()
 

@@ -48,11 +48,17 @@ class MemoryPool:
         """Note the computed size of rows and of cached state at the start of a step."""
         self._rows_bytes, self._used_bytes = rows_bytes, rows_bytes + kept_bytes
 
-    def observe(self, output: StepOutput) -> None:
+    def observe(self, output: StepOutput) -> bool:
         """Shorten prefill chunks first after an overrun; shrink the pool only if that is not enough.
 
         If other programs put the machine under memory pressure, do both, once each time the pressure rises.
+        Returns whether the pool has shrunk.
         """
+        before = self.num_bytes
+        self._adapt(output)
+        return self.num_bytes < before
+
+    def _adapt(self, output: StepOutput) -> None:
         overrun, chunks = output.overrun, output.chunk_timings
         is_rising = self._yield_to_system(overrun.pressure)
         if overrun == NO_OVERRUN:

@@ -151,10 +151,11 @@ class Scheduler:
             self._pacer.observe_chunk(timing)
         if output.decode_s is not None:
             self._pacer.observe_decode(output.decode_s)
-        self.pool.observe(output)
         self._turns.charge(output, self._seqs.by_id)
         self._pending.ended = []
         self._store(output)
+        if self.pool.observe(output):  # evict now: there may be no next step
+            self._shrink_cache(self._row_bytes(extra=0))
         self._restart(output.suspects, isolated=True)
         updates = [self._fail(seq_id, error) for seq_id, error in output.failed]
         updates += [self._run_shorter(seq_id, num_tokens) for seq_id, num_tokens in output.refused]
@@ -184,12 +185,9 @@ class Scheduler:
             self._shrink_cache(rows_bytes + self._footprint.bytes_at(seq.num_tokens))
 
     def _make_room(self, seq: Sequence) -> bool:
-        """Make a place and memory for a sequence, if necessary by preempting rows of tenants that have more.
-
-        Returns False, with nothing preempted, if that is impossible.
-        """
-        coming_tokens = min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
-        coming_bytes = self._footprint.bytes_at(seq.num_tokens + coming_tokens)
+        """Make room for a sequence, if necessary by preempting rows of tenants that have more. If not, return False."""
+        num_tokens = seq.num_tokens + min(RESERVED_OUTPUT, seq.max_tokens - seq.num_output_tokens)
+        coming_bytes = self._footprint.bytes_at(num_tokens)
         leaving = self._turns.rows_above(
             seq,
             [row for row in self._seqs.rows() if row not in self._pending.admitted],
