@@ -30,7 +30,7 @@ def read_list(value: object) -> object:
 _SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[a-z]*", re.IGNORECASE)  # `ByteSize` alone ignores what follows a unit
 _SHARE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%?)")
 _BYTE_SIZE = TypeAdapter(ByteSize)
-_LEAST_MEMORY = 10**6  # bytes; whoever writes less has forgotten the unit
+_LEAST_MEMORY = 10**6  # bytes; a smaller number lacks its unit
 _MEMORY_HINT = "give bytes, such as 24GB or 800MiB, or a share of the machine's memory, such as 0.7"
 
 

@@ -1,7 +1,7 @@
 """Decides what an error says about the device, by the texts that MLX gives its errors. Pure: it knows no mlx.
 
-MLX raises the failure of a command buffer once, as a RuntimeError, at whoever submits work or waits next. That may be
-anybody's call, and what the command buffer was to write is garbage (mlx/backend/metal/device.cpp). An allocation that
+MLX raises the failure of a command buffer once, as a RuntimeError, in the next call that submits work or waits. That
+can be any call, and what the command buffer was to write is garbage (mlx/backend/metal/device.cpp). An allocation that
 fails raises where it was asked for, and hides failures of earlier work (metal/allocator.cpp, mlx/transforms.cpp).
 """
 
