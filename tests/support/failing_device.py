@@ -1,7 +1,7 @@
 """MLX as Metal makes it when a command buffer fails, simulated on the CPU.
 
-What the command buffer was to write is garbage, no read of it raises, and the next call that submits work or waits gets one
-RuntimeError (mlx/backend/metal/device.cpp, `CommandEncoder::get_command_encoder` and `synchronize`).
+What the command buffer was to write is garbage, no read of it raises, and the next call that submits work or waits
+gets one RuntimeError (mlx/backend/metal/device.cpp, `CommandEncoder::get_command_encoder` and `synchronize`).
 """
 
 import io

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from ..core.errors import ConfigError
 from ..formats import detect_formats
+from ..runner.kernels import text_config
 from .terminal import TABLE, AsJson, WrongUsage, console, number_columns, option, readable
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")
@@ -37,7 +38,7 @@ def describe(folder: Path) -> Description:
     weights = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
     if not weights:
         raise ConfigError(f"{folder} holds no model*.safetensors: its weights are missing or incomplete.")
-    text = config.get("text_config") or config
+    text = text_config(config)
     template = _template(folder)
     reasoning, tools = detect_formats(template, _added_tokens(folder))
     return Description(

@@ -16,7 +16,7 @@ from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
-from ..runner.attention import assumed, memory_saving, score_bytes
+from ..runner.attention import assumed, can_force, memory_saving, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
 from ..runner.device import DeviceWatch, apply_limits, device_memory, max_stored_buffers, wire_weights
@@ -225,8 +225,7 @@ def _attention_cost(config: EngineConfig, checkpoint: Checkpoint, measured: Meas
 
 def _forced_bytes(config: EngineConfig, measured: MeasuredModel) -> int:
     """Bytes of attention scores from which on a kernel that keeps none is forced; 0 if no layer needs that."""
-    needs_forcing = any(shape.needs_forcing for shape in measured.calibration.attention)
-    return _total_bytes(config) // _FORCED_SHARE if needs_forcing and mx.metal.is_available() else 0
+    return _total_bytes(config) // _FORCED_SHARE if can_force(measured.calibration.attention) else 0
 
 
 def _engine_facts(

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..core.memory import UNKNOWN_SYSTEM, Pressure, SystemMemory
 
@@ -31,16 +31,8 @@ _CAFFEINATE = "/usr/bin/caffeinate"
 _LINGER_S = 30.0  # the next turn of an agent mostly comes within this time
 
 
-class MemoryCalls(Protocol):
-    """The calls that the memory figures come from. Each raises OSError if the system does not have it."""
-
-    def footprint_bytes(self) -> int: ...
-
-    def pressure(self) -> Pressure: ...
-
-
 class LibSystem:
-    """Memory figures from macOS' libSystem. `library` is the loaded library."""
+    """Memory figures from macOS' libSystem, the loaded `library`. A call that it does not have raises OSError."""
 
     def __init__(self, library: Any):
         self._library = library
@@ -67,7 +59,7 @@ class LibSystem:
             raise OSError(f"{name} does not exist") from error
 
 
-def memory_calls() -> MemoryCalls | None:
+def memory_calls() -> LibSystem | None:
     """The calls of this machine; None if it does not run macOS."""
     return LibSystem(ctypes.CDLL(None)) if sys.platform == "darwin" else None
 
@@ -75,7 +67,7 @@ def memory_calls() -> MemoryCalls | None:
 class SystemWatch:
     """Samples the system's figures, at most every quarter of a second. Belongs to the engine thread."""
 
-    def __init__(self, calls: MemoryCalls | None, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, calls: LibSystem | None, clock: Callable[[], float] = time.monotonic):
         self._calls = calls
         self._clock = clock
         self._sampled_s = float("-inf")

@@ -13,14 +13,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from .kernels import text_config
+
 # Head widths for which Metal has a kernel of more than 8 queries that keeps no scores, if keys and values are equally
 # wide (`has_fused_kernel` in mlx/backend/metal/scaled_dot_product_attention.cpp).
 FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})
 # MLX prefers matrix products for these, which are faster and take memory (`use_fallback` in the same file).
 UNPREFERRED_WIDTHS = frozenset({192, 256})
-_FORCED_BYTES = (
-    2  # bytes of an element; with more, these kernels exceed a threadgroup's memory of 32 KB (steel_attention.h)
-)
+_FORCED_BYTES = 2  # bytes of an element; with more, they exceed a threadgroup's 32 KB (steel_attention.h)
 _FEW_QUERIES = 8  # up to so many, other kernels are used, and scores are small
 _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
 
@@ -83,8 +83,8 @@ def assumed(config: Mapping[str, Any]) -> frozenset[AttentionShape]:
 
     `config` is its config.json.
     """
-    text = config.get("text_config") or config
-    return frozenset({AttentionShape(text.get("num_attention_heads") or 1, key_width=0, value_width=0, item_bytes=4)})
+    num_heads = text_config(config).get("num_attention_heads") or 1
+    return frozenset({AttentionShape(num_heads, key_width=0, value_width=0, item_bytes=4)})
 
 
 @contextmanager
@@ -100,14 +100,17 @@ def observed() -> Iterator[set[AttentionShape]]:
         yield shapes
 
 
+def can_force(shapes: frozenset[AttentionShape]) -> bool:
+    """Whether this device has a fused kernel that MLX does not prefer for one of the shapes."""
+    return mx.metal.is_available() and any(shape.needs_forcing for shape in shapes)
+
+
 def memory_saving(shapes: frozenset[AttentionShape], threshold_bytes: int) -> AbstractContextManager[None]:
     """Force the fused kernel in the block for calls whose scores would take more than `threshold_bytes`.
 
     It is slower than MLX's choice. Without Metal, or for other widths, there is nothing to force.
     """
-    if not mx.metal.is_available() or not any(shape.needs_forcing for shape in shapes):
-        return nullcontext()
-    return forcing(threshold_bytes)
+    return forcing(threshold_bytes) if can_force(shapes) else nullcontext()
 
 
 @contextmanager

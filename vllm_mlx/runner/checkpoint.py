@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
 
 from ..core.errors import ModelLoadError, setting
 from ..demo import demo_path
+from .kernels import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Checkpoint:
 
     @property
     def max_model_len(self) -> int | None:
-        text = self.config.get("text_config") or self.config
+        text = text_config(self.config)
         for key in ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions"):
             if isinstance(text.get(key), int):
                 return int(text[key])

@@ -17,9 +17,14 @@ _MOST_ROWS = 32_767  # rows of a product of experts whose bounds fit the kernel'
 _TILE = 64  # rows
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model."""
+    return config.get("text_config") or config
+
+
 def kernel_fault(config: Mapping[str, Any], *, by_mlx_vlm: bool) -> str | None:
     """Why Metal's kernels compute this model wrong, and what to do. None: they compute it right."""
-    text = config.get("text_config") or config
+    text = text_config(config)
     if str(text.get("model_type")).removesuffix("_text") in _SSM_FAMILIES:
         width = next((text[key] for key in _SSM_WIDTHS if isinstance(text.get(key), int)), _SIMD)
         if width % _SIMD:
@@ -41,6 +46,6 @@ def longest_chunk(config: Mapping[str, Any]) -> int | None:
 
     Its rows are the chunk's tokens, once for each expert of a token. None: the model has no experts.
     """
-    text = config.get("text_config") or config
+    text = text_config(config)
     experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int) and text[key] > 0), None)
     return None if experts is None else _MOST_ROWS // experts // _TILE * _TILE
