@@ -19,7 +19,14 @@ from ..prompt.processor import RequestProcessor
 from ..runner.attention import assumed, can_force, memory_saving, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
-from ..runner.device import DeviceWatch, apply_limits, device_memory, max_stored_buffers, wire_weights
+from ..runner.device import (
+    DeviceWatch,
+    apply_limits,
+    cache_limit_bytes,
+    device_memory,
+    max_stored_buffers,
+    wire_weights,
+)
 from ..runner.family_check import check_family, media_fault
 from ..runner.kernels import longest_chunk
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
@@ -206,7 +213,12 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
     scheduler = make_scheduler(config, measured.model, facts.memory, pacer, cache, measured.images)
     device, budget = device_memory(), facts.memory.total_bytes
     system = SystemWatch(memory_calls())
-    watch = DeviceWatch(device.limit_bytes(budget), device.process_limit_bytes(budget), system)
+    watch = DeviceWatch(
+        device.limit_bytes(budget),
+        device.process_limit_bytes(budget),
+        system,
+        cache_limit_bytes(budget, facts.memory.transient_bytes),
+    )
     prefill_context = partial(memory_saving, measured.calibration.attention, _forced_bytes(config, measured))
     return Engine(scheduler, Runner(measured.model, watch, prefill_context), watch, facts)
 

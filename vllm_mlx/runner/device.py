@@ -13,7 +13,9 @@ _SHARE_OF_RAM = 0.7  # if the device recommends nothing
 _SHARE_OF_RECOMMENDED = 0.9  # share of Metal's recommended working set
 _LIMIT_OF_RAM = 0.85
 _LIMIT_OF_RECOMMENDED = 0.95  # beyond 1.0, macOS pages, and may end the process or crash
-_CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse
+_CACHE_LIMIT = 2 << 30  # freed buffers that MLX may keep for reuse, where a chunk takes no more
+_CLEAR_INTERVAL = 256  # decode steps between returns of freed buffers: MLX must then allocate again
+_LOOK_INTERVAL = 16  # decode steps between looks at how many there are
 _MAX_WIRED_SHARE = 0.65  # share of the machine's memory that weights may take to be wired
 _MIN_UNWIRED = 8 << 30  # bytes that stay for the system and the caches if weights are wired
 _PAGE = 16384  # bytes of a memory page on Apple silicon
@@ -79,7 +81,15 @@ def apply_limits(budget_bytes: int) -> None:
     """
     device = device_memory()
     mx.set_memory_limit(max(device.limit_bytes(budget_bytes), mx.get_active_memory() + budget_bytes))
-    mx.set_cache_limit(min(_CACHE_LIMIT, budget_bytes // 4))
+    mx.set_cache_limit(cache_limit_bytes(budget_bytes))
+
+
+def cache_limit_bytes(budget_bytes: int, transient_bytes: int = 0) -> int:
+    """Freed buffers that MLX may keep: at least what one chunk takes, or each of its layers would allocate them again.
+
+    `transient_bytes` are a part of the budget, so that buffers kept for them do not exceed it.
+    """
+    return max(min(_CACHE_LIMIT, budget_bytes // 4), transient_bytes)
 
 
 def wire_weights(weights: Iterable[mx.array], device: DeviceMemory) -> str | None:
@@ -131,8 +141,14 @@ class DeviceWatch:
         limit_bytes: int,
         process_limit_bytes: int | None = None,
         system: Callable[[], SystemMemory] = lambda: UNKNOWN_SYSTEM,
+        cache_limit_bytes: int = _CACHE_LIMIT,
     ):
-        """`process_limit_bytes` bounds the footprint of the process as `system` reports it."""
+        """`process_limit_bytes` bounds the footprint of the process as `system` reports it.
+
+        MLX may keep `cache_limit_bytes` of freed buffers.
+        """
+        self._cache_limit_bytes = cache_limit_bytes
+        self._num_steps = 0
         self._limit_bytes = limit_bytes
         self._process_limit_bytes = process_limit_bytes or limit_bytes
         self._system = system
@@ -141,7 +157,15 @@ class DeviceWatch:
         self._is_new = False  # whether `overrun` has not seen the sample yet
         self._reported = Pressure.NORMAL  # by `overrun`
         self._peak_bytes = 0
+        mx.set_cache_limit(cache_limit_bytes)
         mx.reset_peak_memory()
+
+    def return_buffers(self) -> None:
+        """Called once a decode step: now and then, give freed buffers back to the system, earlier if there are many."""
+        self._num_steps += 1
+        is_due = self._num_steps % _CLEAR_INTERVAL == 0
+        if is_due or (self._num_steps % _LOOK_INTERVAL == 0 and mx.get_cache_memory() > self._cache_limit_bytes // 2):
+            mx.clear_cache()
 
     @property
     def has_news(self) -> bool:

@@ -33,8 +33,6 @@ from .vision_inputs import Features
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_CLEAR_INTERVAL = 32  # decode steps between returns of freed buffers to the system
-
 
 class Runner:
     def __init__(
@@ -53,7 +51,6 @@ class Runner:
         self._masks = Masks()
         self._probe = mx.array(0)
         self._unstarted: set[int] = set()  # rows of this plan whose restore failed
-        self._num_steps = 0
 
     @property
     def num_rows(self) -> int:
@@ -99,9 +96,7 @@ class Runner:
             tokens += self._read(unread, fences)
             decode_s = time.perf_counter() - start
         self._check_device()
-        self._num_steps += 1
-        if self._num_steps % _CLEAR_INTERVAL == 0:
-            mx.clear_cache()
+        self._watch.return_buffers()
         return StepOutput(
             tokens=tuple(tokens),
             failed=(*fences.failed, *self._masks.take_failed()),
