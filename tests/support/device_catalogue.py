@@ -1,41 +1,52 @@
 """Apple chips and models for the device model: public figures of chips, and configs of models. No formula is here.
 
 Bandwidth and numbers of GPU cores are Apple's. Operations are cores × 128 units × 2 × the clock that is commonly
-reported for the generation; Apple does not publish it. From M5 on each core has matrix units of four times the rate.
+reported for the generation; Apple does not publish it. From M5 on each core has matrix units.
 """
 
 from .device_model import Chip, Shape
 
 _CORE_FLOPS = {1: 327e9, 2: 358e9, 3: 358e9, 4: 404e9, 5: 420e9}  # one core, by generation
-_MATRIX_FACTOR = {5: 4.0}
+_MATRIX_FACTOR = {5: 3.3}  # of the rate above that products of many tokens reach
+_DISPATCH_S = {1: 7.3e-6, 2: 4.5e-6, 3: 4.4e-6, 4: 2.6e-6, 5: 2e-6}
+_READ_SHARE, _ULTRA_READ_SHARE = 0.86, 0.76  # an Ultra is two chips
 _FIRST_WIDE = 3  # the generation from which on MLX has kernels for quantised products of a few tokens
 
-_BUILDS = {  # generation, GB/s, GPU cores
-    "M1": (1, 68.25, 8),
-    "M1 Pro": (1, 200, 16),
-    "M1 Max": (1, 400, 32),
-    "M1 Ultra": (1, 800, 64),
-    "M2": (2, 100, 10),
-    "M2 Pro": (2, 200, 19),
-    "M2 Max": (2, 400, 38),
-    "M2 Ultra": (2, 800, 76),
-    "M3": (3, 100, 10),
-    "M3 Pro": (3, 150, 18),
-    "M3 Max": (3, 400, 40),
-    "M3 Ultra": (3, 819, 80),
-    "M4": (4, 120, 10),
-    "M4 Pro": (4, 273, 20),
-    "M4 Max": (4, 546, 40),
-    "M5": (5, 153.6, 10),
-    "M5 Pro": (5, 307, 20),
-    "M5 Max": (5, 614, 40),
+_BUILDS = {  # generation, GB/s, GPU cores, most GB of memory
+    "M1": (1, 68.25, 8, 16),
+    "M1 Pro": (1, 200, 16, 32),
+    "M1 Max": (1, 400, 32, 64),
+    "M1 Ultra": (1, 800, 64, 128),
+    "M2": (2, 100, 10, 24),
+    "M2 Pro": (2, 200, 19, 32),
+    "M2 Max": (2, 400, 38, 96),
+    "M2 Ultra": (2, 800, 76, 192),
+    "M3": (3, 100, 10, 24),
+    "M3 Pro": (3, 150, 18, 36),
+    "M3 Max": (3, 400, 40, 128),
+    "M3 Ultra": (3, 819, 80, 512),
+    "M4": (4, 120, 10, 32),
+    "M4 Pro": (4, 273, 20, 64),
+    "M4 Max": (4, 546, 40, 128),
+    "M5": (5, 153.6, 10, 32),
+    "M5 Pro": (5, 307, 20, 64),
+    "M5 Max": (5, 614, 40, 128),
 }
 
 
-def _chip(name: str, generation: int, gigabytes_a_second: float, num_cores: int) -> Chip:
+def _chip(name: str, generation: int, gigabytes_a_second: float, num_cores: int, gigabytes: int) -> Chip:
     flops = _CORE_FLOPS[generation] * num_cores
     matrix_flops = flops * _MATRIX_FACTOR.get(generation, 1.0)
-    return Chip(name, gigabytes_a_second * 1e9, flops, matrix_flops, has_wide_vectors=generation >= _FIRST_WIDE)
+    return Chip(
+        name,
+        memory_bytes=gigabytes * 10**9,
+        bandwidth=gigabytes_a_second * 1e9,
+        read_share=_ULTRA_READ_SHARE if name.endswith("Ultra") else _READ_SHARE,
+        dispatch_s=_DISPATCH_S[generation],
+        vector_flops=flops,
+        matrix_flops=matrix_flops,
+        has_wide_vectors=generation >= _FIRST_WIDE,
+    )
 
 
 CHIPS = {name: _chip(name, *build) for name, build in _BUILDS.items()}

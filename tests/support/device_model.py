@@ -1,23 +1,23 @@
 """Seconds of a step on an Apple chip, computed from the model's shape. Nothing here was measured by this project.
 
 A product takes as long as its weights take to be read, or as its additions take, whichever is longer. To that come the
-KV that attention reads, a fixed time for every kernel, and copies. The constants are the same for all chips and models;
-`tests/scheduler/test_device_model.py` compares the result with published figures.
+KV that attention reads, a fixed time for every kernel, and copies. No constant belongs to one figure: those here hold
+for all chips and models, and three of `device_catalogue.py` for all chips of a generation or kind. They were chosen
+together, so that the published figures of `tests/scheduler/test_device_model.py` come out.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-READ_SHARE = 0.88  # of the chip's bandwidth that kernels reach
 MATRIX_SHARE = 0.70  # of the chip's operations in products of many tokens
 VECTOR_SHARE = 0.35  # the same in products of a few tokens, whose weights are unpacked for each token
 NARROW_SHARE = 0.12  # the same where no kernel takes several tokens at once
-DISPATCH_S = 3.7e-6  # pause between two kernels that depend on each other
-PYTHON_S = 85e-6  # building and submitting one layer's graph; hidden unless the device takes less
+PYTHON_S = 62e-6  # building and submitting one layer's graph; hidden unless the device takes less
+GROUP_PYTHON_S = 16e-6  # more of a layer with attention, for each further group of rows that attends apart
 LAYER_KERNELS = 15  # of a layer with attention and an MLP
-MOE_KERNELS = 12  # more of a layer that chooses experts
-RECURRENT_KERNELS = 8  # more of a recurrent layer
+MOE_KERNELS = 23  # more of a layer that chooses experts
+RECURRENT_KERNELS = 9  # more of a recurrent layer
 GROUP_KERNELS = 4  # more of a layer with attention, for each further group of rows that attends apart
 TILE = 32  # tokens that a product of many tokens handles together; fewer cost the same
 STEP_S = 0.3e-3  # a chunk is waited for: nothing overlaps its submission and its reading
@@ -29,7 +29,10 @@ class Chip:
     """Public figures of a chip with all its GPU cores."""
 
     name: str
+    memory_bytes: int  # of the largest build
     bandwidth: float  # bytes a second
+    read_share: float  # of the bandwidth that kernels reach
+    dispatch_s: float  # pause between two kernels that depend on each other
     vector_flops: float  # half or single precision, the same before M5
     matrix_flops: float  # of the matrix units from M5 on, else of the same units
     has_wide_vectors: bool  # whether MLX has a kernel for quantised products of a few tokens at once
@@ -123,7 +126,7 @@ class Device:
     shape: Shape
 
     def read_s(self, num_bytes: float) -> float:
-        return num_bytes / (self.chip.bandwidth * READ_SHARE)
+        return num_bytes / (self.chip.bandwidth * self.chip.read_share)
 
     def copy_s(self, num_bytes: float) -> float:
         """Bytes are read and written."""
@@ -132,8 +135,9 @@ class Device:
     def decode_s(self, forwards: Iterable[Sequence[Sequence[int]]]) -> float:
         """A step of decoding: each forward pass has groups of rows that attend together, each row its length."""
         passes = [tuple(forward) for forward in forwards]
-        device_s = sum(self._forward_s(groups) for groups in passes)
-        return max(device_s, len(passes) * self.python_s)
+        further = sum(len(groups) - 1 for groups in passes) * self.shape.num_attention
+        python_s = len(passes) * self.python_s + further * GROUP_PYTHON_S
+        return max(sum(self._forward_s(groups) for groups in passes), python_s)
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:
         """A chunk of a prompt after `start` tokens. It needs no logits."""
@@ -142,7 +146,7 @@ class Device:
         windowed = num_tokens * min(shape.window, start + num_tokens / 2)
         seen = (shape.num_attention - shape.num_windowed) * pairs + shape.num_windowed * windowed
         attention_s = 4 * shape.num_heads * shape.head_dim * seen / (self.chip.matrix_flops * MATRIX_SHARE)
-        device_s = self._products_s(num_tokens, num_logits=0) + attention_s + shape.num_kernels * DISPATCH_S
+        device_s = self._products_s(num_tokens, num_logits=0) + attention_s + shape.num_kernels * self.chip.dispatch_s
         return max(device_s + self.read_s(shape.row_bytes(start)), self.python_s) + STEP_S
 
     @property
@@ -153,7 +157,7 @@ class Device:
         num_rows = sum(map(len, groups))
         kv_s = self.read_s(sum(self.shape.row_bytes(length) for group in groups for length in group))
         num_kernels = self.shape.num_kernels + (len(groups) - 1) * GROUP_KERNELS * self.shape.num_attention
-        return self._products_s(num_rows, num_logits=num_rows) + kv_s + num_kernels * DISPATCH_S
+        return self._products_s(num_rows, num_logits=num_rows) + kv_s + num_kernels * self.chip.dispatch_s
 
     def _products_s(self, num_tokens: int, *, num_logits: int) -> float:
         shape = self.shape
@@ -174,5 +178,6 @@ class Device:
         vector_share = VECTOR_SHARE if is_wide or num_tokens == 1 else NARROW_SHARE
         vector_s = 2 * num_tokens * num_weights / (chip.vector_flops * vector_share)
         tiled = math.ceil(num_tokens / TILE) * TILE
-        matrix_s = 2 * tiled * num_weights / (chip.matrix_flops * MATRIX_SHARE)
+        matrix_flops = chip.matrix_flops if num_tokens >= TILE else chip.vector_flops
+        matrix_s = 2 * tiled * num_weights / (matrix_flops * MATRIX_SHARE)
         return max(read_s, min(vector_s, matrix_s))
