@@ -45,6 +45,7 @@ def _chip(name: str, generation: int, gigabytes_a_second: float, num_cores: int,
         dispatch_s=_DISPATCH_S[generation],
         vector_flops=flops,
         matrix_flops=matrix_flops,
+        tile=64 if generation in _MATRIX_FACTOR else 32,
         has_wide_vectors=generation >= _FIRST_WIDE,
     )
 

@@ -19,7 +19,6 @@ LAYER_KERNELS = 15  # of a layer with attention and an MLP
 MOE_KERNELS = 23  # more of a layer that chooses experts
 RECURRENT_KERNELS = 9  # more of a recurrent layer
 GROUP_KERNELS = 4  # more of a layer with attention, for each further group of rows that attends apart
-TILE = 32  # tokens that a product of many tokens handles together; fewer cost the same
 STEP_S = 0.3e-3  # a chunk is waited for: nothing overlaps its submission and its reading
 KV_BYTES = 2  # of one number in the KV cache
 
@@ -35,6 +34,7 @@ class Chip:
     dispatch_s: float  # pause between two kernels that depend on each other
     vector_flops: float  # half or single precision, the same before M5
     matrix_flops: float  # of the matrix units from M5 on, else of the same units
+    tile: int  # tokens that a product of many tokens handles together; fewer cost the same
     has_wide_vectors: bool  # whether MLX has a kernel for quantised products of a few tokens at once
 
 
@@ -177,7 +177,6 @@ class Device:
         is_wide = chip.has_wide_vectors or bits > 8.5
         vector_share = VECTOR_SHARE if is_wide or num_tokens == 1 else NARROW_SHARE
         vector_s = 2 * num_tokens * num_weights / (chip.vector_flops * vector_share)
-        tiled = math.ceil(num_tokens / TILE) * TILE
-        matrix_flops = chip.matrix_flops if num_tokens >= TILE else chip.vector_flops
-        matrix_s = 2 * tiled * num_weights / (matrix_flops * MATRIX_SHARE)
+        tiled = math.ceil(num_tokens / chip.tile) * chip.tile
+        matrix_s = 2 * tiled * num_weights / (chip.matrix_flops * MATRIX_SHARE)
         return max(read_s, min(vector_s, matrix_s))
