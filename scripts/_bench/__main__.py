@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, encoding, guiding, serving, vision, watching
+from . import caching, encoding, guiding, serving, stepping, vision, watching
 from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -27,6 +27,11 @@ WORKLOAD_SETS: dict[str, Workloads] = {
     "guided": guiding.prepared,
     "watching": watching.prepared,
     "encoding": encoding.prepared,
+    "step": stepping.prepared,
+}
+WRITERS: dict[str, Callable[[Path, str], Path]] = {
+    "vision": lambda folder, _: vision.write_tiny(folder),
+    "step": stepping.write_deep,
 }
 
 
@@ -58,19 +63,19 @@ def parse_arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def model_folder(given: Path | None, architecture: str, *, is_vision: bool) -> Iterator[Path]:
+def model_folder(given: Path | None, architecture: str, workload: str) -> Iterator[Path]:
     if given is not None:
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="vllm-mlx-bench-") as folder:
-        yield vision.write_tiny(Path(folder)) if is_vision else write_tiny(Path(folder), architecture)
+        yield WRITERS.get(workload, write_tiny)(Path(folder), architecture)
 
 
 def run(arguments: argparse.Namespace) -> None:
     notes = Console(stderr=True)
     prepared = WORKLOAD_SETS[arguments.workload]
     with (
-        model_folder(arguments.model, arguments.architecture, is_vision=arguments.workload == "vision") as model,
+        model_folder(arguments.model, arguments.architecture, arguments.workload) as model,
         notes.status("starting the servers") as status,
         prepared(model) as all,
     ):

@@ -1,6 +1,7 @@
 """Bare decode loops: a model over mlx-lm's caches, one step ahead of reading. What a server's cost is held against."""
 
 import time
+from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,17 @@ class BareLoop:
             tokens = following
         tokens.tolist()
         return len(prompts) * (num_tokens - 1) / (time.perf_counter() - start)
+
+    def graph_us(self, prompts: list[list[int]], num_steps: int) -> float:
+        """Median processor time of building the graph of one step, in µs."""
+        caches, tokens = self._prefill(prompts)
+        seconds = []
+        for _ in range(num_steps):
+            start = time.thread_time()
+            tokens = self._step(tokens, caches)
+            seconds.append(time.thread_time() - start)
+            mx.eval(tokens)
+        return 1e6 * median(seconds)
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[list[Any], mx.array]:
         """Caches of all rows and their first tokens: (rows,). One row keeps its plain caches."""

@@ -29,7 +29,7 @@ def print_table(series: list[Series], console: Console) -> None:
 
 
 def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
-    subject = RIVAL if aim is None or aim.against is None else aim.against
+    subject = next((name for name in series.values if name != OURS), RIVAL) if aim is None else aim.against or RIVAL
     unit = series.figure.unit
     measured = (series.figure.name, _value(series.spread(OURS).median, unit), *_against(series, subject))
     if aim is None:
