@@ -1,0 +1,90 @@
+"""Operations that a decode step gives to MLX, per layer and beside the layers, against a bare loop of the same rows.
+
+Counts depend on the device: where it has no kernel for a function, MLX computes it by several operations. Ratios hold
+everywhere.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from tests.support.engine_driver import Driver
+from tests.support.failing_device import num_pending
+from vllm_mlx.cache.layers import arrays
+
+# Architecture → config of one period of its layers, which a deeper model repeats.
+PERIODS: dict[str, dict[str, Any]] = {
+    "qwen3": {"num_hidden_layers": 1},
+    "qwen3_5": {"num_hidden_layers": 4},
+    "gemma3_text": {"num_hidden_layers": 3},
+    "gpt_oss": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+}
+# Lengths of rows → the most operations of a layer, as a multiple of the bare loop's; the most submissions of a step.
+BOUNDS: dict[tuple[int, ...], tuple[float, int]] = {
+    (20,): (1.0, 2),  # the step, and the probe for failed command buffers
+    (20, 20): (1.0, 2),
+    (20, 700): (2.0, 3),  # a forward pass for each
+}
+_REST = 4  # most operations beside the layers that the bare loop has not
+
+
+def deeper(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: 2 * value for name, value in config.items()}
+
+
+def of_engine(path: Path, lengths: tuple[int, ...]) -> list[int]:
+    """The operations of each submission of one decode step."""
+    driver = Driver(path)
+    for row, length in enumerate(lengths):
+        driver.add([(row + place) % 500 for place in range(length)], max_tokens=100)
+    while min(seq.num_output_tokens for seq in driver.seqs.values()) < 5:
+        driver.step()
+    counts: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("async_eval", "eval"):
+            patch.setattr(mx, name, counted(getattr(mx, name), counts))
+        driver.step()
+    return counts
+
+
+def counted(submits: Callable[..., None], counts: list[int]) -> Callable[..., None]:
+    def submit(*work: Any) -> None:
+        counts.append(num_pending(arrays(list(work))))
+        submits(*work)
+
+    return submit
+
+
+def of_bare_loop(path: Path, num_rows: int) -> int:
+    model = load_model(path)[0]
+    rows = []
+    for row in range(num_rows):
+        caches = make_prompt_cache(model)
+        mx.eval(model(mx.array([[row] * 20]), cache=caches))
+        rows.append(caches)
+    caches = rows[0] if num_rows == 1 else [layers[0].merge(list(layers)) for layers in zip(*rows, strict=True)]
+    tokens = mx.zeros(num_rows, dtype=mx.int32)
+    for _ in range(5):
+        mx.eval(tokens)
+        tokens = mx.argmax(model(tokens[:, None], cache=caches)[:, -1], axis=-1)
+    return num_pending([tokens])
+
+
+@pytest.mark.parametrize("lengths", BOUNDS, ids=lambda lengths: "+".join(map(str, lengths)))
+@pytest.mark.parametrize("name", PERIODS)
+def test_a_step_gives_mlx_no_more_than_it_must(
+    checkpoint: Callable[..., Path], name: str, lengths: tuple[int, ...]
+) -> None:
+    period = PERIODS[name]
+    paths = [checkpoint(name, **config) for config in (period, deeper(period))]
+    counts = [of_engine(path, lengths) for path in paths]
+    (ours, ours_deep), (bare, bare_deep) = map(sum, counts), (of_bare_loop(path, len(lengths)) for path in paths)
+    most, num_submissions = BOUNDS[lengths]
+    assert ours_deep - ours <= most * (bare_deep - bare)
+    assert 2 * ours - ours_deep <= most * (2 * bare - bare_deep + _REST), "beside the layers"
+    assert len(counts[0]) == len(counts[1]) <= num_submissions
