@@ -4,14 +4,15 @@ mlx-lm and mlx-vlm have classes of the same names, with the same fields. A row's
 per layer, all from one library. Rows of one batch share batch caches, which are padded on the left.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from enum import Enum, auto
 from typing import Any
 
 import mlx.core as mx
 
-from ..core.memory import RowFootprint
+from ..core.memory import RowFootprint, allocated_slots
 
 LayerCaches = list[Any]
 
@@ -120,6 +121,20 @@ def _num_growing(caches: Iterable[Any]) -> int:
     kinds = [{kind(leaf) for leaf in leaves([cache])} for cache in caches]
     num_growing = sum(bool(found - {Kind.WINDOW, Kind.RECURRENT}) for found in kinds)
     return num_growing or sum(Kind.WINDOW in found for found in kinds)
+
+
+@contextmanager
+def reserving(caches: Iterable[Any], num_tokens: int) -> Iterator[None]:
+    """Layers that allocate their first buffer within this context, and grow with every token, allocate it for
+    `num_tokens`, so that later chunks are written in place. Sliding windows never hold that many."""
+    growing = [leaf for leaf in leaves(caches) if kind(leaf) is Kind.ATTENTION]
+    for leaf in growing:
+        leaf.step = allocated_slots(num_tokens)
+    try:
+        yield
+    finally:
+        for leaf in growing:
+            del leaf.step  # the class has the usual one
 
 
 def leave_window(caches: Iterable[Any]) -> None:

@@ -92,7 +92,7 @@ class StepOutput:
     refused: tuple[tuple[int, int], ...] = ()  # (seq_id, tokens) of chunks for which the device had no memory
     failed_restores: tuple[Restore, ...] = ()  # rows that were not started, because the match is damaged
     chunk_timings: tuple[ChunkTiming, ...] = ()
-    decode_s: float | None = None  # time of one decode forward of all groups, if it was measured
+    decode_s: float | None = None  # time of the decoding alone, if it was measured
     busy_s: float = 0.0  # time from the start of decoding until the tokens were read
     overrun: Overrun = NO_OVERRUN
 

@@ -13,30 +13,42 @@ from .model import Model, MultimodalModel
 from .vision_inputs import encode
 
 _PROBE_TOKENS = 256
+_SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
+_MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     tokens_per_s: float
-    overhead_s: float  # seconds of a forward pass of one token
+    overhead_s: float  # seconds of a chunk beside those of its tokens: the weights are read, kernels are started
     chunk_bytes_per_token: float  # activations at their peak
     attention: frozenset[AttentionShape] = frozenset()
 
 
 def calibrate(model: Model) -> Calibration:
-    """Measure a few forward passes. The first one also compiles kernels and is not counted."""
+    """Measure a few forward passes. The first one of a length also compiles kernels and is not counted.
+
+    The overhead is what two lengths show: a line through their times begins there.
+    """
     with observed() as attention:
         _run(model, _PROBE_TOKENS)
     mx.clear_cache()
     probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
-    token_s = min(_run(model, 1) for _ in range(2))
+    short_s = min(_run(model, _SHORT_PROBE_TOKENS) for _ in range(2))
     mx.clear_cache()
+    overhead_s = _overhead_s(short_s, probe_s)
     return Calibration(
-        tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - token_s),
-        overhead_s=token_s,
+        tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
+        overhead_s=overhead_s,
         chunk_bytes_per_token=peak / _PROBE_TOKENS,
         attention=frozenset(attention),
     )
+
+
+def _overhead_s(short_s: float, probe_s: float) -> float:
+    per_token_s = (probe_s - short_s) / (_PROBE_TOKENS - _SHORT_PROBE_TOKENS)
+    overhead_s = short_s - _SHORT_PROBE_TOKENS * per_token_s
+    return max(0.0, min(overhead_s, _MOST_OVERHEAD * short_s, _MOST_OVERHEAD * probe_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

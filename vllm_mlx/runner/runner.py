@@ -82,6 +82,7 @@ class Runner:
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
         resting = self._resting(plan)
         self._arrange([*_without(plan.decode, self._unstarted), *resting], fences)
+        arranged = time.perf_counter()
         unread, self._in_flight = self._in_flight, []
         idle = {seq.seq_id for group in resting for seq in group}
         stepping = [batch for batch in self._batches if idle.isdisjoint(batch.seq_ids)]
@@ -94,7 +95,7 @@ class Runner:
         if plan.prefill and self._in_flight:
             unread, self._in_flight = self._in_flight, []
             tokens += self._read(unread, fences)
-            decode_s = time.perf_counter() - start
+            decode_s = time.perf_counter() - arranged
         self._check_device()
         self._watch.return_buffers()
         return StepOutput(
@@ -227,9 +228,11 @@ class Runner:
         self._model.encode(chunk.seq, chunk.start, chunk.end)
         start = time.perf_counter()
         caches = self._prefilled.get(chunk.seq.seq_id)
+        allocation: AbstractContextManager[None] = nullcontext()
         if caches is None:
             caches = self._prefilled[chunk.seq.seq_id] = self._model.new_caches()
-        with self._prefill_context():
+            allocation = layers.reserving(caches, chunk.seq.num_tokens)
+        with self._prefill_context(), allocation:
             self._model.prefill(chunk.seq, chunk.start, chunk.end, caches)
         layers.leave_window(caches)
         layers.complete(layers.state_arrays(caches))
