@@ -31,6 +31,7 @@ from ..runner.family_check import check_family, media_fault
 from ..runner.kernels import longest_chunk
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
 from ..runner.runner import Runner
+from ..runner.warm_up import warm_up
 from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
 from ..scheduler.prefix_planner import PrefixPlanner
@@ -181,7 +182,9 @@ def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe
     A model that takes images is tested with `probe`. Without a probe it takes no images.
     """
     config = _within_kernels(config, checkpoint)
-    return build_engine(config, checkpoint, load_measured(config, checkpoint, probe))
+    measured = load_measured(config, checkpoint, probe)
+    warm_up(measured.model)
+    return build_engine(config, checkpoint, measured)
 
 
 def _within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:

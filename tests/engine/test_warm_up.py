@@ -1,0 +1,70 @@
+"""What the first requests run has been run at load."""
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.support.checkpoints import ARCHITECTURES
+from tests.support.engine_driver import GREEDY, Driver
+from tests.support.guiding import Guiding
+from vllm_mlx.cache.layers import arrays
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.sequence import TokenSampling
+from vllm_mlx.engine.loading import load_engine
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.warm_up import warm_up
+
+HOT = TokenSampling(temperature=0.8, top_p=0.9, top_k=30, min_p=0.05, repetition_penalty=1.2, num_top_logprobs=2)
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the operations that MLX is given."""
+    found: set[str] = set()
+
+    def noted(submits: Callable[..., None]) -> Callable[..., None]:
+        def submit(*work: Any) -> None:
+            graph = io.StringIO()
+            mx.export_to_dot(graph, *arrays(list(work)))
+            found.update(re.findall(r'label ="([^"]+)", shape=rectangle', graph.getvalue()))
+            submits(*work)
+
+        return submit
+
+    for name in ("eval", "async_eval"):
+        monkeypatch.setattr(mx, name, noted(getattr(mx, name)))
+    return found
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_first_rows_run_nothing_that_was_not_run(
+    checkpoint: Callable[..., Path], name: str, operations: set[str]
+) -> None:
+    path = checkpoint(name)
+    driver, guiding = Driver(path, prefix_cache=False), Guiding(path)
+    operations.clear()
+    warm_up(driver.engine._runner._model)
+    warmed = set(operations)
+    operations.clear()
+    for row, sampling in enumerate((GREEDY, HOT, GREEDY)):
+        prompt = [row] * (9 + 5 * row)
+        constraint = guiding.person(prompt, thinking="off") if row == 2 else None
+        driver.add(prompt, 6, sampling, constraint=constraint)
+    driver.run()
+    assert all(reply.error is None for reply in driver.replies.values())
+    assert {"ArgReduce", "Sort"} <= operations
+    assert operations <= warmed
+
+
+def test_nothing_of_it_stays(checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("qwen3")
+    engine = load_engine(EngineConfig(model=str(path), memory_budget_bytes=2 << 30), find_checkpoint(path))
+    before = mx.get_active_memory()
+    warm_up(engine._runner._model)
+    assert mx.get_active_memory() - before < 4096
+    assert engine.num_rows == 0

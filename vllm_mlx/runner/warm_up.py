@@ -1,0 +1,55 @@
+"""Decodes a few tokens after load, so that no request waits until Metal has compiled a kernel. It knows no request.
+
+A device compiles a kernel when it is first used. The rows here sample in every way that replies do, and one is masked.
+"""
+
+from ..core.sequence import Constraint, PromptInputs, ReasoningRule, Sequence, Tag, TokenSampling
+from ..core.step import PrefillChunk, StepPlan
+from .device import DeviceWatch, device_memory
+from .model import Model
+from .runner import Runner
+
+_LENGTHS = (8, 40)  # unlike, as those of requests
+_NUM_STEPS = 3
+_SAMPLINGS = (
+    TokenSampling(temperature=0.0, num_top_logprobs=1, logit_bias={0: 1.0}),
+    TokenSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1),
+)
+
+
+class _NoTags:
+    leftover = ()
+
+    def feed(self, token_id: int) -> Tag | None:
+        return None
+
+
+def warm_up(model: Model) -> None:
+    """Prefill two rows, decode them together if the model can, and drop them."""
+    runner = Runner(model, DeviceWatch(device_memory().total_bytes))
+    seqs = tuple(
+        Sequence(
+            seq_id=-1 - row,
+            prompt=PromptInputs(token_ids=(0,) * length),
+            sampling=sampling,
+            max_tokens=_NUM_STEPS,
+            min_tokens=1,
+            stop_token_ids=frozenset({1}),
+            constraint=_masked(model.vocab_size) if row else None,
+        )
+        for row, (length, sampling) in enumerate(zip(_LENGTHS, _SAMPLINGS, strict=True))
+    )
+    runner.prefill(PrefillChunk(seq, 0, seq.prefill_end) for seq in seqs)
+    for seq in seqs:
+        seq.num_computed_tokens = seq.prefill_end
+    for _ in range(_NUM_STEPS):
+        for seq in seqs:
+            seq.num_computed_tokens += 1
+        runner.decode(StepPlan(decode=(seqs,) if model.can_batch else tuple((seq,) for seq in seqs)))
+    runner.reset()
+
+
+def _masked(vocab_size: int) -> Constraint:
+    """The end of a reasoning whose budget is spent: a mask that allows one token."""
+    rule = ReasoningRule(new_watch=_NoTags, starts=(), end=(0,) * _NUM_STEPS, is_open=True, may_open=False, budget=0)
+    return Constraint(mask_words=-(-vocab_size // 32), reasoning=rule)
