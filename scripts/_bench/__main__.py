@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, encoding, guiding, serving, stepping, vision, watching
+from . import caching, device, encoding, guiding, serving, stepping, vision, watching
 from .checkpoint import ARCHITECTURES, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -40,6 +40,7 @@ def parse_arguments() -> argparse.Namespace:
         prog="scripts/bench",
         description="Measures this server beside `python -m mlx_lm.server`, run by run in turn, and prints medians and "
         "ratios. The machine should have nothing else to do.",
+        epilog="`scripts/bench device` prints tables that are computed for Apple chips.",
     )
     parser.add_argument("workload", nargs="?", choices=WORKLOAD_SETS, default="serving", help="what to measure")
     parser.add_argument(
@@ -97,6 +98,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinds, so that servers are stopped
+    if sys.argv[1:2] == ["device"]:
+        device.main(sys.argv[2:])
+        return
     try:
         run(parse_arguments())
     except BenchmarkError as error:

@@ -1,0 +1,195 @@
+"""The scheduler's device, simulated: it takes step plans, and its clock advances by what the device model computes.
+
+A row is the number of its tokens. Copies are those of joins, leaves, captures and restores; a step of decoding runs
+while its samples of the step before are read, as on a device.
+"""
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from vllm_mlx.core.memory import RowFootprint
+from vllm_mlx.core.sequence import Sequence
+from vllm_mlx.core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
+
+from .device_model import Device, Shape
+
+EVAL_S = 0.2e-3  # one wait for the device with nothing under way
+_Groups = list[tuple[Sequence, ...]]
+
+
+class Manner(enum.Enum):
+    """How decode groups run."""
+
+    APART = "one forward pass for each group; rows join and leave by copies of the whole group, layer by layer"
+    TOGETHER = "one forward pass for all groups; a row begins as a group of its own, and groups merge by one copy"
+
+
+def footprint(shape: Shape) -> RowFootprint:
+    return RowFootprint(
+        bytes_per_token=shape.token_bytes,
+        fixed_bytes=shape.num_recurrent * shape.state_bytes,
+        windows=((shape.window, shape.num_windowed * shape.layer_token_bytes),) if shape.num_windowed else (),
+        num_layers=max(1, shape.num_attention - shape.num_windowed),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Stored KV of so many tokens. Its bytes are those of a copy."""
+
+    num_tokens: int
+    start: int
+    window_start: int
+    bytes_per_token: int
+    num_buffers: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_tokens * self.bytes_per_token
+
+    def split(self, at: int) -> "tuple[Segment, Segment]":
+        middle = self.start + at
+        return (
+            Segment(at, self.start, min(self.window_start, middle), self.bytes_per_token),
+            Segment(self.num_tokens - at, middle, max(self.window_start, middle), self.bytes_per_token),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    nbytes: int
+    num_buffers: int = 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    seqs: tuple[Sequence, ...]
+    samples: tuple[TokenOutput, ...]
+    end_s: float
+
+
+class SimulatedRunner:
+    def __init__(self, device: Device, manner: Manner, next_token: Callable[[Sequence, int], int]):
+        """`next_token`: the token of a row at a position."""
+        self.now_s = 0.0
+        self.copied_bytes = 0  # of joins, leaves and merges
+        self.num_passes = self.num_steps = 0
+        self._device = device
+        self._state_bytes = device.shape.num_recurrent * device.shape.state_bytes  # of one row
+        self._manner = manner
+        self._next_token = next_token
+        self._free_s = 0.0  # when the device has done what it was given
+        self._groups: list[dict[int, int]] = []  # seq_id -> tokens
+        self._launched: Launch | None = None
+
+    def decode(self, plan: StepPlan) -> StepOutput:
+        start_s = self.now_s
+        snapshots = tuple(self._capture(capture) for capture in plan.captures)
+        for restore in plan.restores:
+            self._restore(restore)
+        self._arrange([*plan.decode, *plan.resting])
+        last, self._launched = self._launched, None
+        if plan.decode:
+            self._launch(list(plan.decode), getattr(plan, "isolated", frozenset()))
+        tokens = self._read(last)
+        decode_s = None
+        if plan.prefill and self._launched is not None:
+            tokens += self._read(self._launched)
+            self._launched, decode_s = None, self.now_s - start_s
+        return StepOutput(tokens=tokens, snapshots=snapshots, decode_s=decode_s, busy_s=self.now_s - start_s)
+
+    def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:
+        timings, prefilled, snapshots = [], [], []
+        for chunk in chunks:
+            num_tokens = chunk.end - chunk.start
+            seconds = self._device.chunk_s(num_tokens, chunk.start)
+            self._wait(seconds)
+            timings.append(ChunkTiming(chunk.start, num_tokens, seconds))
+            prefilled.append((chunk.seq.seq_id, chunk.end))
+            if chunk.capture is not None:
+                snapshots.append(self._capture(chunk.capture))
+        return StepOutput(prefilled=tuple(prefilled), chunk_timings=tuple(timings), snapshots=tuple(snapshots))
+
+    def _wait(self, seconds: float) -> None:
+        """Work that is waited for: it begins when the device is free."""
+        self.now_s = self._free_s = max(self.now_s, self._free_s) + seconds
+
+    def _launch(self, groups: _Groups, isolated: frozenset[int]) -> None:
+        seqs = tuple(seq for group in groups for seq in group)
+        lengths = [[seq.num_computed_tokens for seq in group] for group in groups]
+        passes = [[group] for group in lengths]
+        if self._manner is Manner.TOGETHER:
+            own = [group[0].seq_id in isolated for group in groups]
+            passes = [[group] for group, is_own in zip(lengths, own, strict=True) if is_own]
+            shared = [group for group, is_own in zip(lengths, own, strict=True) if not is_own]
+            passes += [shared] if shared else []
+        self._free_s = max(self.now_s, self._free_s) + self._device.decode_s(passes)
+        self.num_passes += len(passes)
+        self.num_steps += 1
+        samples = (TokenOutput(seq.seq_id, self._next_token(seq, seq.num_computed_tokens)) for seq in seqs)
+        self._launched = Launch(seqs, tuple(samples), self._free_s)
+
+    def _read(self, launch: Launch | None) -> tuple[TokenOutput, ...]:
+        if launch is None:
+            return ()
+        self.now_s = max(self.now_s, launch.end_s)
+        return launch.samples
+
+    def _capture(self, capture: Capture) -> Snapshot:
+        shape = self._device.shape
+        copied = footprint(shape).copy_bytes(capture.end - capture.start)
+        self._wait(self._device.copy_s(copied))
+        window_start = max(capture.start, capture.end - shape.window) if shape.num_windowed else capture.start
+        segment = Segment(capture.end - capture.start, capture.start, window_start, shape.token_bytes)
+        state = State(self._state_bytes) if self._state_bytes else None
+        return Snapshot(capture, segment, window_start, state)
+
+    def _restore(self, restore: Restore) -> None:
+        self._wait(self._device.copy_s(self._device.shape.row_bytes(restore.match.length)))
+
+    def _arrange(self, groups: _Groups) -> None:
+        """Count the copies that lead from the groups of the last plan to these."""
+        wanted = [{seq.seq_id: seq.num_computed_tokens for seq in group} for group in groups]
+        free = list(self._groups)
+        copied = num_waits = 0
+        for group in wanted:
+            base = max(free, key=lambda held: len(held.keys() & group.keys()), default=None)
+            if base is None or not base.keys() & group.keys():
+                base = None
+            else:
+                free.remove(base)
+            some_bytes, some_waits = self._moved(base or {}, group)
+            copied, num_waits = copied + some_bytes, num_waits + some_waits
+        if self._manner is Manner.TOGETHER and _rows(wanted) != _rows(self._groups):
+            copied += len(_rows(wanted)) * self._state_bytes  # recurrent layers hold one batch of all rows' states
+        self._groups = wanted
+        if copied:
+            self.copied_bytes += copied
+            self._wait(self._device.copy_s(copied) + num_waits * EVAL_S)
+
+    def _moved(self, base: dict[int, int], group: dict[int, int]) -> tuple[int, int]:
+        """Bytes copied to make a group of one before, and how often the device is waited for.
+
+        A row that begins moves nothing. Apart, a row that joins makes the group's rows be padded and then put together,
+        twice all of their bytes; together, groups are put together once.
+        """
+        num_layers = self._device.shape.num_layers if self._manner is Manner.APART else 1
+        kept = base.keys() & group.keys()
+        copied = waits = 0
+        if kept and kept != base.keys() and len(base) > 1:
+            copied, waits = self._bytes(group[seq_id] for seq_id in kept), 2 * num_layers
+        if len(group) > 1 and kept != group.keys():
+            times = 2 if self._manner is Manner.APART else 1
+            copied, waits = copied + times * self._bytes(group.values()), waits + num_layers
+        return copied, waits
+
+    def _bytes(self, lengths: Iterable[int]) -> int:
+        """Bytes of rows in one buffer, which is as long as the longest."""
+        lengths = list(lengths)
+        states = self._state_bytes if self._manner is Manner.TOGETHER else 0
+        return len(lengths) * (self._device.shape.row_bytes(max(lengths)) - states)
+
+
+def _rows(groups: Iterable[dict[int, int]]) -> set[int]:
+    return {seq_id for group in groups for seq_id in group}
