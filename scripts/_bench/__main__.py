@@ -12,26 +12,32 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, device, encoding, guiding, serving, stepping, vision, watching
-from .checkpoint import ARCHITECTURES, write_tiny
+from . import caching, device, encoding, guiding, lengths, parts, serving, stepping, vision, watching
+from .checkpoint import ARCHITECTURES, write_heavy, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
 from .report import print_table, to_json
+from .servers import MLX_LM, Rival, other_checkout
 
 _FILE_WIDTH = 140
 Workloads = Callable[[Path], AbstractContextManager[list[Figure]]]
-WORKLOAD_SETS: dict[str, Workloads] = {
+COMPARISONS: dict[str, Callable[[Path, Rival], AbstractContextManager[list[Figure]]]] = {
     "serving": serving.prepared,
     "cache": caching.prepared,
+    "lengths": lengths.prepared,
+}
+WORKLOADS: dict[str, Workloads] = {
     "vision": vision.prepared,
     "guided": guiding.prepared,
     "watching": watching.prepared,
     "encoding": encoding.prepared,
     "step": stepping.prepared,
+    "parts": parts.prepared,
 }
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
     "step": stepping.write_deep,
+    "lengths": lambda folder, _: write_heavy(folder),
 }
 
 
@@ -42,7 +48,9 @@ def parse_arguments() -> argparse.Namespace:
         "ratios. The machine should have nothing else to do.",
         epilog="`scripts/bench device` prints tables that are computed for Apple chips.",
     )
-    parser.add_argument("workload", nargs="?", choices=WORKLOAD_SETS, default="serving", help="what to measure")
+    parser.add_argument(
+        "workload", nargs="?", choices=[*COMPARISONS, *WORKLOADS], default="serving", help="what to measure"
+    )
     parser.add_argument(
         "--architecture",
         choices=ARCHITECTURES,
@@ -52,12 +60,24 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="a checkpoint; it is loaded three times (default: a tiny random one)"
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="DIR",
+        help="another checkout of this repository, whose server takes the place of mlx-lm's; " + ", ".join(COMPARISONS),
+    )
     parser.add_argument("--runs", type=int, default=7, metavar="N", help="counted runs (default: 7)")
     parser.add_argument("--only", metavar="TEXT", help="only the figures whose name contains this")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value there")
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
+    if arguments.against is not None and arguments.workload not in COMPARISONS:
+        parser.error(f"--against is for {', '.join(COMPARISONS)}")
+    if arguments.against is None and arguments.workload == "lengths":
+        parser.error("lengths needs --against")
+    if arguments.against is not None and not (arguments.against / "vllm_mlx").is_dir():
+        parser.error(f"{arguments.against} is no checkout of this repository: it holds no vllm_mlx")
     if arguments.model is not None and not (arguments.model / "config.json").is_file():
         parser.error(f"{arguments.model} is no folder of a checkpoint: it holds no config.json")
     return arguments
@@ -72,20 +92,27 @@ def model_folder(given: Path | None, architecture: str, workload: str) -> Iterat
         yield WRITERS.get(workload, write_tiny)(Path(folder), architecture)
 
 
+def prepared(arguments: argparse.Namespace, model: Path) -> AbstractContextManager[list[Figure]]:
+    if arguments.workload in WORKLOADS:
+        return WORKLOADS[arguments.workload](model)
+    rival = MLX_LM if arguments.against is None else other_checkout(arguments.against.resolve())
+    return COMPARISONS[arguments.workload](model, rival)
+
+
 def run(arguments: argparse.Namespace) -> None:
     notes = Console(stderr=True)
-    prepared = WORKLOAD_SETS[arguments.workload]
     with (
         model_folder(arguments.model, arguments.architecture, arguments.workload) as model,
         notes.status("starting the servers") as status,
-        prepared(model) as all,
+        prepared(arguments, model) as all,
     ):
         figures = [figure for figure in all if arguments.only is None or arguments.only in figure.name]
         if not figures:
             raise BenchmarkError("No figure has such a name. There are: " + "; ".join(figure.name for figure in all))
         series = measure(figures, num_runs=arguments.runs, progress=status.update)
-    architecture = vision.FAMILY if arguments.workload == "vision" else arguments.architecture
-    name = f"tiny {architecture}" if arguments.model is None else arguments.model.resolve().name
+    made = {"vision": f"tiny {vision.FAMILY}", "lengths": "a head of 200 MB", "parts": "one layer"}
+    name = made.get(arguments.workload, f"tiny {arguments.architecture}")
+    name = name if arguments.model is None else arguments.model.resolve().name
     output = Console()
     if not output.is_terminal:
         output.width = _FILE_WIDTH

@@ -8,16 +8,16 @@ from pathlib import Path
 from mlx_lm.utils import load
 
 from .client import Messages, ask
-from .figures import OURS, RIVAL, Aim, Figure, Measure
+from .figures import OURS, Aim, Figure, Measure
 from .prompts import Prompts
-from .servers import free_port, our_command, rival_command, running
+from .servers import Rival, free_port, our_command, running
 
 SYSTEM_PROMPT = 5000  # tokens
 QUESTION = 24
 REPLY = 8
 CROWD = 4
 _SHARE = 3.0  # % of the cold time that a known prompt may take
-_CROWD_SHARE = 1.15  # of one alone
+_CROWD_SHARE = 1.05  # of one alone
 
 
 @dataclass(slots=True)
@@ -61,26 +61,29 @@ class CacheLoad:
 
 
 @contextlib.contextmanager
-def prepared(model: Path) -> Iterator[list[Figure]]:
+def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
     """The figures of this set, measurable while the block runs."""
     prompts = Prompts(load(str(model))[1])
-    ports = {OURS: free_port(), RIVAL: free_port()}
+    ports = {OURS: free_port(), rival.name: free_port()}
     with (
         running(our_command(model, ports[OURS]), ports[OURS]),
-        running(rival_command(model, ports[RIVAL]), ports[RIVAL]),
+        rival.running(model, ports[rival.name]),
     ):
-        yield figures({name: CacheLoad(port, prompts, name == OURS) for name, port in ports.items()})
+        loads = {
+            name: CacheLoad(port, prompts, name == OURS or rival.checkout is not None) for name, port in ports.items()
+        }
+        yield figures(loads, rival)
 
 
-def figures(loads: dict[str, CacheLoad]) -> list[Figure]:
+def figures(loads: dict[str, CacheLoad], rival: Rival) -> list[Figure]:
     """In this order: the first one plays, the others read."""
-    at_most_theirs = (Aim(bound=1.0, at_least=False, against=RIVAL),)
+    at_most_theirs = (rival.aim(1.0, at_least=False),)
     found = [
         Figure(
             name=f"cold TTFT, {SYSTEM_PROMPT:,} tokens",
             unit="ms",
             measures={name: load.play for name, load in loads.items()},
-            aims=(Aim(bound=1.05, at_least=False, against=RIVAL),),
+            aims=(rival.aim(1.05, at_least=False),),
         )
     ]
     for scenario in ("new question", "next turn"):
@@ -98,13 +101,12 @@ def figures(loads: dict[str, CacheLoad]) -> list[Figure]:
                 aims=(Aim(bound=_SHARE, at_least=False),),
             ),
         ]
-    ours = loads[OURS]
     return [
         *found,
         Figure(
             name="identical prompt, of cold",
             unit="%",
-            measures={OURS: ours.percent("identical")},
+            measures={name: load.percent("identical") for name, load in loads.items() if load.repeats_prompts},
             aims=(Aim(bound=_SHARE, at_least=False),),
         ),
         Figure(

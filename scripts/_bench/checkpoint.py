@@ -22,6 +22,16 @@ SHAPE: dict[str, Any] = {
     "head_dim": 16,
 }
 
+HEAVY_SHAPE: dict[str, Any] = {
+    "vocab_size": 98_304,
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+}
+
 
 def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
     """Some 0.35 M parameters, fp32. Greedy replies are whole words: never an end of turn, a marker, half a character.
@@ -29,6 +39,17 @@ def write_tiny(folder: Path, architecture: str = ARCHITECTURES[0]) -> Path:
     The other tokens' logits are 0, and among hundreds of words some logit is always above that.
     """
     write_checkpoint(folder, architecture, **(SHAPE if architecture == ARCHITECTURES[0] else {}))
+    speak_in_words(folder)
+    return folder
+
+
+def write_heavy(folder: Path) -> Path:
+    """A head of 200 MB in bf16, and hardly more than that to read in a step: 2 KiB of KV a token.
+
+    Most weights are in the head because a prefill does not compute it. In bf16, because MLX's CPU backend converts such
+    weights once for all rows of a step; products of fp32 and of quantised weights cost each row as much as the first.
+    """
+    write_checkpoint(folder, ARCHITECTURES[0], dtype="bfloat16", **HEAVY_SHAPE)
     speak_in_words(folder)
     return folder
 

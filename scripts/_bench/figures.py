@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 OURS = "vllm-mlx"
-RIVAL = "mlx-lm server"
 BARE = "bare loop"  # the model and mlx-lm's caches in this process: no server, no scheduler
 
 Measure = Callable[[], float]

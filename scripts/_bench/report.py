@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vllm_mlx import __version__
 
-from .figures import OURS, RIVAL, Aim, Series, Spread
+from .figures import OURS, Aim, Series, Spread
 
 
 def print_table(series: list[Series], console: Console) -> None:
@@ -29,7 +29,9 @@ def print_table(series: list[Series], console: Console) -> None:
 
 
 def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
-    subject = next((name for name in series.values if name != OURS), RIVAL) if aim is None else aim.against or RIVAL
+    subject = None if aim is None else aim.against
+    if subject is None:
+        subject = next((name for name in series.values if name != OURS), None)
     unit = series.figure.unit
     measured = (series.figure.name, _value(series.spread(OURS).median, unit), *_against(series, subject))
     if aim is None:
@@ -41,9 +43,9 @@ def _cells(series: Series, aim: Aim | None) -> tuple[str, ...]:
     )
 
 
-def _against(series: Series, subject: str) -> tuple[str, str, str]:
+def _against(series: Series, subject: str | None) -> tuple[str, str, str]:
     """Empty where only ours was measured."""
-    if subject not in series.values:
+    if subject is None:
         return "", "", ""
     return subject, _value(series.spread(subject).median, series.figure.unit), _ratio(series.ratio(subject))
 

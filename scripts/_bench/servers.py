@@ -1,4 +1,4 @@
-"""The servers under test, each a process of its own on a free loopback port. Sends no prompts."""
+"""The servers under test, each a process of its own on a free loopback port. It sends no prompts."""
 
 import contextlib
 import http.client
@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from .client import MODEL_NAME, BenchmarkError
+from .figures import Aim
 
 _START_S = 300.0
 _STOP_S = 10.0
@@ -26,8 +29,33 @@ def our_command(model: Path, port: int) -> list[str]:
     ]
 
 
-def rival_command(model: Path, port: int) -> list[str]:
+def _mlx_lm_command(model: Path, port: int) -> list[str]:
     return [sys.executable, "-m", "mlx_lm.server", "--model", str(model), "--port", str(port)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """The server that this one is compared with: mlx-lm's, or the one of another checkout of this repository."""
+
+    name: str
+    command: Callable[[Path, int], list[str]]
+    checkout: Path | None = None
+
+    def aim(self, bound: float, *, at_least: bool) -> Aim:
+        """An aim for the ratio of ours to theirs. `bound` is for mlx-lm's; a checkout may be better by 5 %."""
+        if self.checkout is not None:
+            bound = 0.95 if at_least else 1.05
+        return Aim(bound=bound, at_least=at_least, against=self.name)
+
+    def running(self, model: Path, port: int) -> AbstractContextManager[None]:
+        return running(self.command(model, port), port, self.checkout)
+
+
+MLX_LM = Rival("mlx-lm server", _mlx_lm_command)
+
+
+def other_checkout(folder: Path) -> Rival:
+    return Rival("other checkout", our_command, folder)
 
 
 def free_port() -> int:
@@ -37,13 +65,15 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[None]:
-    """The server while the block runs. It is stopped however the block ends."""
+def running(command: list[str], port: int, checkout: Path | None = None) -> Iterator[None]:
+    """Run the server during the block, with the package of `checkout` if one is given. It is stopped in any case."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_MLX_")}
+    if checkout is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(checkout), environment.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile() as log:
         # A session of its own: the terminal's Ctrl-C reaches this program alone, which then stops the server.
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=environment, cwd=checkout, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             if not _await_ready(process, port):

@@ -13,10 +13,10 @@ from mlx_lm.utils import load
 from vllm_mlx.core.config import EngineConfig
 
 from .client import BenchmarkError, Reply, ask, read, start
-from .figures import BARE, OURS, RIVAL, Aim, Figure, Measure
+from .figures import BARE, OURS, Aim, Figure, Measure
 from .loops import BareLoop
 from .prompts import Prompts
-from .servers import free_port, our_command, rival_command, running
+from .servers import Rival, free_port, our_command, running
 
 SHORT_PROMPT = 16  # tokens, without those of the chat template
 NUM_DECODED = {1: 384, 8: 192}  # streams → tokens of each reply
@@ -32,6 +32,15 @@ _SETTLE_S = 0.3
 _STALL_S = 1.5 * EngineConfig(model="").max_stall_ms / 1000
 
 
+def tokens_per_s(replies: list[Reply]) -> float:
+    """Tokens/s of all replies together, between the last one's first token and the first one's last token."""
+    start_s = max(reply.deltas[0].at_s for reply in replies)
+    end_s = min(reply.deltas[-1].at_s for reply in replies)
+    if end_s <= start_s:
+        raise BenchmarkError(f"{len(replies)} replies did not run at the same time.")
+    return sum(reply.tokens_after(start_s, end_s) for reply in replies) / (end_s - start_s)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
     """The measurements that are made over HTTP, on one server."""
@@ -40,14 +49,9 @@ class ServerLoad:
     prompts: Prompts
 
     def decode_rate(self, num_streams: int) -> float:
-        """Tokens/s of all streams together, between the last one's first token and the first one's last token."""
+        """Tokens/s of all streams together."""
         texts = [self.prompts.text(SHORT_PROMPT) for _ in range(num_streams)]
-        replies = self._ask(texts, NUM_DECODED[num_streams])
-        start_s = max(reply.deltas[0].at_s for reply in replies)
-        end_s = min(reply.deltas[-1].at_s for reply in replies)
-        if end_s <= start_s:
-            raise BenchmarkError(f"{num_streams} replies were not under way at the same time.")
-        return sum(reply.tokens_after(start_s, end_s) for reply in replies) / (end_s - start_s)
+        return tokens_per_s(self._ask(texts, NUM_DECODED[num_streams]))
 
     def worst_gap(self) -> float:
         """Seconds: the longest pause of any of four decoding streams from the arrival of a long prompt to its reply."""
@@ -88,14 +92,14 @@ class ServerLoad:
 
 
 @contextlib.contextmanager
-def prepared(model: Path) -> Iterator[list[Figure]]:
+def prepared(model: Path, rival: Rival) -> Iterator[list[Figure]]:
     """The figures of this set, measurable while the block runs."""
     module, tokenizer = load(str(model))[:2]
     prompts, loop = Prompts(tokenizer), BareLoop(module)
-    ports = {OURS: free_port(), RIVAL: free_port()}
+    ports = {OURS: free_port(), rival.name: free_port()}
     with (
         running(our_command(model, ports[OURS]), ports[OURS]),
-        running(rival_command(model, ports[RIVAL]), ports[RIVAL]),
+        rival.running(model, ports[rival.name]),
     ):
         loads = {subject: ServerLoad(port, prompts) for subject, port in ports.items()}
 
@@ -106,26 +110,35 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
 
             return rate
 
-        yield _figures(loads, {num_streams: bare_rate(num_streams) for num_streams in NUM_DECODED})
+        yield _figures(loads, {num_streams: bare_rate(num_streams) for num_streams in NUM_DECODED}, rival)
 
 
-def _figures(loads: dict[str, ServerLoad], bare_rates: dict[int, Measure]) -> list[Figure]:
+def _figures(loads: dict[str, ServerLoad], bare_rates: dict[int, Measure], rival: Rival) -> list[Figure]:
     return [
-        _decode_figure(loads, 1, bare_rates[1], against_rival=1.0, against_bare=0.9),
-        _decode_figure(loads, 8, bare_rates[8], against_rival=1.3, against_bare=0.85),
+        _decode_figure(loads, 1, bare_rates[1], rival.aim(1.0, at_least=True), against_bare=0.95),
+        _decode_figure(loads, 8, bare_rates[8], rival.aim(1.4, at_least=True), against_bare=0.92),
         Figure(
             name=f"worst gap of {NUM_DECODERS}, {LONG_PROMPT:,} prefilling",
             unit="s",
             measures={subject: load.worst_gap for subject, load in loads.items()},
             aims=(Aim(bound=_STALL_S, at_least=False),),
         ),
-        *(_ttft_figure(loads, f"cold TTFT, {length:,} tokens", length, 1, 1.05) for length in COLD_PROMPTS),
-        _ttft_figure(loads, f"TTFT, {SHORT_PROMPT} tokens, idle", SHORT_PROMPT, NUM_SHORT_REQUESTS, 1.2),
+        *(
+            _ttft_figure(loads, f"cold TTFT, {length:,} tokens", length, 1, rival.aim(1.05, at_least=False))
+            for length in COLD_PROMPTS
+        ),
+        _ttft_figure(
+            loads,
+            f"TTFT, {SHORT_PROMPT} tokens, idle",
+            SHORT_PROMPT,
+            NUM_SHORT_REQUESTS,
+            rival.aim(1.2, at_least=False),
+        ),
     ]
 
 
 def _decode_figure(
-    loads: dict[str, ServerLoad], num_streams: int, bare: Measure, *, against_rival: float, against_bare: float
+    loads: dict[str, ServerLoad], num_streams: int, bare: Measure, against_rival: Aim, *, against_bare: float
 ) -> Figure:
     measures: dict[str, Measure] = {subject: partial(load.decode_rate, num_streams) for subject, load in loads.items()}
     return Figure(
@@ -133,16 +146,16 @@ def _decode_figure(
         unit="tokens/s",
         measures={**measures, BARE: bare},
         aims=(
-            Aim(bound=against_rival, at_least=True, against=RIVAL),
+            against_rival,
             Aim(bound=against_bare, at_least=True, against=BARE),
         ),
     )
 
 
-def _ttft_figure(loads: dict[str, ServerLoad], name: str, num_tokens: int, num_requests: int, bound: float) -> Figure:
+def _ttft_figure(loads: dict[str, ServerLoad], name: str, num_tokens: int, num_requests: int, aim: Aim) -> Figure:
     return Figure(
         name=name,
         unit="ms",
         measures={subject: partial(load.ttft_ms, num_tokens, num_requests) for subject, load in loads.items()},
-        aims=(Aim(bound=bound, at_least=False, against=RIVAL),),
+        aims=(aim,),
     )
