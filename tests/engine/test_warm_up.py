@@ -56,6 +56,7 @@ def test_the_first_rows_run_nothing_that_was_not_run(
         constraint = guiding.person(prompt, thinking="off") if row == 2 else None
         driver.add(prompt, 6, sampling, constraint=constraint)
     driver.run()
+    driver.generate([[5] * 12, [6] * 15], max_tokens=4, sampling=TokenSampling(temperature=0.9, seed=1))
     assert all(reply.error is None for reply in driver.replies.values())
     assert {"ArgReduce", "Sort"} <= operations
     assert operations <= warmed

@@ -6,7 +6,6 @@ noise that depends on (seed, position in the reply) only. So a seed gives the sa
 preemption, up to the rounding of the logits.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from .masks import Words, apply_mask
 
 _MASK64 = (1 << 64) - 1
 _NO_TOP_K = 2**31 - 1  # more than any vocabulary
+_MAX_BITS, _BELOW_ONE = 2.0**32 - 1, 1 - 2.0**-24
 _LAST_CHOICE = -3e4  # sampled only if a mask allows nothing else; float16 can represent it
 
 
@@ -43,7 +43,7 @@ class Sampler:
         settings = [seq.sampling for seq in seqs]
         self._greedy = [row for row, setting in enumerate(settings) if setting.is_greedy]
         self._drawn = [row for row, setting in enumerate(settings) if not setting.is_greedy]
-        self._truncation = _Truncation([settings[row] for row in self._drawn])
+        self._truncation = _Truncation([settings[row] for row in self._drawn], vocab_size)
         self._temperature = _column([settings[row].temperature for row in self._drawn])
         penalised = any(setting.has_penalties for setting in settings)
         self._penalties = _Penalties(seqs, vocab_size) if penalised else None
@@ -81,14 +81,12 @@ class Sampler:
         return mx.concatenate([greedy, drawn])[mx.array(order)]
 
     def _draw(self, logits: mx.array) -> mx.array:
-        scores = logits.astype(mx.float32) / self._temperature
-        scores = self._truncation.apply(scores)
         positions = [self._seqs[row].num_computed_tokens - self._seqs[row].num_prompt_tokens for row in self._drawn]
         keys = mx.array(
             [row_key(self._seqs[row].sampling.seed, at) for row, at in zip(self._drawn, positions, strict=True)],
             dtype=mx.uint32,
         )
-        return mx.argmax(scores + _gumbel(scores.shape[-1])(keys), axis=-1)
+        return self._truncation.draw(logits, self._temperature, random_bits(keys, logits.shape[-1]))
 
     def _add_logprobs(self, sampled: Sampled, logits: mx.array) -> None:
         logits = logits.astype(mx.float32)
@@ -115,9 +113,10 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _gumbel(vocab_size: int) -> Callable[[mx.array], mx.array]:
-    """Returns a function from keys: (rows, 2) to noise: (rows, vocab), where each row uses its own key."""
-    return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
+def random_bits(keys: mx.array, vocab_size: int) -> mx.array:
+    """`keys: (rows, 2)` -> `bits: (rows, vocab)`, each row's by its own key. MLX hands out bits as keys of a split."""
+    pairs: mx.array = mx.vmap(lambda key: mx.random.split(key, (vocab_size + 1) // 2))(keys)
+    return pairs.reshape(len(keys), -1)[:, :vocab_size]
 
 
 def _column(values: list[float]) -> mx.array:
@@ -134,31 +133,74 @@ def _bias(seqs: list[Sequence], vocab_size: int) -> mx.array | None:
     return mx.array(bias)
 
 
+# What follows is compiled: MLX runs element-wise operations that follow each other as one kernel. Only another type of
+# logits makes it compile again, because every value is an input, and the functions fix no shape.
+
+
+def _draw(logits: mx.array, temperature: mx.array, bits: mx.array, log_min_p: mx.array) -> mx.array:
+    scores = logits.astype(mx.float32) / temperature
+    return _draw_above(scores, mx.max(scores, axis=-1, keepdims=True) + log_min_p, bits)
+
+
+def _draw_sorted(
+    logits: mx.array,
+    temperature: mx.array,
+    bits: mx.array,
+    log_min_p: mx.array,
+    top_p: mx.array,
+    top_k: mx.array,
+    rank: mx.array,
+) -> mx.array:
+    """`rank: (1, vocab)` counts from 0. A range that was made here would keep the first vocabulary's width."""
+    scores = logits.astype(mx.float32) / temperature
+    cutoff = mx.max(scores, axis=-1, keepdims=True) + log_min_p
+    descending = -mx.sort(-scores, axis=-1)
+    probs = mx.softmax(descending, axis=-1)
+    before = mx.cumsum(probs, axis=-1) - probs  # probability mass of the more likely tokens
+    kept = ((before < top_p) & (rank < top_k)) | (rank == 0)  # rank 0 stays: a tiny top_p may be 0 in float32
+    cutoff = mx.maximum(cutoff, mx.min(mx.where(kept, descending, mx.inf), axis=-1, keepdims=True))
+    return _draw_above(scores, cutoff, bits)
+
+
+def _draw_above(scores: mx.array, cutoff: mx.array, bits: mx.array) -> mx.array:
+    """Add Gumbel noise, as `mx.random.gumbel` makes it of its bits, and take the best."""
+    uniform = mx.minimum(bits.astype(mx.float32) / _MAX_BITS, _BELOW_ONE)
+    noise = -mx.log(-mx.log(uniform))
+    return mx.argmax(mx.where(scores >= cutoff, scores, -mx.inf) + noise, axis=-1)
+
+
+def _penalise(
+    logits: mx.array,
+    counts: mx.array,
+    seen: mx.array,
+    presence: mx.array,
+    frequency: mx.array,
+    repetition: mx.array,
+) -> mx.array:
+    repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
+    logits = mx.where(seen > 0, repeated, logits)
+    return logits - frequency * counts - presence * (counts > 0)
+
+
+draw, draw_sorted, penalise = (mx.compile(works, shapeless=True) for works in (_draw, _draw_sorted, _penalise))
+
+
 class _Truncation:
     """Applies top_k, top_p and min_p of the drawn rows as one cut-off per row, with one sort for all three."""
 
-    def __init__(self, settings: list[Any]):
-        self._active = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in settings)
-        self._sorted = any(s.top_k > 0 or s.top_p < 1 for s in settings)
-        if self._active:
+    def __init__(self, settings: list[Any], vocab_size: int):
+        self._log_min_p = _column([float(np.log(s.min_p)) if s.min_p > 0 else -np.inf for s in settings])
+        self._is_sorted = any(s.top_k > 0 or s.top_p < 1 for s in settings)
+        if self._is_sorted:
             self._top_k = mx.array([min(s.top_k or _NO_TOP_K, _NO_TOP_K) for s in settings])[:, None]
             self._top_p = _column([s.top_p for s in settings])
-            self._log_min_p = _column([float(np.log(s.min_p)) if s.min_p > 0 else -np.inf for s in settings])
+            self._rank = mx.arange(vocab_size)[None]
 
-    def apply(self, scores: mx.array) -> mx.array:
-        if not self._active:
-            return scores
-        cutoff = mx.max(scores, axis=-1, keepdims=True) + self._log_min_p
-        if self._sorted:
-            descending = -mx.sort(-scores, axis=-1)
-            probs = mx.softmax(descending, axis=-1)
-            before = mx.cumsum(probs, axis=-1) - probs  # probability mass of the more likely tokens
-            rank = mx.arange(scores.shape[-1])[None]
-            kept = ((before < self._top_p) & (rank < self._top_k)) | (
-                rank == 0
-            )  # rank 0 stays: a tiny top_p may be 0 in float32
-            cutoff = mx.maximum(cutoff, mx.min(mx.where(kept, descending, mx.inf), axis=-1, keepdims=True))
-        return mx.where(scores >= cutoff, scores, -mx.inf)
+    def draw(self, logits: mx.array, temperature: mx.array, bits: mx.array) -> mx.array:
+        """Draw one token a row: (rows,)."""
+        if self._is_sorted:
+            return draw_sorted(logits, temperature, bits, self._log_min_p, self._top_p, self._top_k, self._rank)
+        return draw(logits, temperature, bits, self._log_min_p)
 
 
 class _Penalties:
@@ -181,9 +223,7 @@ class _Penalties:
         in_reply = mx.array([float(seq.num_computed_tokens > seq.num_prompt_tokens) for seq in self._seqs])
         self._counts = self._counts.at[self._rows, fed].add(in_reply)
         self._seen = self._seen.at[self._rows, fed].maximum(1.0)
-        repeated = mx.where(logits > 0, logits / self._repetition, logits * self._repetition)
-        logits = mx.where(self._seen > 0, repeated, logits)
-        return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
+        return penalise(logits, self._counts, self._seen, self._presence, self._frequency, self._repetition)
 
 
 class _MinTokens:

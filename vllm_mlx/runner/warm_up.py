@@ -11,9 +11,12 @@ from .runner import Runner
 
 _LENGTHS = (8, 40)  # unlike, as those of requests
 _NUM_STEPS = 3
-_SAMPLINGS = (
-    TokenSampling(temperature=0.0, num_top_logprobs=1, logit_bias={0: 1.0}),
-    TokenSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1),
+_SAMPLINGS = (  # pairs of rows that decode together
+    (
+        TokenSampling(temperature=0.0, num_top_logprobs=1, logit_bias={0: 1.0}),
+        TokenSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1),
+    ),
+    (TokenSampling(temperature=1.0), TokenSampling(temperature=1.0)),
 )
 
 
@@ -25,28 +28,30 @@ class _NoTags:
 
 
 def warm_up(model: Model) -> None:
-    """Prefill two rows, decode them together if the model can, and drop them."""
+    """Prefill two rows, decode them together if the model can, and drop them; once for each way to draw."""
     runner = Runner(model, DeviceWatch(device_memory().total_bytes))
-    seqs = tuple(
-        Sequence(
-            seq_id=-1 - row,
-            prompt=PromptInputs(token_ids=(0,) * length),
-            sampling=sampling,
-            max_tokens=_NUM_STEPS,
-            min_tokens=1,
-            stop_token_ids=frozenset({1}),
-            constraint=_masked(model.vocab_size) if row else None,
-        )
-        for row, (length, sampling) in enumerate(zip(_LENGTHS, _SAMPLINGS, strict=True))
-    )
-    runner.prefill(PrefillChunk(seq, 0, seq.prefill_end) for seq in seqs)
-    for seq in seqs:
-        seq.num_computed_tokens = seq.prefill_end
-    for _ in range(_NUM_STEPS):
+    for samplings in _SAMPLINGS:
+        seqs = tuple(_row(model, length, sampling) for length, sampling in zip(_LENGTHS, samplings, strict=True))
+        runner.prefill(PrefillChunk(seq, 0, seq.prefill_end) for seq in seqs)
         for seq in seqs:
-            seq.num_computed_tokens += 1
-        runner.decode(StepPlan(decode=(seqs,) if model.can_batch else tuple((seq,) for seq in seqs)))
-    runner.reset()
+            seq.num_computed_tokens = seq.prefill_end
+        for _ in range(_NUM_STEPS):
+            for seq in seqs:
+                seq.num_computed_tokens += 1
+            runner.decode(StepPlan(decode=(seqs,) if model.can_batch else tuple((seq,) for seq in seqs)))
+        runner.reset()
+
+
+def _row(model: Model, length: int, sampling: TokenSampling) -> Sequence:
+    return Sequence(
+        seq_id=-length,
+        prompt=PromptInputs(token_ids=(0,) * length),
+        sampling=sampling,
+        max_tokens=_NUM_STEPS,
+        min_tokens=1,
+        stop_token_ids=frozenset({1}),
+        constraint=_masked(model.vocab_size) if sampling.top_p < 1 else None,
+    )
 
 
 def _masked(vocab_size: int) -> Constraint:
