@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -22,7 +22,6 @@ from ..core.step import SequenceUpdate
 from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .admission import AdmissionQueue
-from .engine import Engine, EngineThread
 from .generation import Generation, Reply
 from .macos import KeepAwake
 from .monitor import Monitor
@@ -31,6 +30,9 @@ from .monitoring.prometheus import metric_families
 from .monitoring.schema import EngineStatus
 from .monitoring.status import engine_status
 from .preparing import Preparations, PromptPool
+
+if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
+    from .engine import Engine, EngineThread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,7 +48,7 @@ class EngineClient:
         self,
         config: EngineConfig,
         processor: RequestProcessor,
-        thread: EngineThread,
+        thread: "EngineThread",
         pool: PromptPool,
         preparations: Preparations,
     ):
@@ -146,7 +148,7 @@ class EngineClient:
 
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
-        return await self._ask(Engine.cache_entries)
+        return await self._ask(lambda engine: engine.cache_entries())
 
     async def clear_cache(self, *, salts: str = "") -> int:
         """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.
@@ -171,7 +173,7 @@ class EngineClient:
         """Number of rows that hold state on the device now."""
         return await self._ask(lambda engine: engine.num_rows)
 
-    async def _ask(self, question: Callable[[Engine], T]) -> T:
+    async def _ask(self, question: Callable[["Engine"], T]) -> T:
         """Ask the engine between two steps. Raises EngineDead."""
         return await asyncio.wrap_future(self._thread.inspect(question))
 

@@ -3,14 +3,17 @@
 import asyncio
 import logging
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from ..core.config import EngineConfig
 from ..prompt.processor import RequestProcessor
-from .engine import Engine, EngineThread
 from .monitoring.counters import Totals
 from .monitoring.schema import EngineReport
 from .monitoring.status import Moment, build_facts, model_facts
 from .preparing import PromptPool, place_in, stack_of
+
+if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
+    from .engine import EngineThread
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ class Monitor:
     All callers of one moment share one report, which costs the engine thread little. Belongs to one event loop.
     """
 
-    def __init__(self, config: EngineConfig, processor: RequestProcessor, thread: EngineThread, pool: PromptPool):
+    def __init__(self, config: EngineConfig, processor: RequestProcessor, thread: "EngineThread", pool: PromptPool):
         self.totals = Totals(started_s=monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
         self.model_facts = model_facts(config, thread.facts, processor)
         self._build = build_facts()
@@ -77,7 +80,7 @@ class Monitor:
     def _ask(self) -> asyncio.Future[EngineReport]:
         loop = asyncio.get_running_loop()
         if self._pending is None or self._pending.done() or self._pending.get_loop() is not loop:
-            self._pending = asyncio.wrap_future(self._thread.inspect(Engine.report), loop=loop)
+            self._pending = asyncio.wrap_future(self._thread.inspect(lambda engine: engine.report()), loop=loop)
             self._pending.add_done_callback(self._answered)
         return self._pending
 

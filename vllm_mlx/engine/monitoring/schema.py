@@ -1,7 +1,7 @@
 """What the engine reports of itself: the types of `/v1/status`, and values from which they are filled."""
 
 from dataclasses import dataclass
-from typing import NotRequired
+from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
@@ -9,9 +9,11 @@ from ...cache.node import ResumeRule
 from ...cache.stats import TreeStats
 from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
-from ...runner.calibrate import Calibration
 from ...runner.device import DeviceUsage
 from .counters import Quantiles, RunningReply
+
+if TYPE_CHECKING:  # what serves without an engine need not load MLX's libraries
+    from ...runner.calibrate import Calibration
 
 
 class BuildFacts(TypedDict):
@@ -194,7 +196,7 @@ class EngineFacts:
     info: ModelInfo
     memory: MemoryBudget
     footprint: RowFootprint
-    calibration: Calibration
+    calibration: "Calibration"
     resume_rule: ResumeRule | None = None  # None: state cannot be copied
     video_fault: str | None = None  # why videos are refused; None: they are served
 
