@@ -1,5 +1,6 @@
 """Fixtures every test may use."""
 
+import gc
 import os
 import signal
 
@@ -31,6 +32,21 @@ settings.load_profile("untimed")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Progress(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """What is imported and collected stays until the end, so that to look through it for garbage is lost time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.freeze()  # Python's own end would look through everything several times
 
 
 @pytest.fixture(scope="session")
