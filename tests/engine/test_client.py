@@ -20,7 +20,7 @@ from vllm_mlx.output.pipeline import OutputPipeline
 @pytest.fixture(scope="module")
 def engine(checkpoint):
     config = EngineConfig(
-        model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=4096, max_queue=1000
+        model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_model_len=2048, max_queue=1000
     )
     engine = start_engine(config)
     yield engine
@@ -87,8 +87,8 @@ def test_n_choices_draw_differently_and_repeatably(engine):
 
 def test_a_request_that_does_not_fit_is_refused_and_one_that_barely_fits_is_clamped(engine):
     with pytest.raises(ContextLengthExceeded):
-        asyncio.run(collect(engine, request(prompt=tuple([5] * 4096))))
-    usage = last(asyncio.run(collect(engine, request(prompt=tuple([5] * 4090), max_tokens=32000)))).usage
+        asyncio.run(collect(engine, request(prompt=tuple([5] * 2048))))
+    usage = last(asyncio.run(collect(engine, request(prompt=tuple([5] * 2042), max_tokens=32000)))).usage
     assert usage.completion_tokens == 6
     assert usage.clamped_max_tokens == 6
     with pytest.raises(InvalidParameter):
@@ -108,19 +108,19 @@ def test_a_slow_reader_gets_the_same_text_in_fewer_deltas(engine):
 
 
 def test_long_prompts_report_progress(engine):
-    events = asyncio.run(collect(engine, request(prompt=tuple([7] * 4000))))
+    events = asyncio.run(collect(engine, request(prompt=tuple([7] * 2000))))
     progress = [event.num_computed_tokens for _, event in events if isinstance(event, PromptProgress)]
     assert progress == sorted(progress)
-    assert all(0 < done < 4000 for done in progress)
+    assert all(0 < done < 2000 for done in progress)
 
 
 def test_two_hundred_clients_that_vanish_leave_no_row(engine):
     chance = random.Random(3)
 
     async def vanish(number: int) -> None:
-        prompt = tuple(chance.randrange(500) for _ in range(chance.randrange(1, 600)))
+        prompt = tuple(chance.randrange(500) for _ in range(chance.randrange(1, 200)))
         num_events = chance.randrange(0, 8)
-        await asyncio.sleep(chance.random() * 2)
+        await asyncio.sleep(chance.random())
         async with await engine.submit(request(prompt=prompt, max_tokens=200, n=1 + number % 2)) as generation:
             async for _ in generation:
                 num_events -= 1
@@ -212,7 +212,7 @@ def test_a_dead_engine_thread_fails_what_waits_and_what_comes(checkpoint, monkey
 
 def test_whoever_stops_waiting_for_the_status_harms_nobody(engine):
     async def run():
-        reply = asyncio.create_task(collect(engine, request(tuple(range(900)) * 3, max_tokens=20)))
+        reply = asyncio.create_task(collect(engine, request(tuple(range(900)) * 2, max_tokens=20)))
         await until_running(engine)
         asked = [asyncio.create_task(engine.status()) for _ in range(5)]
         await asyncio.sleep(0)

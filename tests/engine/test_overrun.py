@@ -16,7 +16,7 @@ from vllm_mlx.runner.device import DeviceMemory
 
 from .test_client import collect, request
 
-PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(900)] for row in range(4)]
+PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(600)] for row in range(4)]
 GB = 1 << 30
 
 
@@ -26,7 +26,7 @@ def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], nam
     free = Driver(path)
     expected = [free.generate([ids], max_tokens=40)[0] for ids in PROMPTS]
     tight = Driver(path)
-    row_bytes = tight.engine.facts.footprint.bytes_at(940)
+    row_bytes = tight.engine.facts.footprint.bytes_at(640)
     assert tight.generate([PROMPTS[0]], max_tokens=40) == [expected[0]]
     tight.engine._watch._limit_bytes = mx.get_active_memory() + 2 * row_bytes
     seq_ids = [tight.add(ids, 40) for ids in PROMPTS]

@@ -48,7 +48,7 @@ def decode(path: Path, num_steps: tuple[int, int], num_rows: int = 2) -> list[in
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_are_as_many_after_many_steps_as_after_few(checkpoint: Callable[..., Path], name: str) -> None:
-    few, many = decode(checkpoint(name), (50, 200))
+    few, many = decode(checkpoint(name), (40, 100))
     assert few == many
 
 

@@ -112,7 +112,7 @@ def test_a_long_prefill_that_is_aborted_goes_on_from_its_last_copy(model):
 def test_an_aborted_prefill_is_not_lost(model, when: str):
     """At once: who asks again comes in the step that takes the copy."""
     name, path = model
-    driver = Driver(path, max_prefill_chunk=32)
+    driver = Driver(path, max_prefill_chunk=32, max_stall_ms=20_000)
     ids = prompt(200)
     seq_id = driver.add(ids, NUM_TOKENS)
     driver.step()
@@ -209,18 +209,6 @@ def test_without_the_cache_nothing_is_kept(model):
     ids = prompt(50)
     assert check(driver, path, ids) == 0
     assert check(driver, path, ids) == 0
-
-
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
-def test_preempted_rows_return_exactly_from_whatever_the_cache_kept(checkpoint, name):
-    path = checkpoint(name)
-    prompts = [prompt(300 + 40 * row) for row in range(5)]
-    free = Driver(path)
-    expected = free.generate(prompts, max_tokens=400)
-    tight = Driver(path, rows_bytes=7 * free.engine.facts.footprint.bytes_at(257))
-    assert tight.generate(prompts, max_tokens=400) == expected
-    assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
-    tight.engine.cache_tree.check_integrity()
 
 
 @row("S0-14")

@@ -151,20 +151,20 @@ def test_rows_that_rest_for_the_prompt_of_another_tenant_go_on_exactly(driver):
 
 
 @row("S1-9")
-@pytest.mark.parametrize(
-    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("nemotron_h", "gpt_oss"))]
-)
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
 def test_preempted_rows_continue_exactly(checkpoint, name):
+    """They resume from whatever the cache kept of them."""
     path = checkpoint(name)
     prompts = [prompt(200 + 20 * row) for row in range(4)]
     free = Driver(path)
-    expected = [free.generate([ids], max_tokens=120)[0] for ids in prompts]
-    hot = free.generate([prompts[0]], max_tokens=120, sampling=HOT)[0]
+    expected = [free.generate([ids], max_tokens=90)[0] for ids in prompts]
+    hot = free.generate([prompts[0]], max_tokens=90, sampling=HOT)[0]
     tight = Driver(path, rows_bytes=3 * free.engine.facts.footprint.bytes_at(300))
-    seq_ids = [tight.add(ids, 120) for ids in prompts] + [tight.add(prompts[0], 120, HOT)]
+    seq_ids = [tight.add(ids, 90) for ids in prompts] + [tight.add(prompts[0], 90, HOT)]
     tight.run()
     assert sum(seq.num_preemptions for seq in tight.seqs.values()) > 0
     assert [tight.replies[seq_id].token_ids for seq_id in seq_ids] == [*expected, hot]
+    tight.engine.cache_tree.check_integrity()
 
 
 def test_a_long_row_beside_short_ones_pads_nothing(checkpoint):
@@ -210,4 +210,4 @@ def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
 
     run(range(0, 320, 40))  # joins at uneven lengths
     run([4] * 8)  # warm rows
-    run([1500] * 3)  # chunks longer than a window
+    run([700] * 3)  # chunks longer than a window

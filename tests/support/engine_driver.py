@@ -171,7 +171,12 @@ class ExpectedTokens(list[int]):
 
 
 def plain_loop(path: Path, prompt: Ids[int], max_tokens: int) -> tuple[ExpectedTokens, list[mx.array]]:
-    """Greedy tokens of one row and the logits behind each, without any of our code."""
+    """Greedy tokens of one row and the logits behind each, without any of our code. Of equal arguments, made once."""
+    return _plain_loop(path, tuple(prompt), max_tokens)
+
+
+@lru_cache(maxsize=32)
+def _plain_loop(path: Path, prompt: tuple[int, ...], max_tokens: int) -> tuple[ExpectedTokens, list[mx.array]]:
     model = _plain_model(path)
     caches = make_prompt_cache(model)
     logits = model(mx.array([list(prompt)]), cache=caches)[0, -1]
