@@ -37,7 +37,15 @@ def rule(model) -> ResumeRule:
 
 
 def take(model, caches, start, end, row=0):
-    return snapshot.capture(snapshot.view(caches, row, end), start, end, rule(model).window)
+    kv, states = layers.split(caches)
+    return snapshot.capture(snapshot.view(kv, row, states, row, end), start, end, rule(model).window)
+
+
+def batched(rows, lengths):
+    """One cache per layer, in which all rows share batch caches."""
+    parts = [layers.split(row) for row in rows]
+    kv = layers.merge([(kv, [length]) for (kv, _), length in zip(parts, lengths, strict=True)])
+    return layers.assemble(rows[0], kv, layers.gather([(states, 0, 1) for _, states in parts]))
 
 
 def pieces(*captured):
@@ -86,10 +94,11 @@ def test_a_copy_does_not_change_when_its_row_goes_on(model):
 
 
 def test_a_row_is_copied_out_of_a_batch(model):
-    rows = [filled(model, TOKENS[:length]) for length in (20, 33, 48)]
-    alone = [take(model, row, 0, length) for row, length in zip(rows, (20, 33, 48), strict=True)]
-    batch = layers.merge(rows)
-    for index, length in enumerate((20, 33, 48)):
+    lengths = (20, 33, 48)
+    rows = [filled(model, TOKENS[:length]) for length in lengths]
+    alone = [take(model, row, 0, length) for row, length in zip(rows, lengths, strict=True)]
+    batch = batched(rows, lengths)
+    for index, length in enumerate(lengths):
         copy = take(model, batch, 0, length, index)
         assert copy[0].nbytes == alone[index][0].nbytes
         expected = run(model, filled(model, TOKENS[:length]), TOKENS[length : length + 5])
@@ -181,8 +190,8 @@ def test_no_evaluation_copies_much_more_than_a_slice(checkpoint, monkeypatch, sl
     model = load_model(checkpoint("qwen3"))[0]
     tokens = [(3 * i) % 500 for i in range(2500)]
     caches = filled(model, tokens)
-    row = snapshot.view(caches, 0, 2500)
-    monkeypatch.setattr(snapshot, "SLICE_BYTES", slice_bytes)
+    row = snapshot.view(caches, 0, [], 0, 2500)
+    monkeypatch.setattr(layers, "SLICE_BYTES", slice_bytes)
     copied = []
     real = mx.eval
     monkeypatch.setattr(mx, "eval", lambda *arrays: (copied.append(size_of(arrays)), real(*arrays))[1])
@@ -201,19 +210,40 @@ def size_of(arrays):
 
 
 @pytest.mark.parametrize("lengths", [(600, 600), (600, 600, 600), (600, 200, 400)])
-def test_a_join_takes_copies_of_one_layer_and_its_padding(lengths):
+def test_a_join_takes_copies_of_a_slice_and_its_padding(lengths, monkeypatch):
+    monkeypatch.setattr(layers, "SLICE_BYTES", 1)  # a layer
     rows = [long_row(length) for length in lengths]
     alone = sum(layers.state_bytes(row) for row in rows)
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    batch = layers.merge(rows[:2])
+    batch = layers.merge([(rows[0], lengths[:1]), (rows[1], lengths[1:2])])
     if rows[2:]:
-        layers.extend(batch, rows[2:])
+        batch = layers.merge([(batch, lengths[:2]), (rows[2], lengths[2:])])
     padding = layers.state_bytes(batch) - alone
     layer = layers.state_bytes(batch[:1])
     assert mx.get_peak_memory() - before <= padding + 1.5 * layer
     assert all(leaf is None for row in rows for leaf in row), "the rows are emptied"
+
+
+def test_rows_join_and_leave_with_one_evaluation(monkeypatch):
+    lengths = (600, 200, 400)
+    rows = [long_row(length) for length in lengths]
+    num_evaluations = 0
+    real = mx.eval
+
+    def counting(*arrays):
+        nonlocal num_evaluations
+        num_evaluations += 1
+        real(*arrays)
+
+    monkeypatch.setattr(mx, "eval", counting)
+    batch = layers.merge([(kv, [length]) for kv, length in zip(rows, lengths, strict=True)])
+    assert num_evaluations == 1
+    layers.keep(batch, [1, 2], [200, 400])
+    assert num_evaluations == 2
+    layers.extract(batch, 0, 200)
+    assert num_evaluations == 3
 
 
 def long_row(length, num_layers=12):

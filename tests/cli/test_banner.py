@@ -19,6 +19,7 @@ LOADED = {
     "reasoning_parser": "think",
     "tool_call_parser": None,
     "no_videos": "it takes no images either",
+    "no_shared_forward": None,
 }
 
 

@@ -13,7 +13,7 @@ from vllm_mlx.runner.sampler import Sampler
 from vllm_mlx.scheduler.scheduler import Scheduler
 
 SEAMS: dict[str, tuple[Any, str]] = {
-    "forward": (Batch, "_forward"),
+    "forward": (Batch, "forward"),
     "sampler": (Sampler, "sample"),
     "read": (InFlight, "read"),
     "arrangement": (Runner, "_arrange"),

@@ -125,7 +125,7 @@ def test_the_row_that_breaks_its_batch_fails_alone(
     path: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(path)
-    works, num_broken = Batch._forward, []
+    works, num_broken = Batch.forward, []
 
     def forward(self: Batch) -> Any:
         if any(seq.sampling.seed == 77 and seq.num_computed_tokens > len(PROMPTS[1]) + 5 for seq in self.seqs):
@@ -133,7 +133,7 @@ def test_the_row_that_breaks_its_batch_fails_alone(
             raise InjectedFault
         return works(self)
 
-    monkeypatch.setattr(Batch, "_forward", forward)
+    monkeypatch.setattr(Batch, "forward", forward)
     seq_ids = start(driver)
     driver.run()
     assert num_broken == [4, 1]
@@ -317,7 +317,7 @@ def test_steps_that_always_fail_end_every_request(path: Path, monkeypatch: pytes
     def broken(self: Any, *args: Any) -> Any:
         raise InjectedFault
 
-    monkeypatch.setattr(Batch, "_forward", broken)
+    monkeypatch.setattr(Batch, "forward", broken)
     for _ in range(40):
         if driver.engine.has_work:
             driver.step()

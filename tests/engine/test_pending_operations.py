@@ -22,7 +22,7 @@ PROMPTS = ([5, 6, 7], [8] * 30)
 
 def pending(driver: Driver) -> int:
     """Unevaluated operations behind every array of every cache."""
-    return num_pending(array for batch in driver.engine._runner._batches for array in held(batch.caches))
+    return num_pending(array for batch in driver.engine._runner._batches for array in held(batch.leaves))
 
 
 def held(caches: Any) -> Iterator[mx.array]:

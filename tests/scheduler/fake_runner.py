@@ -1,7 +1,7 @@
 """A device with the runner's behaviour and no mlx: samples lag one step, state is checked at every use."""
 
 from vllm_mlx.core.sequence import Sequence
-from vllm_mlx.core.step import ChunkTiming, PrefillChunk, StepOutput, StepPlan, TokenOutput
+from vllm_mlx.core.step import ChunkTiming, PrefillChunk, StepOutput, StepPlan, TokenOutput, forward_passes
 
 VOCAB = 50
 
@@ -31,7 +31,7 @@ class FakeRunner:
         self._pending: dict[int, int] = {}  # seq_id -> next token, sampled and not fed
         self._unread: list[TokenOutput] = []
         self._s_per_token = s_per_token
-        self.breaks = False  # whether the next group of several rows cannot run
+        self.breaks = False  # whether the next forward pass of several rows cannot run
 
     def decode(self, plan: StepPlan) -> StepOutput:
         for seq_id in plan.release:
@@ -42,12 +42,13 @@ class FakeRunner:
             self._drop(seq_id)
         unread, self._unread = self._unread, []
         suspects: list[int] = []
-        for group in plan.decode:
-            if self.breaks and len(group) > 1:
+        for groups in forward_passes(plan.decode, plan.isolated):
+            rows = [seq for group in groups for seq in group]
+            if self.breaks and len(rows) > 1:
                 self.breaks = False
-                suspects += [seq.seq_id for seq in group]
+                suspects += [seq.seq_id for seq in rows]
                 continue
-            for seq in group:
+            for seq in rows:
                 self._unread.append(self._launch(seq))
         for seq_id in suspects:
             self._drop(seq_id)

@@ -11,7 +11,7 @@ from vllm_mlx.core.sequence import Sequence
 from vllm_mlx.core.step import PrefillChunk, SequenceUpdate, StepOutput
 
 from .fake_runner import FakeRunner, reply
-from .test_scheduler import Bench
+from .test_scheduler import Bench, passes_of
 
 FAILED = GenerationError("the device failed")
 
@@ -50,14 +50,14 @@ def test_sequences_that_wait_go_on_waiting() -> None:
 
 
 def test_rows_share_a_batch_again_unless_memory_was_short() -> None:
-    for fault, num_groups in ((Fault.FAILED, {1}), (Fault.OUT_OF_MEMORY, {2})):
+    for fault, num_passes in ((Fault.FAILED, {1}), (Fault.OUT_OF_MEMORY, {2})):
         bench = Bench()
         rows = [bench.add(5, 12), bench.add(5, 12)]
         bench.step()
         fail(bench, fault)
         bench.plans.clear()
         bench.run()
-        assert {len(plan.decode) for plan in bench.plans if sum(map(len, plan.decode)) == 2} == num_groups
+        assert {len(passes_of(plan)) for plan in bench.plans if sum(map(len, plan.decode)) == 2} == num_passes
         assert all(is_right(bench, seq) for seq in rows)
 
 

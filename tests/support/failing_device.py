@@ -74,7 +74,7 @@ class FailingDevice:
         written = [array for array in arrays(list(args)) if num_pending([array])]
         works(*args)
         self._untold = self._text
-        batches = [batch.caches for batch in self._runner._batches]
+        batches = [batch.leaves for batch in self._runner._batches]
         self._garble(written, [chunk] if chunk else [*self._runner._prefilled.values(), *batches, self._fresh])
 
     def _garble(self, written: Iterable[mx.array], rows: Iterable[Any]) -> None:

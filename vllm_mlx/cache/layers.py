@@ -1,10 +1,12 @@
 """The one file that knows the libraries' cache classes: what a layer keeps, how rows join a batch cache and leave it.
 
 mlx-lm and mlx-vlm have classes of the same names, with the same fields. A row's state is a list with one cache object
-per layer, all from one library. Rows of one batch share batch caches, which are padded on the left.
+per layer, all from one library. Some hold KV: rows that share a batch cache are padded on the left. Others hold
+recurrent states, which have no length, so that those of any rows can lie in one array.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from enum import Enum, auto
@@ -15,6 +17,7 @@ import mlx.core as mx
 from ..core.memory import RowFootprint, allocated_slots
 
 LayerCaches = list[Any]
+SLICE_BYTES = 256 << 20  # bytes that are copied in one evaluation
 
 _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name, so that neither is imported unless it is used
 
@@ -52,6 +55,60 @@ def leaves(caches: Iterable[Any]) -> list[Any]:
     for cache in caches:
         found += leaves(cache.caches) if _is_list(cache) else [cache]
     return found
+
+
+def is_recurrent(leaf: Any) -> bool:
+    return kind(leaf) is Kind.RECURRENT
+
+
+def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The cache objects that hold KV, and those that hold recurrent states, each in the order of the layers."""
+    found = leaves(caches)
+    return [leaf for leaf in found if not is_recurrent(leaf)], [leaf for leaf in found if is_recurrent(leaf)]
+
+
+def assemble(structure: Iterable[Any], kv: Iterable[Any], states: Iterable[Any]) -> LayerCaches:
+    """One cache per layer, as a model takes them: `structure` with these objects in place of its own."""
+    return _assemble(structure, iter(kv), iter(states))
+
+
+def _assemble(structure: Iterable[Any], kv: Iterator[Any], states: Iterator[Any]) -> LayerCaches:
+    caches = []
+    for cache in structure:
+        if _is_list(cache):
+            children = copy(cache)
+            children.caches = tuple(_assemble(cache.caches, kv, states))
+            caches.append(children)
+        else:
+            caches.append(next(states if is_recurrent(cache) else kv))
+    return caches
+
+
+def gather(sources: Sequence[tuple[Sequence[Any], int, int]]) -> list[Any]:
+    """Recurrent states of the rows `[start, end)` of each source, one source after the other. The copies are lazy.
+
+    The states of a row that has computed nothing are zeros, with which the libraries' layers begin.
+    """
+    gathered = []
+    for index, first in enumerate(sources[0][0]):
+        state = copy(first)
+        state.cache = [
+            _gather_rows([(states[index].cache[place], start, end) for states, start, end in sources])
+            for place in range(len(first.cache))
+        ]
+        gathered.append(state)
+    return gathered
+
+
+def _gather_rows(parts: Sequence[tuple[mx.array | None, int, int]]) -> mx.array | None:
+    like = next((array for array, _, _ in parts if array is not None), None)
+    if like is None:
+        return None
+    arrays = [
+        mx.zeros((end - start, *like.shape[1:]), like.dtype) if array is None else array[start:end]
+        for array, start, end in parts
+    ]
+    return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
 
 
 def _is_list(cache: Any) -> bool:
@@ -147,22 +204,9 @@ def leave_window(caches: Iterable[Any]) -> None:
                 leaf._idx = leaf.max_size
 
 
-def merge(rows: Sequence[LayerCaches]) -> LayerCaches:
-    """Build one batch cache per layer from single-row states, which are emptied: no layer is held twice.
-
-    Evaluates one layer at a time, so at its peak it takes one layer more than the rows.
-    """
-    merged = []
-    for index in range(len(rows[0])):
-        layer = _take_layer(rows, index)
-        mx.eval(state_arrays([layer]))
-        merged.append(layer)
-    return merged
-
-
-def length_counters(caches: LayerCaches) -> list[Any]:
-    """The batch caches that count the lengths of their rows in an array."""
-    return [leaf for leaf in leaves(caches) if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW)]
+def length_counters(kv: Iterable[Any]) -> list[Any]:
+    """The batch caches, which count the lengths of their rows in an array."""
+    return [leaf for leaf in kv if kind(leaf) in (Kind.BATCHED_ATTENTION, Kind.BATCHED_WINDOW)]
 
 
 def set_lengths(counters: Iterable[Any], lengths: Sequence[int]) -> None:
@@ -176,37 +220,135 @@ def set_lengths(counters: Iterable[Any], lengths: Sequence[int]) -> None:
         counter.offset = copy(counted)
 
 
-def extend(batch: LayerCaches, rows: Sequence[LayerCaches]) -> None:
-    """Append single-row states, which are emptied, to a batch cache. At its peak it takes copies of one layer more."""
-    for index, layer in enumerate(batch):
-        layer.extend(_take_layer(rows, index))
-        mx.eval(state_arrays([layer]))
+def tokens(leaf: Any, length: int) -> tuple[mx.array, mx.array]:
+    """Keys and values of the last `length` tokens of all rows, oldest first. A window holds no more than its size.
+
+    The arrays are lazy views where that is possible. Shorter rows of a batch are padded on the left.
+    """
+    match kind(leaf):
+        case Kind.ATTENTION:
+            return leaf.keys[..., :length, :], leaf.values[..., :length, :]
+        case Kind.BATCHED_ATTENTION:
+            start = leaf._idx - length
+            return leaf.keys[..., start : leaf._idx, :], leaf.values[..., start : leaf._idx, :]
+        case Kind.WINDOW:
+            ordered = (leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values))
+        case Kind.BATCHED_WINDOW if leaf.rotated:
+            ordered = (mx.roll(leaf.keys, -leaf._idx, axis=2), mx.roll(leaf.values, -leaf._idx, axis=2))
+        case Kind.BATCHED_WINDOW:
+            ordered = (leaf.keys[..., : leaf._idx, :], leaf.values[..., : leaf._idx, :])
+        case _:
+            raise TypeError(f"{type(leaf).__name__} holds no tokens")
+    start = ordered[0].shape[2] - min(length, leaf.max_size)
+    return ordered[0][:, :, start:], ordered[1][:, :, start:]
 
 
-def _take_layer(rows: Sequence[LayerCaches], index: int) -> Any:
-    """Merge one layer of single-row states. The rows drop their references, so it is freed once it is copied."""
-    singles = [row[index] for row in rows]
-    for row in rows:
-        row[index] = None
-    return singles[0].merge(singles)
+def merge(sources: Sequence[tuple[list[Any], Sequence[int]]]) -> list[Any]:
+    """Build one batch cache per layer from KV of one row or of several, whose lists are emptied.
+
+    `sources`: KV, and the lengths of its rows. Evaluates few layers at a time, and frees each once it is copied.
+    """
+    merged: list[Any] = []
+    slices = Slices(mx.eval)
+    for index in range(len(sources[0][0])):
+        parts = []
+        for kv, lengths in sources:
+            parts.append((kv[index], lengths))
+            kv[index] = None
+        merged.append(_merge_layer(parts))
+        del parts
+        slices.add(state_arrays(merged[-1:]))
+    slices.finish()
+    return merged
 
 
-def keep(batch: LayerCaches, indices: Sequence[int]) -> None:
-    """Keep only the rows at `indices`, in this order."""
-    chosen = mx.array(list(indices))
-    for layer in batch:
-        layer.filter(chosen)
-        mx.eval(state_arrays([layer]))
+def _merge_layer(parts: Sequence[tuple[Any, Sequence[int]]]) -> Any:
+    first = parts[0][0]
+    is_window = kind(first) in (Kind.WINDOW, Kind.BATCHED_WINDOW)
+    most = first.max_size if is_window else None
+    held = [min(length, most or length) for _, lengths in parts for length in lengths]
+    width = max(held)
+    padding = [width - length for length in held]
+    batch = _new(first, "BatchRotatingKVCache", most, padding) if is_window else _new(first, "BatchKVCache", padding)
+    if width:
+        slots = width if is_window else allocated_slots(width + 1)
+        batch.keys, batch.values = (_join_rows(parts, side, width, slots) for side in (0, 1))
+    batch.offset = mx.array([length for _, lengths in parts for length in lengths])
+    batch._idx = width
+    if is_window:
+        batch._offset = width
+    return batch
 
 
-def extract(batch: LayerCaches, index: int) -> LayerCaches:
-    """Copy one row's state out of the batch's buffers."""
+def _join_rows(parts: Sequence[tuple[Any, Sequence[int]]], side: int, width: int, slots: int) -> mx.array:
+    """Keys or values of all rows in one buffer, whose rows end at `width`."""
+    filled = [(tokens(leaf, max(lengths))[side] if max(lengths) else None, len(lengths)) for leaf, lengths in parts]
+    like = next(array for array, _ in filled if array is not None)
+    joined = mx.zeros((sum(rows for _, rows in filled), like.shape[1], slots, like.shape[3]), like.dtype)
+    row = 0
+    for array, rows in filled:
+        if array is not None:
+            joined[row : row + rows, :, width - array.shape[2] : width] = array
+        row += rows
+    return joined
+
+
+def keep(kv: Sequence[Any], indices: Sequence[int], lengths: Sequence[int]) -> None:
+    """Keep only the rows at `indices` of batch caches, in this order. `lengths`: of these rows."""
+    chosen, longest = mx.array(list(indices)), max(lengths)
+    slices = Slices(mx.eval)
+    for leaf in kv:
+        if kind(leaf) is Kind.BATCHED_ATTENTION:  # the library's method waits for the device to learn the padding
+            start = leaf._idx - longest
+            leaf.keys, leaf.values = (array[:, :, start:][chosen] for array in (leaf.keys, leaf.values))
+            leaf.offset, leaf.left_padding = mx.array(list(lengths)), mx.array([longest - length for length in lengths])
+            leaf._idx = longest
+        else:
+            leaf.filter(chosen)
+        slices.add(state_arrays([leaf]))
+    slices.finish()
+
+
+def extract(kv: Sequence[Any], index: int, length: int) -> list[Any]:
+    """Copy one row, of `length` tokens, out of batch caches."""
     row = []
-    for layer in batch:
-        single = layer.extract(index)
-        for leaf in leaves([single]):
-            if kind(leaf) is Kind.RECURRENT:  # the library's slice would keep the batch's buffers alive
-                leaf.cache = [None if array is None else mx.contiguous(array) for array in leaf.cache]
-        mx.eval(state_arrays([single]))
+    slices = Slices(mx.eval)
+    for leaf in kv:
+        is_window = kind(leaf) is Kind.BATCHED_WINDOW
+        single = _new(leaf, "RotatingKVCache", leaf.max_size) if is_window else _new(leaf, "KVCache")
+        single.keys, single.values = (mx.contiguous(array[index : index + 1]) for array in tokens(leaf, length))
+        single.offset = length
+        if is_window:
+            single._idx = single.keys.shape[2]
+        slices.add((single.keys, single.values))
         row.append(single)
+    slices.finish()
     return row
+
+
+def _new(like: Any, name: str, *arguments: Any) -> Any:
+    """A cache object of another class of the same library."""
+    return getattr(sys.modules[type(like).__module__], name)(*arguments)
+
+
+class Slices:
+    """Evaluates arrays whenever enough bytes have been added, so that no evaluation copies much more than a slice.
+
+    One long command buffer can exceed Metal's time limit, and what a copy replaces is freed only then.
+    """
+
+    def __init__(self, evaluate: Callable[[list[mx.array]], None] = complete) -> None:
+        self._evaluate = evaluate
+        self._arrays: list[mx.array] = []
+        self._num_bytes = 0
+
+    def add(self, arrays: Iterable[mx.array]) -> None:
+        for array in arrays:
+            self._arrays.append(array)
+            self._num_bytes += array.nbytes
+        if self._num_bytes >= SLICE_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        self._evaluate(self._arrays)
+        self._arrays, self._num_bytes = [], 0

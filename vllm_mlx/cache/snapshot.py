@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.memory import allocated_slots
-from .layers import Kind, LayerCaches, can_batch, complete, kind, leaves, state_arrays
+from . import layers
+from .layers import Kind, LayerCaches, Slices, can_batch, complete, kind, leaves, state_arrays
 from .node import ResumeRule
 
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
-SLICE_BYTES = 256 << 20  # bytes that are copied in one evaluation
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
 
 
@@ -197,26 +197,14 @@ class RowView:
     recurrent: tuple[tuple[mx.array | None, ...], ...]
 
 
-def view(caches: LayerCaches, row: int, length: int) -> RowView:
-    """View one row, of `length` tokens. Caches of a single row have only row 0."""
-    attention, windows, recurrent = [], [], []
-    for leaf in leaves(caches):
-        match kind(leaf):
-            case Kind.ATTENTION:
-                attention.append((leaf.keys[..., :length, :], leaf.values[..., :length, :]))
-            case Kind.BATCHED_ATTENTION:
-                pad = leaf.size() - length
-                picked = (array[row : row + 1, :, pad : pad + length] for array in (leaf.keys, leaf.values))
-                attention.append(tuple(picked))
-            case Kind.WINDOW:
-                windows.append((leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values)))
-            case Kind.BATCHED_WINDOW:
-                single = leaf.extract(row)
-                windows.append((single.keys, single.values))
-            case Kind.RECURRENT:
-                recurrent.append(tuple(None if a is None else a[row : row + 1] for a in leaf.cache))
-            case _:
-                raise TypeError(f"{type(leaf).__name__} cannot be captured")
+def view(kv: Iterable[Any], row: int, states: Iterable[Any], state_row: int, length: int) -> RowView:
+    """View one row, of `length` tokens: row `row` of the KV, and row `state_row` of the recurrent states."""
+    attention, windows = [], []
+    for leaf in kv:
+        keys, values = layers.tokens(leaf, length)
+        pair = (keys[row : row + 1], values[row : row + 1])
+        (windows if kind(leaf) in (Kind.WINDOW, Kind.BATCHED_WINDOW) else attention).append(pair)
+    recurrent = (tuple(None if a is None else a[state_row : state_row + 1] for a in leaf.cache) for leaf in states)
     return RowView(tuple(attention), tuple(windows), tuple(recurrent))
 
 
@@ -227,7 +215,7 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
     """
     window_start = start if window is None else max(start, end - window)
     edges = [*range(start, end, BLOCK_TOKENS), end]
-    slices = _Slices()
+    slices = Slices()
     blocks = []
     for low, high in pairwise(edges):
         kv = Stack.of(array[:, :, low:high] for pair in row.attention for array in pair)
@@ -251,7 +239,7 @@ def restore(
     """
     _check_layers(caches, pieces, state)
     attention = window = recurrent = 0
-    slices = _Slices()
+    slices = Slices()
     for leaf in leaves(caches):
         match kind(leaf):
             case Kind.ATTENTION:
@@ -307,25 +295,6 @@ def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:
         _, heads, _, width = arrays[0].shape
         arrays.append(mx.zeros((1, heads, slots - held, width), arrays[0].dtype))
     return mx.concatenate(arrays, axis=2)
-
-
-class _Slices:
-    """Evaluates arrays whenever enough bytes have been added, so that no evaluation copies much more than a slice."""
-
-    def __init__(self) -> None:
-        self._arrays: list[mx.array] = []
-        self._num_bytes = 0
-
-    def add(self, arrays: Iterable[mx.array]) -> None:
-        for array in arrays:
-            self._arrays.append(array)
-            self._num_bytes += array.nbytes
-        if self._num_bytes >= SLICE_BYTES:
-            self.finish()
-
-    def finish(self) -> None:
-        complete(self._arrays)
-        self._arrays, self._num_bytes = [], 0
 
 
 def _stack(arrays: list[mx.array]) -> mx.array:

@@ -1,6 +1,7 @@
 """The messages between scheduler and runner, and from the engine to the owner of a sequence."""
 
-from collections.abc import Sequence as Updates
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,8 @@ from .errors import VLLMMLXError
 from .events import FinishReason, TokenLogprob
 from .memory import NO_OVERRUN, Overrun
 from .sequence import Sequence
+
+Group = Rows[Sequence]  # rows that decode with their KV in the same buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,29 @@ class PrefillChunk:
 class StepPlan:
     """The work of one step, done in this order: captures of leaving rows, releases, restores, decode, prefill.
 
-    `decode` holds the groups of rows that decode together, `resting` the groups that skip this step.
-    The runner drops decoding rows that no group names.
+    `decode` holds the groups of rows whose KV lies together, `resting` the groups that skip this step. All groups of
+    `decode` share one forward pass, except the isolated ones. The runner drops decoding rows that no group names.
     """
 
     decode: tuple[tuple[Sequence, ...], ...] = ()
     resting: tuple[tuple[Sequence, ...], ...] = ()
+    isolated: frozenset[int] = frozenset()  # seq_ids of rows whose group shares no forward pass with another group
     prefill: tuple[PrefillChunk, ...] = ()
     release: tuple[int, ...] = ()  # seq_ids whose state is dropped: they finished, were aborted or preempted
     captures: tuple[Capture, ...] = ()
     restores: tuple[Restore, ...] = ()
+
+
+def forward_passes(groups: Iterable[Group], isolated: Collection[int]) -> list[list[Group]]:
+    """The groups that share a forward pass, and each isolated group as a pass of its own."""
+    shared: list[Group] = []
+    passes = []
+    for group in groups:
+        if group[0].seq_id in isolated:
+            passes.append([group])
+        else:
+            shared.append(group)
+    return [shared, *passes] if shared else passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +144,7 @@ class SequenceUpdate:
         )
 
     @classmethod
-    def joined(cls, updates: "Updates[SequenceUpdate]") -> "SequenceUpdate":
+    def joined(cls, updates: "Rows[SequenceUpdate]") -> "SequenceUpdate":
         """Join several updates of one sequence, at least one, into one."""
         *_, last = updates
         errors = [update.error for update in updates if update.error is not None]

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..cache import layers
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
@@ -31,6 +32,7 @@ from ..runner.family_check import check_family, media_fault
 from ..runner.kernels import longest_chunk
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
 from ..runner.runner import Runner
+from ..runner.sharing import sharing_fault
 from ..runner.warm_up import warm_up
 from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
@@ -143,6 +145,7 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
+    model.no_shared_forward = sharing_fault(model)
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
     _wire(config, model)
@@ -265,6 +268,7 @@ def _engine_facts(
         calibration=measured.calibration,
         resume_rule=model.resume_rule,
         video_fault=measured.video_fault,
+        no_shared_forward=model.no_shared_forward,
     )
 
 
@@ -281,6 +285,7 @@ def make_scheduler(
         "footprint": model.footprint,
         "pacer": pacer,
         "can_batch": model.can_batch,
+        "shares_forward": model.no_shared_forward is None,
         "prefix_cache": cache,
     }
     if not isinstance(model, MultimodalModel):
@@ -329,8 +334,8 @@ def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionC
     chunk_bytes = int(measured.calibration.chunk_bytes_per_token * config.max_prefill_chunk)
     chunk_bytes += max(attention.room_bytes, _forced_bytes(config, measured))
     weights = weights_bytes(measured.model.module)
-    layer_bytes = measured.model.footprint.layer_bytes(max(0, total - weights))
-    join_bytes = min(total // _JOIN_SHARE, layer_bytes) if measured.model.can_batch else 0
+    copied_bytes = max(layers.SLICE_BYTES, measured.model.footprint.layer_bytes(max(0, total - weights)))
+    join_bytes = min(total // _JOIN_SHARE, copied_bytes) if measured.model.can_batch else 0
     return MemoryBudget(
         total_bytes=total,
         weights_bytes=weights,

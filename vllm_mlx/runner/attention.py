@@ -1,4 +1,4 @@
-"""Attention as every model reaches it, `mx.fast.scaled_dot_product_attention`: observed, and with the kernel chosen.
+"""Attention as every model reaches it, `mx.fast.scaled_dot_product_attention`: observed, divided, its kernel chosen.
 
 MLX chooses a kernel by the shapes of one call. Where it has none, or prefers matrix products, it keeps the scores of
 all heads in memory: heads × chunk × context, which no measurement of a short chunk shows. Models of mlx-lm and mlx-vlm
@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .grouped import GroupedKV
 from .kernels import text_config
 
 # Head widths for which Metal has a kernel of more than 8 queries that keeps no scores, if keys and values are equally
@@ -129,6 +130,19 @@ def forcing(threshold_bytes: int) -> Iterator[None]:
         return original(queries, keys, values, **options)
 
     with _replaced(force):
+        yield
+
+
+@contextmanager
+def by_groups() -> Iterator[None]:
+    """Let attention run once per group in the block, where keys and values lie in groups."""
+
+    def attend(original: Callable[..., Any], queries: Any, keys: Any, values: Any, **options: Any) -> Any:
+        if not isinstance(keys, GroupedKV):
+            return original(queries, keys, values, **options)
+        return keys.attend(original, queries, values, options.pop("mask", None), options)
+
+    with _replaced(attend):
         yield
 
 

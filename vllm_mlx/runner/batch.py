@@ -1,15 +1,22 @@
-"""Rows that decode in one forward pass. A batch of one row keeps its caches unpadded."""
+"""Rows that decode in one forward pass, in groups whose KV lies together.
 
+A row joins and leaves a batch as a group, without a copy of its KV. Only groups that become one are copied.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from ..cache import layers
+from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
 from ..core.events import TokenLogprob
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
+from .attention import by_groups
+from .grouped import GroupedLayer, spans
 from .masks import Words
 from .model import Model
 from .sampler import Sampled, Sampler
@@ -52,36 +59,149 @@ def _values(array: mx.array) -> list[Any]:
     return list(values)
 
 
-class Batch:
-    def __init__(self, model: Model, seqs: list[Sequence], caches: LayerCaches, tokens: mx.array):
-        self.seqs = seqs
-        self._model = model
-        self._caches = caches
-        self._tokens = tokens  # (rows,) fed by the next launch
-        self._sampler: Sampler | None = None
-        self._counters: list[Any] | None = None  # caches that are given the rows' lengths
-        self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
+@dataclass(slots=True)
+class Group:
+    """Rows whose KV lies in the same caches. One row's are unpadded."""
+
+    seqs: list[Sequence]
+    kv: list[Any]  # a cache object per layer that has KV
+    lengths: list[int]  # tokens of each row in them
+    counters: list[Any] | None = None  # the caches that are given the rows' lengths
 
     @property
     def seq_ids(self) -> list[int]:
         return [seq.seq_id for seq in self.seqs]
 
+    def grow(self) -> None:
+        """Note that a forward pass has added one token to each row."""
+        self.lengths = [length + 1 for length in self.lengths]
+        if self.counters is None:
+            self.counters = layers.length_counters(self.kv)
+        if self.counters:
+            layers.set_lengths(self.counters, self.lengths)
+
+    def take(self, index: int) -> "Group":
+        """Copy one row into a group of its own. The row stays in this group until `keep`."""
+        kv = self.kv if len(self.seqs) == 1 else layers.extract(self.kv, index, self.lengths[index])
+        return Group([self.seqs[index]], kv, [self.lengths[index]])
+
+    def keep(self, indices: list[int]) -> None:
+        """Keep only the rows at `indices`."""
+        if len(indices) == len(self.seqs):
+            return
+        if len(indices) == 1:
+            self.kv = self.take(indices[0]).kv
+        else:
+            layers.keep(self.kv, indices, [self.lengths[index] for index in indices])
+        self.seqs = [self.seqs[index] for index in indices]
+        self.lengths = [self.lengths[index] for index in indices]
+        self.counters = None
+
+    def join(self, others: list["Group"]) -> None:
+        """Add the rows of other groups, which are emptied."""
+        groups = [self, *others]
+        self.kv = layers.merge([(group.kv, group.lengths) for group in groups])
+        self.seqs = [seq for group in groups for seq in group.seqs]
+        self.lengths = [length for group in groups for length in group.lengths]
+        self.counters = None
+
+
+def regroup(groups: list[Group], wanted: list[set[int]]) -> list[Group]:
+    """Make groups of these rows, each of which some group has, and copy as few rows as possible.
+
+    A group that is a part of a wanted one joins it without leaving its caches first.
+    """
+    bases: list[Group | None] = []
+    for ids in wanted:
+        claimed = {id(base) for base in bases}
+        free = [group for group in groups if id(group) not in claimed and not ids.isdisjoint(group.seq_ids)]
+        bases.append(max(free, key=lambda group: len(ids.intersection(group.seq_ids)), default=None))
+    arriving: list[list[Group]] = []
+    for ids, base in zip(wanted, bases, strict=True):
+        others = (group for group in groups if group is not base and not ids.isdisjoint(group.seq_ids))
+        arriving.append([taken for group in others for taken in _taken(group, ids)])
+    return [_joined(ids, base, others) for ids, base, others in zip(wanted, bases, arriving, strict=True)]
+
+
+def _joined(ids: set[int], base: Group | None, others: list[Group]) -> Group:
+    if base is None:
+        base, *others = others
+    base.keep([index for index, seq_id in enumerate(base.seq_ids) if seq_id in ids])
+    if others:
+        base.join(others)
+    return base
+
+
+def _taken(group: Group, ids: set[int]) -> list[Group]:
+    """These rows of a group: the group itself if it has no others."""
+    if ids.issuperset(group.seq_ids):
+        return [group]
+    return [group.take(index) for index, seq_id in enumerate(group.seq_ids) if seq_id in ids]
+
+
+class Batch:
+    """Rows that share a forward pass. Those of one group share attention, too; recurrent states lie in one array.
+
+    Its groups do not change: rows that join or leave are another batch.
+    """
+
+    def __init__(self, model: Model, groups: list[Group], states: list[Any], tokens: mx.array, structure: LayerCaches):
+        """`states`: a cache object per recurrent layer, of all rows in the order of the groups."""
+        self.groups = groups
+        self.seqs = [seq for group in groups for seq in group.seqs]
+        self.seq_ids = [seq.seq_id for seq in self.seqs]
+        self._model = model
+        self._states = states
+        self._tokens = tokens  # (rows,) fed by the next launch
+        self._structure = structure
+        self._layers: list[GroupedLayer] = []
+        if len(groups) > 1:
+            by_layer = zip(*(group.kv for group in groups), strict=True)
+            own = spans([len(group.seqs) for group in groups], [1] * len(groups))
+            self._layers = [GroupedLayer(caches, own) for caches in by_layer]
+        self._caches = layers.assemble(structure, self._layers or groups[0].kv, states)
+        self._sampler: Sampler | None = None
+        self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
+
+    @classmethod
+    def of_row(cls, model: Model, seq: Sequence, caches: LayerCaches, length: int) -> "Batch":
+        """One row of `length` tokens that begins to decode: it feeds its next token."""
+        kv, states = layers.split(caches)
+        structure = model.structure if model.can_batch else caches
+        return cls(model, [Group([seq], kv, [length])], states, mx.array(seq.tokens(length, length + 1)), structure)
+
+    @classmethod
+    def gather(cls, groups: list[Group], places: Mapping[int, tuple["Batch", int]]) -> "Batch":
+        """Batch these groups, copying recurrent states only. `places`: each row's batch, and its index there."""
+        runs: list[tuple[Batch, int, int]] = []
+        for seq_id in (seq_id for group in groups for seq_id in group.seq_ids):
+            batch, index = places[seq_id]
+            if runs and runs[-1][0] is batch and runs[-1][2] == index:
+                runs[-1] = (batch, runs[-1][1], index + 1)
+            else:
+                runs.append((batch, index, index + 1))
+        first = runs[0][0]
+        states = layers.gather([(batch._states, start, end) for batch, start, end in runs])
+        tokens = mx.concatenate([batch._tokens[start:end] for batch, start, end in runs])
+        return cls(first._model, groups, states, tokens, first._structure)
+
     @property
-    def caches(self) -> LayerCaches:
-        return self._caches
+    def leaves(self) -> list[Any]:
+        """The cache objects that hold the state of all rows."""
+        return [*(leaf for group in self.groups for leaf in group.kv), *self._states]
 
     @property
     def nbytes(self) -> int:
-        return layers.state_bytes(self._caches)
+        return layers.state_bytes(self.leaves)
 
     def launch(self) -> InFlight:
         """Start one forward pass and its sampling without waiting. The next launch feeds the samples."""
-        self._forward()
+        self.forward()
         return self.draw(None)
 
     def start(self) -> None:
         """Start one forward pass, which `draw` follows. Masks are computed while the device works."""
-        mx.async_eval(self._forward())  # type: ignore[no-untyped-call]
+        mx.async_eval(self.forward())  # type: ignore[no-untyped-call]
 
     def draw(self, words: Words | None) -> InFlight:
         """Start the sampling after a forward pass. `words` are the masks of the rows, as the sampler takes them."""
@@ -94,36 +214,20 @@ class Batch:
         self._tokens = sampled.tokens
         return InFlight(self.seqs, sampled)
 
-    def _forward(self) -> mx.array:
-        self._logits = self._model.decode(self.seqs, self._tokens, self._caches)
-        if self._counters is None:
-            self._counters = layers.length_counters(self._caches)
-        layers.set_lengths(self._counters, [seq.num_computed_tokens for seq in self.seqs])
+    def forward(self) -> mx.array:
+        """Feed one token to each row -> lazy `logits: (rows, vocab)`."""
+        if self._layers:
+            offset = mx.array([length for group in self.groups for length in group.lengths])
+            for layer in self._layers:
+                layer.offset = offset
+        with by_groups() if self._layers else nullcontext():
+            self._logits = self._model.decode(self.seqs, self._tokens, self._caches)
+        for group in self.groups:
+            group.grow()
         return self._logits
 
-    def take(self, index: int) -> "Batch":
-        """Copy one row into a batch of its own. The row stays in this batch until `keep`."""
-        caches = self._caches if len(self.seqs) == 1 else layers.extract(self._caches, index)
-        return Batch(self._model, [self.seqs[index]], caches, self._tokens[index : index + 1])
-
-    def keep(self, indices: list[int]) -> None:
-        """Keep only the rows at `indices`."""
-        if len(indices) == len(self.seqs):
-            return
-        if len(indices) == 1:
-            self._caches = layers.extract(self._caches, indices[0])
-        else:
-            layers.keep(self._caches, indices)
-        self.seqs = [self.seqs[index] for index in indices]
-        self._tokens = self._tokens[mx.array(indices)]
-        self._sampler = self._counters = None
-
-    def join(self, singles: list["Batch"]) -> None:
-        """Add the rows of batches that have one row each."""
-        if len(self.seqs) == 1:
-            self._caches = layers.merge([self._caches, *(single._caches for single in singles)])
-        else:
-            layers.extend(self._caches, [single._caches for single in singles])
-        self.seqs = [*self.seqs, *(single.seqs[0] for single in singles)]
-        self._tokens = mx.concatenate([self._tokens, *(single._tokens for single in singles)])
-        self._sampler = self._counters = None
+    def view(self, seq_id: int, length: int) -> snapshot.RowView:
+        """View the state of one row, of `length` tokens."""
+        group = next(group for group in self.groups if seq_id in group.seq_ids)
+        row, state_row = group.seq_ids.index(seq_id), self.seq_ids.index(seq_id)
+        return snapshot.view(group.kv, row, self._states, state_row, length)

@@ -33,11 +33,13 @@ class Model(ABC):
 
     def __init__(self, module: Any):
         self.module = module
+        self.structure = self.new_caches()  # the caches that layers have; these stay empty
         caches = self.new_caches()
         self.vocab_size = int(self.forward(mx.array([[0]]), caches).shape[-1])  # width of the logits
         mx.eval(layers.state_arrays(caches))
         self.footprint = layers.footprint(caches)
         self.can_batch = layers.can_batch(caches)
+        self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None: they can
         self.resume_rule = snapshot.resume_rule(caches)
         # the window of sliding-window layers in tokens; None: the model has no such layers
         self.window = None if self.resume_rule is None else self.resume_rule.window

@@ -8,10 +8,11 @@ A device fault is everyone's: it leaves `decode` and `prefill` as an error, and 
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import mlx.core as mx
@@ -23,8 +24,18 @@ from ..core.errors import GenerationError, RequestError, VLLMMLXError
 from ..core.faults import DeviceFault, Fault, device_fault
 from ..core.fence import RowFence
 from ..core.sequence import Sequence
-from ..core.step import Capture, ChunkTiming, PrefillChunk, Restore, Snapshot, StepOutput, StepPlan, TokenOutput
-from .batch import Batch, InFlight
+from ..core.step import (
+    Capture,
+    ChunkTiming,
+    PrefillChunk,
+    Restore,
+    Snapshot,
+    StepOutput,
+    StepPlan,
+    TokenOutput,
+    forward_passes,
+)
+from .batch import Batch, Group, InFlight, regroup
 from .device import DeviceWatch
 from .masks import Masks
 from .model import Model
@@ -67,8 +78,8 @@ class Runner:
         return prefilled + sum(batch.nbytes for batch in self._batches)
 
     def decode(self, plan: StepPlan) -> StepOutput:
-        """Capture and drop leaving rows, restore rows, launch one forward pass per group, and return the samples of
-        the previous launch.
+        """Capture and drop leaving rows, restore rows, launch one forward pass for all groups but the isolated ones,
+        and return the samples of the previous launch.
 
         If the plan has prefill, wait for the new samples too, because they would be late after it.
         """
@@ -81,7 +92,8 @@ class Runner:
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
         resting = self._resting(plan)
-        self._arrange([*_without(plan.decode, self._unstarted), *resting], fences)
+        passes = forward_passes(_without(plan.decode, self._unstarted), plan.isolated)
+        self._arrange([*passes, *forward_passes(resting, plan.isolated)], fences)
         arranged = time.perf_counter()
         unread, self._in_flight = self._in_flight, []
         idle = {seq.seq_id for group in resting for seq in group}
@@ -240,12 +252,10 @@ class Runner:
 
     def _capture(self, capture: Capture) -> Snapshot | None:
         """Copy a row's state. None if that fails: the row goes on, and nothing is stored."""
-        caches, row = self._find(capture.seq.seq_id)
-        if caches is None:
-            return None
         with RowFence("the row whose snapshot failed"):
-            view = snapshot.view(caches, row, capture.row_length)
-            return Snapshot(capture, *snapshot.capture(view, capture.start, capture.end, self._model.window))
+            view = self._view(capture.seq.seq_id, capture.row_length)
+            if view is not None:
+                return Snapshot(capture, *snapshot.capture(view, capture.start, capture.end, self._model.window))
         return None
 
     def _restore(self, restore: Restore) -> bool:
@@ -256,75 +266,46 @@ class Runner:
             self._prefilled[seq.seq_id] = caches
         return fence.error is None
 
-    def _find(self, seq_id: int) -> tuple[LayerCaches | None, int]:
-        """Find a row's caches and its index in them."""
+    def _view(self, seq_id: int, length: int) -> snapshot.RowView | None:
+        """View a row's state. None if there is no such row."""
         if seq_id in self._prefilled:
-            return self._prefilled[seq_id], 0
-        for batch in self._batches:
-            if seq_id in batch.seq_ids:
-                return batch.caches, batch.seq_ids.index(seq_id)
-        return None, 0
+            kv, states = layers.split(self._prefilled[seq_id])
+            return snapshot.view(kv, 0, states, 0, length)
+        batch = next((batch for batch in self._batches if seq_id in batch.seq_ids), None)
+        return None if batch is None else batch.view(seq_id, length)
 
-    def _arrange(self, groups: Rows[Rows[Sequence]], fences: "_RowFences") -> None:
-        """Make the batches hold exactly these groups, moving as few rows as possible."""
-        wanted = [{seq.seq_id for seq in group} for group in groups]
-        if [set(batch.seq_ids) for batch in self._batches] == wanted:
+    def _arrange(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> None:
+        """Make the batches hold exactly these forward passes, which consist of groups."""
+        wanted = [[{seq.seq_id for seq in group} for group in groups] for groups in passes]
+        if [[set(group.seq_ids) for group in batch.groups] for batch in self._batches] == wanted:
             return
-        bases = self._claim_bases(wanted)
-        staying = {id(base): ids for base, ids in zip(bases, wanted, strict=True) if base is not None}
-        moving = set().union(*wanted)
-        singles = {
-            seq_id: batch.take(index)
-            for batch in self._batches
-            for index, seq_id in enumerate(batch.seq_ids)
-            if seq_id in moving and seq_id not in staying.get(id(batch), ())
-        }
-        formed = (
-            self._form(group, ids, base, singles, fences)
-            for group, ids, base in zip(groups, wanted, bases, strict=True)
-        )
-        self._batches = [batch for batch in formed if batch is not None]
+        held = [*self._batches, *self._start_rows(passes, fences)]
+        places = {seq_id: (batch, index) for batch in held for index, seq_id in enumerate(batch.seq_ids)}
+        wanted = [[ids & places.keys() for ids in groups] for groups in wanted]
+        wanted = [left for groups in wanted if (left := [ids for ids in groups if ids])]
+        groups = iter(regroup([group for batch in held for group in batch.groups], list(chain(*wanted))))
+        self._batches = [_batch([next(groups) for _ in ids], held, places) for ids in wanted]
 
-    def _claim_bases(self, wanted: list[set[int]]) -> list[Batch | None]:
-        """Choose for each group the batch that holds most of its rows already, and no batch twice."""
-        bases: list[Batch | None] = []
-        free = list(self._batches)
-        for ids in wanted:
-            best = max(free, key=lambda batch: len(ids.intersection(batch.seq_ids)), default=None)
-            if best is None or not ids.intersection(best.seq_ids):
-                bases.append(None)
-            else:
-                bases.append(best)
-                free.remove(best)
-        return bases
-
-    def _form(
-        self,
-        group: Rows[Sequence],
-        seq_ids: set[int],
-        base: Batch | None,
-        singles: dict[int, Batch],
-        fences: "_RowFences",
-    ) -> Batch | None:
-        """Build the batch of a group. None if no row of the group could be started."""
-        if base is not None:
-            base.keep([index for index, seq_id in enumerate(base.seq_ids) if seq_id in seq_ids])
-        present = set(base.seq_ids) if base is not None else set()
-        arriving = [seq for seq in group if seq.seq_id not in present]
-        found = (singles.get(seq.seq_id) or fences.run([seq], partial(self._start, seq)) for seq in arriving)
-        joining = [batch for batch in found if batch is not None]
-        if base is None and joining:
-            base = joining.pop(0)
-        if base is not None and joining:
-            base.join(joining)
-        return base
+    def _start_rows(self, passes: Rows[Rows[Rows[Sequence]]], fences: "_RowFences") -> list[Batch]:
+        """Start the rows that do not decode yet. A row that fails is left out."""
+        begun = {seq_id for batch in self._batches for seq_id in batch.seq_ids}
+        coming = [seq for groups in passes for group in groups for seq in group if seq.seq_id not in begun]
+        started = (fences.run([seq], partial(self._start, seq)) for seq in coming)
+        return [batch for batch in started if batch is not None]
 
     def _start(self, seq: Sequence) -> Batch:
         """Make a batch of one row that begins to decode: it feeds the last known token."""
         caches = self._prefilled.pop(seq.seq_id, None) or self._model.new_caches()
         self._masks.start(seq)
-        position = seq.num_computed_tokens - 1  # the plan already counts the token that this step feeds
-        return Batch(self._model, [seq], caches, mx.array(seq.tokens(position, position + 1)))
+        # the plan already counts the token that this step feeds
+        return Batch.of_row(self._model, seq, caches, seq.num_computed_tokens - 1)
+
+
+def _batch(groups: list[Group], held: Iterable[Batch], places: Mapping[int, tuple[Batch, int]]) -> Batch:
+    """The batch of these groups: the one that has them already, or a new one."""
+    seq_ids = [seq_id for group in groups for seq_id in group.seq_ids]
+    same = (batch for batch in held if batch.seq_ids == seq_ids and len(batch.groups) == len(groups))
+    return next(same, None) or Batch.gather(groups, places)
 
 
 class _RowFences:

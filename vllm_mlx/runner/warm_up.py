@@ -28,17 +28,19 @@ class _NoTags:
 
 
 def warm_up(model: Model) -> None:
-    """Prefill two rows, decode them together if the model can, and drop them; once for each way to draw."""
+    """Prefill two rows, decode them in two groups, then in one if the model can, and drop them; for each way to draw."""
     runner = Runner(model, DeviceWatch(device_memory().total_bytes))
     for samplings in _SAMPLINGS:
         seqs = tuple(_row(model, length, sampling) for length, sampling in zip(_LENGTHS, samplings, strict=True))
         runner.prefill(PrefillChunk(seq, 0, seq.prefill_end) for seq in seqs)
         for seq in seqs:
             seq.num_computed_tokens = seq.prefill_end
-        for _ in range(_NUM_STEPS):
+        isolated = frozenset(seq.seq_id for seq in seqs if model.no_shared_forward is not None)
+        for step in range(_NUM_STEPS):
             for seq in seqs:
                 seq.num_computed_tokens += 1
-            runner.decode(StepPlan(decode=(seqs,) if model.can_batch else tuple((seq,) for seq in seqs)))
+            is_group = model.can_batch and step > 0
+            runner.decode(StepPlan(decode=(seqs,) if is_group else tuple((seq,) for seq in seqs), isolated=isolated))
         runner.reset()
 
 

@@ -1,18 +1,28 @@
-"""Decides which rows decode together. It knows their lengths only.
+"""Decides which rows form a group, whose KV lies together. It knows their lengths only.
 
-A batch cache pads every row on the left to the longest one. Rows of very different lengths therefore decode in
-separate groups: the padding of a group stays below a quarter of its tokens, or below one allocation step per row.
-Padding below that step costs nothing, because buffers grow by that step anyway.
+A batch cache pads every row on the left to the longest one. Rows of very different lengths are therefore in separate
+groups: the padding of a group stays below a quarter of its tokens, or below one allocation step per row. Padding below
+that step costs nothing, because buffers grow by that step anyway.
+
+Where all groups share one forward pass, a merge saves no more than a few kernels a layer and step. A row then begins
+as a group of its own, for which nothing is copied. Two groups merge once their kernels have cost as much as the copy
+would: that is at most twice the cost of the best choice, however long the rows live.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
-from ..core.memory import ALLOCATION_STEP
+from ..core.memory import ALLOCATION_STEP, RowFootprint
 
 MAX_PADDING_SHARE = 0.25
 MERGE_PADDING_SHARE = 0.125  # two groups merge only well below the limit, so that they do not split again soon
 
 _REGROUP_INTERVAL = 64  # steps between attempts to merge groups while no row joins or leaves
+# KV of a layer that can be copied in the time that the kernels of one more group take in a layer and step. By the
+# device model of the tests it lies between 0.4 MB (M1) and 5 MB (M3 Ultra), and the choice matters little.
+_BYTES_PER_STEP = 4 << 20
+_LONGEST_WAIT = 64  # steps; groups for which it would be longer do not merge
 
 Lengths = dict[int, int]  # row id -> tokens
 Group = tuple[int, ...]
@@ -21,9 +31,12 @@ Group = tuple[int, ...]
 class DecodeGroups:
     """The decode groups, kept from one step to the next."""
 
-    def __init__(self, *, can_batch: bool):
+    def __init__(self, footprint: RowFootprint, can_batch: bool, shares_forward: bool):
         self._shared: list[Group] = []  # all groups but those of isolated rows
+        self._formed: dict[Group, int] = {}  # plans before each of them was formed
+        self._footprint = footprint
         self._can_batch = can_batch
+        self._shares_forward = shares_forward
         self._isolated: set[int] = set()
         self._num_plans = 0
 
@@ -33,8 +46,10 @@ class DecodeGroups:
         grouped = {row for group in self._shared for row in group}
         single = self._isolated.union(row for row in alone if row not in grouped)
         shared = {row: length for row, length in lengths.items() if self._can_batch and row not in single}
-        has_changed = shared.keys() != grouped
-        if has_changed or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
+        if self._shares_forward:
+            self._shared = self._merge_two(_with_new_rows(self._shared, shared), shared)
+            self._formed = {group: self._formed.get(group, self._num_plans) for group in self._shared}
+        elif shared.keys() != grouped or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
             self._shared = regroup(self._shared, shared)
         return [*self._shared, *((row,) for row in lengths if row not in shared)]
 
@@ -43,6 +58,30 @@ class DecodeGroups:
         present = ([row for row in group if row in lengths] for group in self._shared)
         longest = ((rows, max(lengths[row] for row in rows)) for rows in present if rows)
         return {row: length for rows, length in longest for row in rows}
+
+    def isolated(self, rows: Iterable[int]) -> frozenset[int]:
+        """The rows whose group shares no forward pass with another group."""
+        if self._shares_forward and self._can_batch:
+            return frozenset(self._isolated.intersection(rows))
+        return frozenset(rows)
+
+    def _merge_two(self, groups: list[Group], lengths: Lengths) -> list[Group]:
+        """Merge the two groups of similar length whose copy is the smallest, once it pays."""
+        ordered = sorted(groups, key=lambda group: max(lengths[row] for row in group))
+        pairs = [(self._steps_to_merge([lengths[row] for row in (*a, *b)]), a, b) for a, b in pairwise(ordered)]
+        steps, a, b = min(pairs, default=(math.inf, (), ()))
+        waited = self._num_plans - max(self._formed.get(group, self._num_plans) for group in (a, b))
+        if steps > min(waited, _LONGEST_WAIT):
+            return groups
+        return [*(group for group in groups if group not in (a, b)), (*a, *b)]
+
+    def _steps_to_merge(self, lengths: Sequence[int]) -> float:
+        """The steps in which a merge of rows of these lengths saves what its copy costs."""
+        if not fits(lengths):
+            return math.inf
+        row = self._footprint
+        layer_bytes = (row.copy_bytes(max(lengths)) - row.fixed_bytes) / row.num_layers
+        return len(lengths) * layer_bytes / _BYTES_PER_STEP
 
     def is_isolated(self, row: int) -> bool:
         return row in self._isolated
@@ -111,6 +150,13 @@ def _join(groups: list[Group], rows: list[int], lengths: Lengths) -> list[Group]
         else:
             alone.append(row)
     return joined + _partition(alone, lengths)
+
+
+def _with_new_rows(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
+    """The groups without the rows that have left, and a group for each new row."""
+    kept = [alive for group in groups if (alive := tuple(row for row in group if row in lengths))]
+    placed = {row for group in kept for row in group}
+    return [*kept, *((row,) for row in lengths if row not in placed)]
 
 
 def _merge(groups: list[Group], lengths: Lengths) -> list[Group]:

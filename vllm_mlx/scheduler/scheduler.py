@@ -40,6 +40,7 @@ class Scheduler:
         footprint: RowFootprint,
         pacer: PrefillPacer,
         can_batch: bool = True,
+        shares_forward: bool = True,
         prefix_cache: PrefixPlanner | None = None,
     ):
         self._max_num_seqs = config.max_num_seqs
@@ -50,7 +51,7 @@ class Scheduler:
         self._seqs = RunningSet()
         self._pending = Pending()
         self._turns = Turns(lambda row: footprint.bytes_at(max(row.num_tokens, row.num_computed_tokens)))
-        self._groups = DecodeGroups(can_batch=can_batch and not config.repeatable)
+        self._groups = DecodeGroups(footprint, can_batch and not config.repeatable, shares_forward)
         self._fixed_chunk = min(_FIXED_CHUNK, config.max_prefill_chunk) if config.repeatable else None
         self._now = 0.0
         self.num_preemptions = 0
@@ -139,6 +140,7 @@ class Scheduler:
         return StepPlan(
             decode=work.decode,
             resting=work.resting,
+            isolated=self._groups.isolated(row.seq_id for group in (*work.decode, *work.resting) for row in group),
             prefill=work.prefill,
             release=tuple(pending.release),
             captures=tuple(pending.captures),

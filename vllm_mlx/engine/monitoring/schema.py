@@ -41,6 +41,7 @@ class ModelFacts(TypedDict):
     takes_images: bool
     takes_videos: bool
     no_videos: str | None
+    no_shared_forward: str | None  # why rows of different lengths decode in separate forward passes
     bytes_per_token: int
     fixed_bytes_per_row: int
     sliding_windows: list[int]
@@ -199,6 +200,7 @@ class EngineFacts:
     calibration: "Calibration"
     resume_rule: ResumeRule | None = None  # None: state cannot be copied
     video_fault: str | None = None  # why videos are refused; None: they are served
+    no_shared_forward: str | None = None  # why rows of different lengths decode apart; None: in one forward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

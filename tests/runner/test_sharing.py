@@ -1,0 +1,99 @@
+"""Rows whose KV lies apart share a forward pass: every architecture's tokens equal those of each row alone.
+
+These are the contract tests of `runner/grouped.py`: an architecture that stops passing what its caches return straight
+to attention, or that asks them for something new, fails here by name.
+"""
+
+import mlx.core as mx
+import pytest
+
+from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, PARTLY_ROTARY, checkpoint
+from tests.support.vision_families import FAMILIES
+from vllm_mlx.cache import layers
+from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.runner.batch import Batch, regroup
+from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.model import Model, load_model
+from vllm_mlx.runner.sharing import sharing_fault
+
+NAMES = [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)]
+LENGTHS = (5, 40, 17, 33)  # shorter and longer than the windows of 24 tokens
+NUM_STEPS = 12
+
+
+def load(name: str) -> Model:
+    return load_model(find_checkpoint(str(checkpoint(name))), trust_remote_code=False)
+
+
+def started(model: Model, row: int, num_tokens: int) -> Batch:
+    """A row that has one token of its prompt left to feed."""
+    ids = tuple((7 * row + 3 * place) % 50 + 5 for place in range(num_tokens + 1))
+    seq = Sequence(seq_id=row, prompt=PromptInputs(token_ids=ids), sampling=TokenSampling(temperature=0), max_tokens=99)
+    caches = model.new_caches()
+    for start in range(0, num_tokens, 16):
+        model.prefill(seq, start, min(start + 16, num_tokens), caches)
+        layers.leave_window(caches)
+        mx.eval(layers.state_arrays(caches))
+    seq.num_computed_tokens = num_tokens + 1
+    return Batch.of_row(model, seq, caches, num_tokens)
+
+
+def step(batch: Batch) -> dict[int, int]:
+    """The next token of each row."""
+    tokens = {read.seq_id: read.token_id for read in batch.launch().read()}
+    for seq in batch.seqs:
+        seq.output_token_ids.append(tokens[seq.seq_id])
+        seq.num_computed_tokens += 1
+    return tokens
+
+
+def places(batches: list[Batch]) -> dict[int, tuple[Batch, int]]:
+    return {seq_id: (batch, index) for batch in batches for index, seq_id in enumerate(batch.seq_ids)}
+
+
+def rearranged(batch: Batch, *groups: set[int]) -> Batch:
+    return Batch.gather(regroup(batch.groups, list(groups)), places([batch]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_in_groups_decode_as_alone_while_groups_merge_and_split(name: str) -> None:
+    model = load(name)
+    alone = {}
+    for row, length in enumerate(LENGTHS):
+        batch = started(model, row, length)
+        alone[row] = [step(batch)[row] for _ in range(NUM_STEPS)]
+    rows = [started(model, row, length) for row, length in enumerate(LENGTHS)]
+    batch = Batch.gather([group for row in rows for group in row.groups], places(rows))
+    changes = {4: ({0, 2}, {1, 3}), 6: ({0}, {2}, {1, 3}), 8: ({0}, {1, 2, 3}), 10: ({1, 0}, {2}, {3})}
+    together: dict[int, list[int]] = {row: [] for row in alone}
+    for number in range(NUM_STEPS):
+        if number in changes:
+            batch = rearranged(batch, *changes[number])
+        for row, token in step(batch).items():
+            together[row].append(token)
+    assert together == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_each_architecture_share_a_forward_pass(name: str) -> None:
+    assert sharing_fault(load(name)) is None
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_a_model_that_computes_attention_itself_is_found_out(name: str) -> None:
+    fault = sharing_fault(load(name))
+    assert fault is not None and "attention" in fault
+
+
+def test_a_row_joins_and_leaves_without_a_copy_of_its_kv() -> None:
+    model = load("qwen3")
+    rows = [started(model, row, length) for row, length in enumerate(LENGTHS)]
+    before = [leaf for row in rows for leaf in row.leaves]
+    held = [(leaf, leaf.keys) for leaf in before]
+    batch = Batch.gather([group for row in rows for group in row.groups], places(rows))
+    assert batch.leaves == before and all(leaf.keys is keys for leaf, keys in held)
+    step(batch)
+    held = [(leaf, leaf.keys) for leaf in batch.leaves]
+    batch = rearranged(batch, {0}, {1}, {3})
+    assert len(batch.leaves) == 3 * len(rows[0].leaves)
+    assert all(leaf.keys is keys for leaf, keys in held if leaf in batch.leaves)

@@ -1,0 +1,110 @@
+"""One forward pass over rows whose KV lies in several groups: what a model is given in place of its KV caches.
+
+A model asks a cache for a mask, hands it the new keys and values, and passes what it gets back to
+`mx.fast.scaled_dot_product_attention`. Here it gets objects in place of arrays, for which that function runs once per
+group (`attention.by_groups`). A model that does anything else with them raises an error at load, when it is tried
+(`sharing.py`), and decodes each group in a forward pass of its own.
+
+Tokens lie along the batch axis, one position each: `(tokens, heads, 1, width)`. So rows may have several tokens, and
+not all of them equally many.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+Attend = Callable[..., mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMasks:
+    """The masks of one layer's groups, in place of one mask."""
+
+    masks: tuple[Any, ...]
+
+
+class GroupedKV:
+    """Keys or values of one layer's groups, in place of one array."""
+
+    def __init__(self, arrays: Sequence[mx.array], spans: Sequence["Span"]):
+        self.arrays = arrays
+        self._spans = spans
+
+    def attend(self, attend: Attend, queries: mx.array, values: "GroupedKV", mask: Any, options: dict[str, Any]) -> Any:
+        """Attention of `queries: (tokens, heads, 1, width)`, group by group. `attend` is MLX's function."""
+        if isinstance(mask, GroupMasks):
+            masks = mask.masks
+        elif mask is None and all(span.num_tokens == 1 for span in self._spans):
+            masks = (None,) * len(self._spans)
+        else:
+            raise TypeError("The model made a mask without asking its caches")
+        outputs = [
+            span.joined(attend(span.of(queries), keys, own, mask=own_mask, **options))
+            for span, keys, own, own_mask in zip(self._spans, self.arrays, values.arrays, masks, strict=True)
+        ]
+        return mx.concatenate(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens of one group in a forward pass: `num_tokens` of each of its rows."""
+
+    start: int
+    num_rows: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_rows * self.num_tokens
+
+    def of(self, array: mx.array) -> mx.array:
+        """From (all tokens, heads, 1, width) to (rows, heads, tokens, width)."""
+        own = array[self.start : self.end]
+        if self.num_tokens == 1:
+            return own
+        _, heads, _, width = own.shape
+        return own.reshape(self.num_rows, self.num_tokens, heads, width).swapaxes(1, 2)
+
+    def joined(self, array: mx.array) -> mx.array:
+        """From (rows, heads, tokens, width) to (tokens of the group, heads, 1, width)."""
+        if self.num_tokens == 1:
+            return array
+        rows, heads, num_tokens, width = array.shape
+        return array.swapaxes(1, 2).reshape(rows * num_tokens, heads, 1, width)
+
+
+class GroupedLayer:
+    """One layer's KV cache of a forward pass. It keeps nothing itself: the caches of the groups do."""
+
+    def __init__(self, caches: Sequence[Any], spans: Sequence[Span]):
+        self._caches = caches
+        self._spans = spans
+        self.offset = mx.array(0)  # (tokens,) positions of the new tokens
+
+    def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""
+        if num_tokens != 1:
+            raise ValueError(f"{num_tokens} tokens along the axis of tokens, not one")
+        masks = tuple(
+            cache.make_mask(span.num_tokens, return_array=return_array, window_size=window_size)
+            for cache, span in zip(self._caches, self._spans, strict=True)
+        )
+        return None if all(mask is None for mask in masks) else GroupMasks(masks)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[GroupedKV, GroupedKV]:
+        """Append new KV of shape (tokens, heads, 1, width) to each group's cache."""
+        fetched = [
+            cache.update_and_fetch(span.of(keys), span.of(values))
+            for cache, span in zip(self._caches, self._spans, strict=True)
+        ]
+        return GroupedKV([k for k, _ in fetched], self._spans), GroupedKV([v for _, v in fetched], self._spans)
+
+
+def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:
+    """The spans of groups, given the rows of each, and the new tokens of each of its rows."""
+    found: list[Span] = []
+    for rows, tokens in zip(num_rows, num_tokens, strict=True):
+        found.append(Span(found[-1].end if found else 0, rows, tokens))
+    return found
