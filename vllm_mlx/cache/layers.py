@@ -62,7 +62,7 @@ def is_recurrent(leaf: Any) -> bool:
 
 
 def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The cache objects that hold KV, and those that hold recurrent states, each in the order of the layers."""
+    """The cache objects that hold KV, and the ones that hold recurrent states, each in the order of the layers."""
     found = leaves(caches)
     return [leaf for leaf in found if not is_recurrent(leaf)], [leaf for leaf in found if is_recurrent(leaf)]
 

@@ -1,4 +1,4 @@
-"""Proof at load that rows of a model can share a forward pass while their KV lies apart: two rows, against each alone.
+"""Proof at load that rows in separate groups can share a forward pass: two rows, against each of them alone.
 
 This shows which families use keys, values or masks in a way of their own (`grouped.py`). It also compiles the kernels
 that two rows need before a request waits for them.

@@ -200,7 +200,7 @@ class EngineFacts:
     calibration: "Calibration"
     resume_rule: ResumeRule | None = None  # None: state cannot be copied
     video_fault: str | None = None  # why videos are refused; None: they are served
-    no_shared_forward: str | None = None  # why rows of different lengths decode apart; None: in one forward pass
+    no_shared_forward: str | None = None  # why rows of different lengths need several forward passes; None: they do not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
