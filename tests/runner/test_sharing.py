@@ -19,6 +19,8 @@ from vllm_mlx.runner.sharing import sharing_fault
 NAMES = [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)]
 LENGTHS = (5, 40, 17, 33)  # shorter and longer than the windows of 24 tokens
 NUM_STEPS = 12
+FED = ([9], [8, 7, 6, 5], [4, 11], [12, 13, 14, 15, 16, 17])  # tokens of each row in one forward pass
+RECURRENT = ("qwen3_next", "qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba")
 
 
 def load(name: str) -> Model:
@@ -97,3 +99,25 @@ def test_a_row_joins_and_leaves_without_a_copy_of_its_kv() -> None:
     batch = rearranged(batch, {0}, {1}, {3})
     assert len(batch.leaves) == 3 * len(rows[0].leaves)
     assert all(leaf.keys is keys for leaf, keys in held if leaf in batch.leaves)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not any(family in name for family in RECURRENT)])
+def test_rows_take_several_tokens_each_and_not_equally_many(name: str) -> None:
+    model = load(name)
+    alone = {}
+    for row, length in enumerate(LENGTHS):
+        batch = started(model, row, length)
+        alone[row] = [batch.feed(mx.array([token]), [1])[0] for token in FED[row]]
+    rows = [started(model, row, length) for row, length in enumerate(LENGTHS)]
+    batch = Batch.gather([group for row in rows for group in row.groups], places(rows))
+    tokens = [token for row in range(len(LENGTHS)) for token in FED[row]]
+    logits = batch.feed(mx.array(tokens), [len(FED[row]) for row in range(len(LENGTHS))])
+    expected = mx.stack([logit for row in range(len(LENGTHS)) for logit in alone[row]])
+    assert mx.allclose(logits, expected, atol=1e-4)
+    assert [group.lengths for group in batch.groups] == [[n + len(FED[row])] for row, n in enumerate(LENGTHS)]
+
+
+def test_a_row_of_a_hybrid_model_takes_one_token() -> None:
+    batch = started(load("qwen3_5"), 0, 5)
+    with pytest.raises(ValueError, match="one token"):
+        batch.feed(mx.array([1, 2]), [2])

@@ -4,6 +4,7 @@ A row joins and leaves a batch as a group, without a copy of its KV. Only groups
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -72,9 +73,9 @@ class Group:
     def seq_ids(self) -> list[int]:
         return [seq.seq_id for seq in self.seqs]
 
-    def grow(self) -> None:
-        """Note that a forward pass has added one token to each row."""
-        self.lengths = [length + 1 for length in self.lengths]
+    def grow(self, num_tokens: int) -> None:
+        """Note that a forward pass has added so many tokens to each row."""
+        self.lengths = [length + num_tokens for length in self.lengths]
         if self.counters is None:
             self.counters = layers.length_counters(self.kv)
         if self.counters:
@@ -156,9 +157,7 @@ class Batch:
         self._structure = structure
         self._layers: list[GroupedLayer] = []
         if len(groups) > 1:
-            by_layer = zip(*(group.kv for group in groups), strict=True)
-            own = spans([len(group.seqs) for group in groups], [1] * len(groups))
-            self._layers = [GroupedLayer(caches, own) for caches in by_layer]
+            self._layers = [GroupedLayer(caches) for caches in zip(*(group.kv for group in groups), strict=True)]
         self._caches = layers.assemble(structure, self._layers or groups[0].kv, states)
         self._sampler: Sampler | None = None
         self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
@@ -216,15 +215,29 @@ class Batch:
 
     def forward(self) -> mx.array:
         """Feed one token to each row -> lazy `logits: (rows, vocab)`."""
-        if self._layers:
-            offset = mx.array([length for group in self.groups for length in group.lengths])
-            for layer in self._layers:
-                layer.offset = offset
-        with by_groups() if self._layers else nullcontext():
-            self._logits = self._model.decode(self.seqs, self._tokens, self._caches)
-        for group in self.groups:
-            group.grow()
+        self._logits = self.feed(self._tokens, [1] * len(self.groups))
         return self._logits
+
+    def feed(self, tokens: mx.array, num_tokens: Rows[int]) -> mx.array:
+        """Feed `tokens: (all tokens,)`, row after row -> lazy `logits: (all tokens, vocab)`.
+
+        `num_tokens`: of each row of each group. Recurrent layers take one: they would mistake tokens for rows.
+        """
+        if self._states and max(num_tokens) > 1:
+            raise ValueError("A row of a model with recurrent layers takes one token in a shared forward pass")
+        own = list(zip(self.groups, num_tokens, strict=True))
+        rows = [(seq, length, num) for group, num in own for seq, length in zip(group.seqs, group.lengths, strict=True)]
+        fed = [(seq, length + place) for seq, length, num in rows for place in range(num)]
+        positions = [position for _, position in fed]
+        if self._layers:
+            offset, parts = mx.array(positions), spans([len(group.seqs) for group in self.groups], num_tokens)
+            for layer in self._layers:
+                layer.begin(parts, offset)
+        with by_groups() if self._layers else nullcontext():
+            logits = self._model.decode([seq for seq, _ in fed], positions, tokens, self._caches)
+        for group, num in own:
+            group.grow(num)
+        return logits
 
     def view(self, seq_id: int, length: int) -> snapshot.RowView:
         """View the state of one row, of `length` tokens."""

@@ -82,8 +82,7 @@ def _compare_logits(model: MultimodalModel, seq: Sequence, ids: mx.array, whole:
     caches = model.new_caches()
     edge, end = seq.prompt.media[0].end, ids.shape[1]
     parts = [model.prefill(seq, 0, edge, caches)[0], model.prefill(seq, edge, end - 1, caches)[0]]
-    seq.num_computed_tokens = end
-    ours = mx.concatenate([*parts, model.decode([seq], ids[0, -1:], caches)])
+    ours = mx.concatenate([*parts, model.decode([seq], [end - 1], ids[0, -1:], caches)])
     a, b = (np.array(logits.astype(mx.float32)) for logits in (ours, theirs))
     cosines = _cosines(a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True))
     if cosines.min() > _SAME_LOGITS:

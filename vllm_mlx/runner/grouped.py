@@ -78,10 +78,14 @@ class Span:
 class GroupedLayer:
     """One layer's KV cache of a forward pass. It keeps nothing itself: the caches of the groups do."""
 
-    def __init__(self, caches: Sequence[Any], spans: Sequence[Span]):
+    def __init__(self, caches: Sequence[Any]):
         self._caches = caches
-        self._spans = spans
-        self.offset = mx.array(0)  # (tokens,) positions of the new tokens
+        self._spans: Sequence[Span] = ()
+        self.offset = mx.array(0)
+
+    def begin(self, spans: Sequence[Span], offset: mx.array) -> None:
+        """Begin a forward pass. `offset: (tokens,)` holds the positions of its tokens, which lie in `spans`."""
+        self._spans, self.offset = spans, offset
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""

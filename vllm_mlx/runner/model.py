@@ -68,8 +68,8 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
-        """Feed `tokens: (rows,)` -> lazy `logits: (rows, vocab)`. The sequences' progress already counts them."""
+    def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        """Feed `tokens: (n,)` -> lazy `logits: (n, vocab)`. `seqs`, `positions`: of each token."""
 
 
 class TextModel(Model):
@@ -88,7 +88,7 @@ class TextModel(Model):
     def prefill(self, seq: Sequence, start: int, end: int, caches: LayerCaches) -> mx.array:
         return self.forward(mx.array([seq.tokens(start, end)]), caches)
 
-    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
+    def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
         return self.forward(tokens[:, None], caches)[:, -1]
 
 
@@ -146,10 +146,10 @@ class MultimodalModel(Model):
             caches = [ImageMask(cache, spans, start) for cache in caches]
         return self._run(tokens, caches, positions, **self.chunk_inputs(seq, items, tokens, start))
 
-    def decode(self, seqs: Rows[Sequence], tokens: mx.array, caches: LayerCaches) -> mx.array:
-        at = [seq.num_computed_tokens - 1 + text_delta(self.items_in_grid(seq)) for seq in seqs]
-        positions = np.tile(np.array(at, dtype=np.int32)[:, None], (3, 1, 1))
-        return self._run(tokens[:, None], caches, positions)[:, -1]
+    def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
+        at = [text_delta(self.items_in_grid(seq)) + position for seq, position in zip(seqs, positions, strict=True)]
+        in_grid = np.tile(np.array(at, dtype=np.int32)[:, None], (3, 1, 1))
+        return self._run(tokens[:, None], caches, in_grid)[:, -1]
 
     def chunk_inputs(self, seq: Sequence, items: Rows[MediaItem], tokens: mx.array, start: int) -> dict[str, Any]:
         """What the language model takes beside ids and positions. `tokens: (1, n)` start at `start` and hold items."""

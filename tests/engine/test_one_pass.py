@@ -1,0 +1,49 @@
+"""However unlike the lengths of rows are, a step reads the weights once, and no row's keys and values are copied."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine_driver import Driver, plain_loop
+from vllm_mlx.cache import layers
+from vllm_mlx.runner.model import TextModel
+
+LENGTHS = (3200, 1500, 600, 20)  # too unlike to become one group
+NUM_TOKENS = 40
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5", "gemma3_text"])
+def test_rows_that_join_and_leave_share_one_forward_pass(
+    checkpoint: Callable[..., Path], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_passes = 0
+    decode = TextModel.decode
+
+    def counting(self: TextModel, *inputs: Any) -> Any:
+        nonlocal num_passes
+        num_passes += 1
+        return decode(self, *inputs)
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a row was copied")
+
+    path = checkpoint(architecture)
+    driver = Driver(path)
+    monkeypatch.setattr(TextModel, "decode", counting)
+    for copies in ("merge", "keep", "extract"):
+        monkeypatch.setattr(layers, copies, refused)
+    prompts = [[(7 * length + 3 * place) % 500 + 5 for place in range(length)] for length in LENGTHS]
+    for index, prompt in enumerate(prompts):
+        driver.add(prompt, max_tokens=NUM_TOKENS - 5 * index)
+    most = 0
+    while driver.engine.has_work:
+        before = num_passes
+        driver.step()
+        assert num_passes - before <= 1
+        most = max(most, *(len(batch.seqs) for batch in driver.engine._runner._batches), 0)
+    assert most == len(LENGTHS)
+    for index, prompt in enumerate(prompts):
+        expected, _ = plain_loop(path, prompt, NUM_TOKENS - 5 * index)
+        assert driver.replies[index].token_ids == expected
