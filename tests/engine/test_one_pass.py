@@ -10,11 +10,11 @@ from tests.support.engine_driver import Driver, plain_loop
 from vllm_mlx.cache import layers
 from vllm_mlx.runner.model import TextModel
 
-LENGTHS = (3200, 1500, 600, 20)  # too unlike to become one group
-NUM_TOKENS = 40
+LENGTHS = (1300, 700, 20)  # too unlike to become one group
+NUM_TOKENS = 20
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5", "gemma3_text"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
 def test_rows_that_join_and_leave_share_one_forward_pass(
     checkpoint: Callable[..., Path], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +30,7 @@ def test_rows_that_join_and_leave_share_one_forward_pass(
         raise AssertionError("a row was copied")
 
     path = checkpoint(architecture)
-    driver = Driver(path)
+    driver = Driver(path, max_stall_ms=60_000)
     monkeypatch.setattr(TextModel, "decode", counting)
     for copies in ("merge", "keep", "extract"):
         monkeypatch.setattr(layers, copies, refused)
