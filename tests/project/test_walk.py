@@ -29,9 +29,12 @@ MAX_MAKERS = {"chat": 13, "cached turn": 6}
 # Where a hand-over value is constructed, beside the file on the walk.
 OTHER_MAKERS = {
     "Request": {"llm.py", "api/anthropic/decode.py", "api/responses/decode.py"},  # other protocols
-    "PromptInputs": {"prompt/processor.py", "media/rendered.py", "media/vision.py"},  # completions, images, a probe
-    "Sequence": {"runner/family_check.py"},  # at load
-    "StepPlan": {"engine/engine.py"},  # one that does nothing
+    "PromptInputs": {
+        *("prompt/processor.py", "media/rendered.py", "media/vision.py"),  # completions, images, a probe
+        *("runner/sharing.py", "runner/warm_up.py"),  # at load
+    },
+    "Sequence": {"runner/family_check.py", "runner/sharing.py", "runner/warm_up.py"},  # at load
+    "StepPlan": {"engine/engine.py", "runner/warm_up.py"},  # one that does nothing; at load
     "StepOutput": set(),
     "Restore": set(),
     "Match": set(),

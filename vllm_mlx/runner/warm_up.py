@@ -28,7 +28,7 @@ class _NoTags:
 
 
 def warm_up(model: Model) -> None:
-    """Prefill two rows, decode them in two groups, then in one if the model can, and drop them; for each way to draw."""
+    """Prefill two rows, decode them in two groups and then in one if the model can; once for each way to draw."""
     runner = Runner(model, DeviceWatch(device_memory().total_bytes))
     for samplings in _SAMPLINGS:
         seqs = tuple(_row(model, length, sampling) for length, sampling in zip(_LENGTHS, samplings, strict=True))
