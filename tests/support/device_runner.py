@@ -91,7 +91,7 @@ class SimulatedRunner:
         self._arrange([*plan.decode, *plan.resting])
         last, self._launched = self._launched, None
         if plan.decode:
-            self._launch(list(plan.decode), getattr(plan, "isolated", frozenset()))
+            self._launch(list(plan.decode), plan.isolated)
         tokens = self._read(last)
         decode_s = None
         if plan.prefill and self._launched is not None:
@@ -118,12 +118,10 @@ class SimulatedRunner:
     def _launch(self, groups: _Groups, isolated: frozenset[int]) -> None:
         seqs = tuple(seq for group in groups for seq in group)
         lengths = [[seq.num_computed_tokens for seq in group] for group in groups]
-        passes = [[group] for group in lengths]
-        if self._manner is Manner.TOGETHER:
-            own = [group[0].seq_id in isolated for group in groups]
-            passes = [[group] for group, is_own in zip(lengths, own, strict=True) if is_own]
-            shared = [group for group, is_own in zip(lengths, own, strict=True) if not is_own]
-            passes += [shared] if shared else []
+        alone = [group[0].seq_id in isolated for group in groups]
+        passes = [[group] for group, is_alone in zip(lengths, alone, strict=True) if is_alone]
+        shared = [group for group, is_alone in zip(lengths, alone, strict=True) if not is_alone]
+        passes += [shared] if shared else []
         self._free_s = max(self.now_s, self._free_s) + self._device.decode_s(passes)
         self.num_passes += len(passes)
         self.num_steps += 1

@@ -17,7 +17,6 @@ from vllm_mlx.scheduler.scheduler import Scheduler
 
 from .device_model import Device
 from .device_runner import Manner, SimulatedRunner, footprint
-from .former_groups import FormerGroups
 
 BUDGET_SHARE = 0.7  # of the chip's memory
 TRANSIENT_BYTES = 10**9
@@ -74,6 +73,7 @@ class Serving:
                 tokens_per_s=_PROBE_TOKENS / (device.chunk_s(_PROBE_TOKENS) - overhead_s),
                 overhead_s=overhead_s,
             ),
+            shares_forward=manner is Manner.TOGETHER,
         )
         if with_cache:
             rule = ResumeRule(needs_state=shape.num_recurrent > 0, window=shape.window or None)
@@ -81,8 +81,6 @@ class Serving:
             self.scheduler.prefix_cache = PrefixPlanner(
                 tree, "simulated", rule, row, max_bytes=memory.rows_bytes, snapshot_every=config.snapshot_every
             )
-        if manner is Manner.APART:
-            self.scheduler._groups = FormerGroups()  # type: ignore[assignment]
         self.runner = SimulatedRunner(device, manner, lambda seq, position: _token(seq.seq_id >> 16, position))
         self.heard: dict[int, Heard] = {}
         self.num_tokens = 0
