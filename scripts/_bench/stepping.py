@@ -1,9 +1,11 @@
 """Workload set `step`: the Python of a decode step, part by part, in this process: an engine without a server.
 
-Figures are processor time of the thread, so that neither the device nor another program counts.
+Figures are processor time of the thread, so that neither the device nor another program counts, but for the last one.
 """
 
 import contextlib
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,12 +13,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import jinja2
 import mlx.core as mx
 
 from tests.support.checkpoints import write_checkpoint
 from tests.support.engine_driver import GREEDY, Driver
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.runner.sampler import Sampler
+from vllm_mlx.server.run import SWITCH_S
 
 from .checkpoint import ARCHITECTURES, SHAPE, speak_in_words
 from .client import BenchmarkError
@@ -36,6 +40,7 @@ _LOADS = {
     "8 rows, drawn": (8, _EVEN, DRAWN),
 }
 MODEL, SAMPLING, SUBMISSION = "the model's graph", "sampling graph", "submission by MLX"
+INTERVALS = {OURS: SWITCH_S, "Python's": 0.005}
 PARTS = ("schedule", "runner, our part", MODEL, SAMPLING, SUBMISSION, "update", "engine")
 
 
@@ -102,6 +107,31 @@ class Steps:
             raise BenchmarkError(f"No step came through: {', '.join(missing)}.")
         return parts
 
+    def beside_rendering(self) -> dict[str, float]:
+        """The median of a step of one row in ms, wall time, while another thread renders prompts of 100k tokens.
+
+        The intervals at which threads switch take turns, so that what else runs here slows all of them down.
+        """
+        driver, before, ended = self._driver, sys.getswitchinterval(), threading.Event()
+        row = self._add(_EVEN[0], GREEDY)
+        while driver.seqs[row].num_output_tokens < _FIRST_STEPS:
+            driver.step()
+        rendering = threading.Thread(target=_render_until, args=(ended,))
+        rendering.start()
+        seconds: dict[str, list[float]] = {name: [] for name in INTERVALS}
+        for _ in range(NUM_STEPS):
+            for name, switch_s in INTERVALS.items():
+                sys.setswitchinterval(switch_s)
+                start = time.perf_counter()
+                driver.step()
+                seconds[name].append(time.perf_counter() - start)
+        sys.setswitchinterval(before)
+        ended.set()
+        rendering.join()
+        driver.engine.abort([row])
+        driver.run()
+        return {name: 1000 * median(values) for name, values in seconds.items()}
+
     def bare_model(self, num_rows: int) -> float:
         """The median of the same model's graph in a bare loop, in µs."""
         return BareLoop(self._driver.engine._runner._model.module).graph_us([[5] * _EVEN[0]] * num_rows, NUM_STEPS)
@@ -129,6 +159,13 @@ class Steps:
             yield clock
 
 
+def _render_until(ended: threading.Event) -> None:
+    template = jinja2.Template("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}")
+    messages = [{"role": "user", "content": "word " * 4} for _ in range(25_000)]
+    while not ended.is_set():
+        template.render(messages=messages)
+
+
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Callable[..., Any]) -> None:
     is_own = name in vars(owner)
     old = getattr(owner, name)
@@ -137,17 +174,16 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Callable[.
 
 
 class _Profiles:
-    """Hands out the parts of one profile of a load to the figures that each show one part."""
+    """Hands out the values of one profile to the figures that each show one of them."""
 
-    def __init__(self, steps: Steps):
-        self._steps = steps
+    def __init__(self) -> None:
         self._left: dict[str, dict[str, float]] = {}
 
-    def measure(self, load: str, part: str) -> Callable[[], float]:
+    def measure(self, name: str, profile: Callable[[], dict[str, float]], part: str) -> Callable[[], float]:
         def take() -> float:
-            if part not in self._left.get(load, {}):
-                self._left[load] = self._steps.profile(*_LOADS[load])
-            return self._left[load].pop(part)
+            if part not in self._left.get(name, {}):
+                self._left[name] = profile()
+            return self._left[name].pop(part)
 
         return take
 
@@ -155,12 +191,13 @@ class _Profiles:
 @contextlib.contextmanager
 def prepared(model: Path) -> Iterator[list[Figure]]:
     steps = Steps(model)
-    profiles = _Profiles(steps)
+    profiles = _Profiles()
     figures = []
     for load, (num_rows, lengths, sampling) in _LOADS.items():
         for part in PARTS if sampling is GREEDY else (SAMPLING,):
-            measures = {OURS: profiles.measure(load, part)}
+            measures = {OURS: profiles.measure(load, partial(steps.profile, num_rows, lengths, sampling), part)}
             if part == MODEL and lengths is _EVEN:
                 measures[BARE] = partial(steps.bare_model, num_rows)
             figures.append(Figure(name=f"{load}: {part}", unit="µs/step", measures=measures, aims=()))
-    yield figures
+    measures = {name: profiles.measure("rendering", steps.beside_rendering, name) for name in INTERVALS}
+    yield [*figures, Figure(name="1 row, a thread renders: wall time", unit="ms/step", measures=measures, aims=())]

@@ -1,6 +1,7 @@
 """The Python API: the same replies as a plain loop, in the order asked, with errors that name the field."""
 
 import re
+import sys
 
 import pytest
 
@@ -20,7 +21,9 @@ def path(checkpoint):
 
 @pytest.fixture(scope="module")
 def llm(path):
+    switch_s = sys.getswitchinterval()
     with LLM(path, memory_budget_bytes=1 << 30, max_model_len=2048) as llm:
+        assert sys.getswitchinterval() == switch_s, "a setting of the process that is not ours to change"
         yield llm
 
 

@@ -183,7 +183,7 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
 
 
 COLLECTING = """
-import gc, os, signal
+import gc, os, signal, sys
 from tests.server.fakes import FakeEngine
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
@@ -192,7 +192,7 @@ from vllm_mlx.server.run import listen, run
 loaded = [[] for _ in range(100_000)]
 
 def started():
-    print(gc.get_freeze_count(), len(gc.get_objects()))
+    print(gc.get_freeze_count(), len(gc.get_objects()), sys.getswitchinterval())
     os.kill(os.getpid(), signal.SIGINT)
 
 engine = FakeEngine()
@@ -201,12 +201,13 @@ run(app, engine, listen("127.0.0.1", 0), drain_s=0, started=started)
 """
 
 
-def test_what_is_loaded_is_not_looked_through_for_garbage() -> None:
+def test_the_process_of_a_server_is_set_up_for_threads_and_for_what_is_loaded() -> None:
     process = start_python(COLLECTING)
     out, err = process.communicate(timeout=60)
     assert err == ""
-    left_out, looked_through = map(int, out.split())
+    left_out, looked_through, switch_s = map(float, out.split())
     assert left_out > 100_000 > looked_through
+    assert switch_s == pytest.approx(run.SWITCH_S)
 
 
 def _is_draining(port: int) -> bool:

@@ -29,9 +29,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEEP_CONNECTION_S = 75  # agents pause between requests, and a connection that closes during one is an error for them
 LAST_ERRORS_S = 1  # clients and supervisors can read why the engine died during this time
 LAST_EVENTS_S = 5  # streams can send their last event during this time, once the engine has stopped
-# A thread that computes lets others run after this time: the event loop may wait so long after each call into the
-# system. Half of it costs a small model a tenth of its speed.
-SWITCH_S = 0.002
+# A thread that runs Python lets others run after this time. The engine thread waits so long after each call into MLX
+# while another thread renders a prompt. Shorter times gain nothing, and no cost of this one is measured.
+SWITCH_S = 0.0005
 
 DUE = 10  # collections of the middle generation after which Python would start a full one
 MAX_OBJECTS = 500_000  # objects created since loading; a full collection of so many takes tens of milliseconds
