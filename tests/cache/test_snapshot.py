@@ -157,10 +157,8 @@ def test_parts_that_do_not_fit_together_are_damage(model):
             snapshot.restore(make_prompt_cache(model), parts, kept, length=60, capacity=80)
 
 
-def test_a_long_run_is_held_in_blocks(checkpoint):
-    model = load_model(checkpoint("qwen3"))[0]
-    tokens = [(3 * i) % 500 for i in range(2500)]
-    segment, _, _ = take(model, filled(model, tokens), 0, 2500)
+def test_a_long_run_is_held_in_blocks():
+    segment, _, _ = snapshot.capture(snapshot.view(long_row(2560), 0, [], 0, 2500), 0, 2500, None)
     assert [block.length for block in segment.blocks] == [1024, 1024, 452]
     left, right = segment.split(1500)
     assert left.blocks[0] is segment.blocks[0]
@@ -186,10 +184,8 @@ def test_arrays_of_different_shapes_come_back_as_they_were():
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 10_000, 1 << 30])
-def test_no_evaluation_copies_much_more_than_a_slice(checkpoint, monkeypatch, slice_bytes):
-    model = load_model(checkpoint("qwen3"))[0]
-    tokens = [(3 * i) % 500 for i in range(2500)]
-    caches = filled(model, tokens)
+def test_no_evaluation_copies_much_more_than_a_slice(monkeypatch, slice_bytes):
+    caches = long_row(2560, num_layers=4)
     row = snapshot.view(caches, 0, [], 0, 2500)
     monkeypatch.setattr(layers, "SLICE_BYTES", slice_bytes)
     copied = []
@@ -199,7 +195,7 @@ def test_no_evaluation_copies_much_more_than_a_slice(checkpoint, monkeypatch, sl
     block_bytes = max(block.kv.nbytes for block in copy[0].blocks)
     assert max(copied) < slice_bytes + block_bytes and sum(copied) == copy[0].nbytes
     copied.clear()
-    restored = make_prompt_cache(model)
+    restored = [KVCache() for _ in caches]
     snapshot.restore(restored, pieces(copy), copy[2], length=2500, capacity=2500)
     assert max(copied) < slice_bytes + max(layers.state_bytes([leaf]) for leaf in restored)
     assert sum(copied) == layers.state_bytes(restored)
