@@ -68,24 +68,26 @@ def without_spaces(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
-def check_said(processor: RequestProcessor, session: Session, prepared: PreparedRequest) -> None:
-    """The prompt says what the template says of the replies as they were written, but for spacing."""
+def check_said(forgetful: RequestProcessor, session: Session, prepared: PreparedRequest) -> None:
+    """The prompt says what the template says of the replies as they were written, but for spacing.
+
+    `forgetful` remembers no reply.
+    """
     assert prepared.chat is not None
     request = prepared.chat.request
-    fresh = make_processor(processor.tokenizer).prepare(request)
-    said = processor.tokenizer.decode(prepared.prompt.token_ids)
-    assert without_spaces(said) == without_spaces(processor.tokenizer.decode(fresh.prompt.token_ids))
+    fresh = forgetful.prepare(request)
+    said = forgetful.tokenizer.decode(prepared.prompt.token_ids)
+    assert without_spaces(said) == without_spaces(forgetful.tokenizer.decode(fresh.prompt.token_ids))
     assert fresh.chat is not None and prepared.chat.text == fresh.chat.text
     known = [turn.reply.message for turn in session.turns if turn.reply.is_complete]
     written = [message for message in request.messages or () if message.role == "assistant"]
     assert all(message in written for message in known)
 
 
-def check_points(processor: RequestProcessor, session: Session, done: Turn, prepared: PreparedRequest) -> None:
+def check_points(other: PreparedRequest, session: Session, done: Turn, prepared: PreparedRequest) -> None:
     """What was planned for the last prompt is what other prompts share with it."""
     before = done.prepared.prompt
     points = before.snapshot_points or (0,)
-    other = Session(processor, messages=(system("Be kind."), user("Something else."))).prepare()
     assert shared(before.token_ids, other.prompt.token_ids) >= points[0]
     if session.messages[-1].role == "tool":
         assert shared(before.token_ids, prepared.prompt.token_ids) >= points[-1]
@@ -97,7 +99,8 @@ def check_points(processor: RequestProcessor, session: Session, done: Turn, prep
 def test_prompts_say_the_same_and_share_what_was_kept(
     tokenizers: dict[str, Tokenizer], variant: str, conversation: list[dict[str, Any]]
 ) -> None:
-    processor = make_processor(tokenizers[variant])
+    processor, forgetful = (make_processor(tokenizers[variant]) for _ in range(2))
+    other = Session(processor, messages=(system("Be kind."), user("Something else."))).prepare()
     session = Session(processor, messages=(system("Be kind."), user("Go.")))
     for turn in conversation:
         session.echo, session.encode = ECHOES[turn["echo"]], turn["encode"]
@@ -111,8 +114,8 @@ def test_prompts_say_the_same_and_share_what_was_kept(
         else:
             session.ask(turn["follow"])
         prepared = session.prepare()
-        check_said(processor, session, prepared)
-        check_points(processor, session, done, prepared)
+        check_said(forgetful, session, prepared)
+        check_points(other, session, done, prepared)
         if not (done.reply.calls and interrupts):
             kept = processor.kept_tokens(done.prepared, done.reply)
             num_prompt = len(done.prepared.prompt.token_ids)
