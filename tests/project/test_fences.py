@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from tests.project.sources import PACKAGE
 
@@ -35,31 +36,34 @@ def broad_handlers(tree: ast.AST, kind: str) -> int:
     return sum(isinstance(node, ast.ExceptHandler) and kind in names(node.type) for node in ast.walk(tree))
 
 
-TREES = {
-    file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")
-}
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {
+        file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
+        for file in PACKAGE.rglob("*.py")
+    }
 
 
 def test_every_error_is_caught_by_a_fence_only() -> None:
-    assert {file: number for file, tree in TREES.items() if (number := broad_handlers(tree, "Exception"))} == {}
+    assert {file: number for file, tree in trees().items() if (number := broad_handlers(tree, "Exception"))} == {}
 
 
 def test_fences_are_few_and_name_what_they_protect() -> None:
-    found = [(file, call) for file, tree in TREES.items() for call in fences(tree)]
+    found = [(file, call) for file, tree in trees().items() for call in fences(tree)]
     lines = [f"{file}:{call.lineno}" for file, call in found]
     assert len(found) <= MAX_FENCES, "\n".join(lines)
     assert all(call.args and len(ast.literal_eval(call.args[0]).split()) > 2 for _, call in found), lines
 
 
 def test_a_handler_of_base_exceptions_passes_them_on() -> None:
-    found = {file: number for file, tree in TREES.items() if (number := broad_handlers(tree, "BaseException"))}
+    found = {file: number for file, tree in trees().items() if (number := broad_handlers(tree, "BaseException"))}
     assert found == PASSED_ON
 
 
 def test_suppress_is_not_broad() -> None:
     suppressed = {
         name
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress")
         for argument in node.args
