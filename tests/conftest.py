@@ -34,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Progress(config))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
     """What is imported and collected stays until the end, so that to look through it for garbage is lost time."""
