@@ -88,6 +88,13 @@ def test_all_that_is_kept_of_pictures_is_within_the_budget(server: Running) -> N
 KEPT_NOT = MediaConfig(media_cache_bytes=0, allow_private_media=True)  # pixels are never at hand
 
 
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Running]:
+    """Keeps no pixels."""
+    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
+        yield running
+
+
 def conversation(url: str, *answers: str) -> list[dict[str, Any]]:
     shown = {
         "role": "user",
@@ -113,18 +120,21 @@ def encoded(running: Running, **headers: str) -> int:
         return int(http.get("/v1/status", headers=headers).json()["images"]["encoded"])
 
 
-def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(pictures: Host) -> None:
+def test_pixels_are_had_again_only_when_the_tower_has_to_run_again(forgetful: Running, pictures: Host) -> None:
     """Nothing of a known picture is fetched or decoded for a next turn; a cleared cache needs it once more."""
     url = pictures.url("/red.png", HERE)
-    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
-        first = said(running, conversation(url))
-        assert "red" in first and "circle" in first
-        later = said(running, conversation(url, first))
-        assert (pictures.paths(), encoded(running)) == (["/red.png"], 1)
-        with running.http() as http:
-            assert http.delete("/v1/cache").status_code == 200
-        assert said(running, conversation(url, first)) == later
-        assert (pictures.paths(), encoded(running)) == (["/red.png"] * 2, 2)
+    first = said(forgetful, conversation(url))
+    assert "red" in first and "circle" in first
+    later = said(forgetful, conversation(url, first))
+    assert (pictures.paths(), encoded(forgetful)) == (["/red.png"], 1)
+    clear_cache(forgetful)
+    assert said(forgetful, conversation(url, first)) == later
+    assert (pictures.paths(), encoded(forgetful)) == (["/red.png"] * 2, 2)
+
+
+def clear_cache(running: Running) -> None:
+    with running.http() as http:
+        assert http.delete("/v1/cache").status_code == 200
 
 
 def error_of(answer: httpx.Response, *, stream: bool) -> dict[str, Any]:
@@ -139,23 +149,21 @@ def error_of(answer: httpx.Response, *, stream: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
 def test_an_image_that_changes_at_its_address_while_its_row_waits_is_the_clients_error(
-    pictures: Host, stream: bool, gone: bool
+    forgetful: Running, pictures: Host, stream: bool, gone: bool
 ) -> None:
     """Its row waits for encoder inputs, which are made again from the file at the address."""
     url = pictures.url("/red.png", HERE)
-    with serving(start_engine(EngineConfig(model="demo", enable_thinking=False, media=KEPT_NOT))) as running:
-        first = said(running, conversation(url))
-        changed = reply(b"", status="404 Not Found") if gone else image(encode(draw_shape("blue", "star", 112)))
-        pictures.routes["/red.png"] = changed
-        with running.http() as http:
-            assert http.delete("/v1/cache").status_code == 200
-        answer = post(running, "/v1/chat/completions", {"messages": conversation(url), "stream": stream})
-        error = error_of(answer, stream=stream)
-        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_image")
-        assert error["param"] == "messages[0].content[1].image_url"
-        assert ("status 404" if gone else "has changed since") in error["message"]
-        pictures.routes["/red.png"] = image(encode(draw_shape("red", "circle", 112)))
-        assert said(running, conversation(url)) == first, "the next request is served"
+    first = said(forgetful, conversation(url))
+    changed = reply(b"", status="404 Not Found") if gone else image(encode(draw_shape("blue", "star", 112)))
+    pictures.routes["/red.png"] = changed
+    clear_cache(forgetful)
+    answer = post(forgetful, "/v1/chat/completions", {"messages": conversation(url), "stream": stream})
+    error = error_of(answer, stream=stream)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_image")
+    assert error["param"] == "messages[0].content[1].image_url"
+    assert ("status 404" if gone else "has changed since") in error["message"]
+    pictures.routes["/red.png"] = image(encode(draw_shape("red", "circle", 112)))
+    assert said(forgetful, conversation(url)) == first, "the next request is served"
 
 
 def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures: Host) -> None:
