@@ -1,4 +1,4 @@
-"""The vendors' own clients, of whichever server a module has."""
+"""A server whose engine follows a script, and the vendors' own clients of whichever server a module has."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,25 @@ import anthropic
 import openai
 import pytest
 
-from tests.support.running import Running
+from tests.support.running import Running, serving
+
+from .fakes import FakeEngine, hello
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: Running) -> FakeEngine:
+    """It says hello, and has seen nothing yet."""
+    engine: FakeEngine = server.engine
+    engine.play, engine.refuse = hello, None
+    for seen in (engine.requests, engine.counted, engine.aborted):
+        seen.clear()
+    return engine
 
 
 @pytest.fixture

@@ -18,12 +18,6 @@ from .fakes import FakeEngine
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
-
-
 @pytest.fixture
 def client(server: Running) -> Iterator[httpx.Client]:
     with server.http() as client:

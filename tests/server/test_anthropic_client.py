@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from vllm_mlx.core.events import (
 from vllm_mlx.core.messages import ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
 
-from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, hello, says, usage
+from .fakes import PROMPT_TOKENS, FakeEngine, Pause, Script, finished, says, usage
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"name": "ls", "input_schema": {"type": "object"}}]
@@ -37,25 +36,9 @@ BUDGET: Any = {"type": "enabled", "budget_tokens": 1024}
 OFF: Any = {"type": "disabled"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
-
-
 @pytest.fixture
-def engine(server: Running) -> FakeEngine:
-    server.engine.play = hello
-    server.engine.refuse = None
-    for seen in (server.engine.requests, server.engine.counted, server.engine.aborted):
-        seen.clear()
-    return server.engine
-
-
-@pytest.fixture
-def client(server: Running, engine: FakeEngine) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
-        yield client
+def client(engine: FakeEngine, claude: anthropic.Anthropic) -> anthropic.Anthropic:
+    return claude
 
 
 def thinks_and_calls(request: Request, index: int) -> Script:

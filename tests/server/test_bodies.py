@@ -44,12 +44,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
-
-
 @pytest.fixture
 def http(server: Running) -> Iterator[httpx.Client]:
     with server.http(headers={"content-type": "application/json"}) as client:

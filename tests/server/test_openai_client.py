@@ -1,7 +1,6 @@
 """The `openai` package against the server, over a real socket."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -9,7 +8,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from tests.support.rows import row
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -24,31 +23,15 @@ from vllm_mlx.core.events import (
 )
 from vllm_mlx.core.request import Request
 
-from .fakes import FakeEngine, Pause, Script, finished, hello, says
+from .fakes import FakeEngine, Pause, Script, finished, says
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
-
-
 @pytest.fixture
-def engine(server: Running) -> FakeEngine:
-    server.engine.play = hello
-    server.engine.refuse = None
-    server.engine.requests.clear()
-    server.engine.aborted.clear()
-    return server.engine
-
-
-@pytest.fixture
-def client(server: Running, engine: FakeEngine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
+def client(engine: FakeEngine, gpt: openai.OpenAI) -> openai.OpenAI:
+    return gpt
 
 
 def thinks_and_calls(request: Request, index: int) -> Script:

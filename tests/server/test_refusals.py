@@ -7,15 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody
 from vllm_mlx.api.openai.schema import BODY_FIELDS as OPENAI_FIELDS
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.replies import MAX_ERROR_CHARS
 from vllm_mlx.api.responses.schema import BODY_FIELDS as RESPONSES_FIELDS
 from vllm_mlx.api.responses.schema import ResponsesBody
-
-from .fakes import FakeEngine
 
 LONG = "b" * 100_000
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
@@ -32,12 +30,6 @@ ASKED: Any = {
 }
 TOOL: Any = {"type": "function", "function": {"name": "f"}}
 TAG: Any = {"structures": [{"begin": LONG, "schema": {}, "end": "x"}], "triggers": ["a"]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

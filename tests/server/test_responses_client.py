@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -33,25 +32,9 @@ TOOLS: Any = [
 ASK: Any = {"model": "tiny", "input": "hi"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
-        yield running
-
-
 @pytest.fixture
-def engine(server: Running) -> FakeEngine:
-    server.engine.play = hello
-    server.engine.refuse = None
-    for seen in (server.engine.requests, server.engine.aborted):
-        seen.clear()
-    return server.engine
-
-
-@pytest.fixture
-def client(server: Running, engine: FakeEngine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
+def client(engine: FakeEngine, gpt: openai.OpenAI) -> openai.OpenAI:
+    return gpt
 
 
 def thinks_and_calls(request: Request, index: int) -> Script:
