@@ -29,7 +29,7 @@ _WARM_READS = 20  # a stream that was read from so often decodes
 _MAX_CACHED = 64  # tokens that two random prompts may share, their template's beginning included
 _ENDLESS = 30_000  # tokens of a reply that is cut short
 _SETTLE_S = 0.3
-_STALL_S = 1.5 * EngineConfig(model="").max_stall_ms / 1000
+_STALL_S = 1.5 * EngineConfig(model="").stall_ms / 1000
 
 
 def tokens_per_s(replies: list[Reply]) -> float:

@@ -36,7 +36,7 @@ _PATCH = 32  # pixels: large, since the CPU's attention holds the scores of all 
 _WARM_READS = 20
 _ENDLESS = 30_000
 _SHARE = 10.0  # % of the cold time that a new question about a known picture may take
-_STALL_S = EngineConfig(model="").max_stall_ms / 1000
+_STALL_S = EngineConfig(model="").stall_ms / 1000
 
 
 @dataclass(slots=True)

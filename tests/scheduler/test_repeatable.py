@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vllm_mlx.core.sequence import Sequence
 
 from .fake_runner import FakeRunner, reply
+from .test_device_faults import Small
 from .test_scheduler import Bench
 
 
@@ -71,3 +72,13 @@ def test_a_preempted_row_computes_its_reply_again_as_it_was_decoded(monkeypatch,
     assert again[:4] == chunks[:4]
     assert len(again) > 10 and all(end == start + 1 for start, end in again[4:])
     assert bench.tokens(preempted) == reply(preempted.prompt.token_ids, 150, frozenset())
+
+
+def test_a_chunk_for_which_the_device_has_no_memory_runs_shorter():
+    bench = Bench(repeatable=True)
+    bench.runner = Small(100)
+    seq = bench.add(700, 5)
+    bench.run()
+    assert bench.tokens(seq) == reply(seq.prompt.token_ids, 5, frozenset())
+    done = [end - start for start, end in chunks_of(bench, seq) if end - start <= 100]
+    assert done[:10] == [64] * 10 and bench.scheduler.num_restarts == 2, "256, then 128 tokens were refused"

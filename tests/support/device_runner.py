@@ -89,6 +89,7 @@ class SimulatedRunner:
         for restore in plan.restores:
             self._restore(restore)
         self._arrange([*plan.decode, *plan.resting])
+        arranged_s = self.now_s
         last, self._launched = self._launched, None
         if plan.decode:
             self._launch(list(plan.decode), plan.isolated)
@@ -96,7 +97,7 @@ class SimulatedRunner:
         decode_s = None
         if plan.prefill and self._launched is not None:
             tokens += self._read(self._launched)
-            self._launched, decode_s = None, self.now_s - start_s
+            self._launched, decode_s = None, self.now_s - arranged_s
         return StepOutput(tokens=tokens, snapshots=snapshots, decode_s=decode_s, busy_s=self.now_s - start_s)
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:

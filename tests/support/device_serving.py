@@ -1,7 +1,7 @@
 """The real scheduler on a simulated device, under rows of fixed length and under agents. Time is virtual."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import MemoryBudget
 from vllm_mlx.core.sequence import PromptInputs, Sequence, SequenceStatus, TokenSampling
 from vllm_mlx.core.step import StepOutput
+from vllm_mlx.runner.calibrate import overhead_of
 from vllm_mlx.scheduler.prefill_pacer import PrefillPacer
 from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 from vllm_mlx.scheduler.scheduler import Scheduler
@@ -20,7 +21,6 @@ from .device_runner import Manner, SimulatedRunner, footprint
 
 BUDGET_SHARE = 0.7  # of the chip's memory
 TRANSIENT_BYTES = 10**9
-_PROBE_TOKENS = 256  # of the chunk that is measured when a model is loaded
 _VOCABULARY = 32_000
 
 
@@ -51,6 +51,17 @@ def fits(device: Device, num_tokens: int) -> bool:
     return room > 1.1 * device.shape.token_bytes * num_tokens
 
 
+def pacer_of(
+    device: Device, clock: Callable[[float], float] = lambda seconds: seconds, *, max_stall_s: float | None = None
+) -> PrefillPacer:
+    """The pacer of a server that has measured the device at load, by a clock that may change computed seconds."""
+    short_s, probe_s = min(clock(device.chunk_s(64)) for _ in range(2)), clock(device.chunk_s(256))
+    overhead_s = overhead_of(short_s, probe_s)
+    return PrefillPacer(
+        max_stall_s=max_stall_s, max_chunk=2048, tokens_per_s=256 / (probe_s - overhead_s), overhead_s=overhead_s
+    )
+
+
 class Serving:
     """A server without a model: requests come in, the scheduler plans, and the device's clock runs."""
 
@@ -62,17 +73,11 @@ class Serving:
             transient_bytes=TRANSIENT_BYTES,
         )
         row, shape = footprint(device.shape), device.shape
-        overhead_s = device.chunk_s(1)
         self.scheduler = Scheduler(
             config,
             memory=memory,
             footprint=row,
-            pacer=PrefillPacer(
-                max_stall_s=config.max_stall_ms / 1000,
-                max_chunk=config.max_prefill_chunk,
-                tokens_per_s=_PROBE_TOKENS / (device.chunk_s(_PROBE_TOKENS) - overhead_s),
-                overhead_s=overhead_s,
-            ),
+            pacer=pacer_of(device),
             shares_forward=manner is Manner.TOGETHER,
         )
         if with_cache:

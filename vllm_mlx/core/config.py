@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from .errors import ConfigError, setting
 
+DEFAULT_STALL_MS = 200.0
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
 CacheReasoning = Literal["auto", "keep", "drop"]
 ToolGrammar = Literal["auto", "strict", "off"]
@@ -134,10 +135,12 @@ class EngineConfig(SettingsGroup):
     """Seconds after which a step of the engine counts as hung, and `/health` reports it."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and reply together, in tokens. Default: the checkpoint's context, or as much as memory holds."""
-    max_stall_ms: float = Field(default=200.0, gt=0)
-    """Longest pause of running replies while a prompt is computed, in milliseconds."""
+    max_stall_ms: float | None = Field(default=None, gt=0)
+    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or three times what
+    a step of the model takes without a prompt, if that is longer: replies are slower then, and the prompt is done
+    sooner."""
     max_prefill_chunk: int = Field(default=2048, gt=0)
-    """Prompt tokens computed in one step while no reply is running."""
+    """Most prompt tokens computed in one step while no reply is running; chunks have lengths that are powers of two."""
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory
     wired: Wired = "none"
     """Memory that Metal never pages out: nothing (`none`), or the weights, which then answer faster after a pause. On
@@ -182,6 +185,11 @@ class EngineConfig(SettingsGroup):
     """Branch, tag or commit on Hugging Face."""
     defaults: SamplingDefaults = Field(default_factory=SamplingDefaults)
     media: MediaConfig = Field(default_factory=MediaConfig)
+
+    @property
+    def stall_ms(self) -> float:
+        """Milliseconds beyond which the pause of a reply counts as a stall."""
+        return DEFAULT_STALL_MS if self.max_stall_ms is None else self.max_stall_ms
 
     def __post_init__(self) -> None:
         if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way

@@ -209,7 +209,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
     attention = _attention_cost(config, checkpoint, measured)
     facts = _engine_facts(config, checkpoint, measured, attention)
     pacer = PrefillPacer(
-        max_stall_s=config.max_stall_ms / 1000,
+        max_stall_s=None if config.max_stall_ms is None else config.max_stall_ms / 1000,
         max_chunk=config.max_prefill_chunk,
         tokens_per_s=measured.calibration.tokens_per_s,
         overhead_s=measured.calibration.overhead_s,

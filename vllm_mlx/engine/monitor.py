@@ -27,7 +27,7 @@ class Monitor:
     """
 
     def __init__(self, config: EngineConfig, processor: RequestProcessor, thread: "EngineThread", pool: PromptPool):
-        self.totals = Totals(started_s=monotonic(), stall_threshold_s=config.max_stall_ms / 1000)
+        self.totals = Totals(started_s=monotonic(), stall_threshold_s=config.stall_ms / 1000)
         self.model_facts = model_facts(config, thread.facts, processor)
         self._build = build_facts()
         self._thread = thread

@@ -36,7 +36,7 @@ def calibrate(model: Model) -> Calibration:
     probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
     short_s = min(_run(model, _SHORT_PROBE_TOKENS) for _ in range(2))
     mx.clear_cache()
-    overhead_s = _overhead_s(short_s, probe_s)
+    overhead_s = overhead_of(short_s, probe_s)
     return Calibration(
         tokens_per_s=_PROBE_TOKENS / max(1e-6, probe_s - overhead_s),
         overhead_s=overhead_s,
@@ -45,7 +45,8 @@ def calibrate(model: Model) -> Calibration:
     )
 
 
-def _overhead_s(short_s: float, probe_s: float) -> float:
+def overhead_of(short_s: float, probe_s: float) -> float:
+    """Seconds of a chunk beside those of its tokens, from the seconds of a short probe and of a longer one."""
     per_token_s = (probe_s - short_s) / (_PROBE_TOKENS - _SHORT_PROBE_TOKENS)
     overhead_s = short_s - _SHORT_PROBE_TOKENS * per_token_s
     return max(0.0, min(overhead_s, _MOST_OVERHEAD * short_s, _MOST_OVERHEAD * probe_s))

@@ -43,9 +43,9 @@ class MLLMScheduler(Scheduler):
         self._media.release()
         return super().schedule(now)
 
-    def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
+    def _chunk_end(self, seq: Sequence, most: int) -> int:
         """The chunk may hold at most one image that has to be encoded in this step."""
-        start, end = seq.num_computed_tokens, super()._chunk_end(seq, max_tokens)
+        start, end = seq.num_computed_tokens, super()._chunk_end(seq, most)
         items = [item for item in seq.prompt.media if item.end > start]
         if self._bidirectional_images:
             cut = next((item for item in items if item.offset < end < item.end), None)

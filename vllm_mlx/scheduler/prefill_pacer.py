@@ -1,52 +1,78 @@
-"""Decides how many prompt tokens one step may prefill. It learns from measured chunks and reads no clock itself."""
+"""Decides where prefill chunks end. It learns from measured chunks and reads no clock itself.
+
+Chunks end at multiples of GRID, unless a resume point, an image or the end of the prompt comes first. While nothing
+decodes they end at multiples of their own length, a power of two that hardly depends on how long single chunks took.
+"""
 
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
+from ..core.config import DEFAULT_STALL_MS
 from ..core.memory import SHORTEST_CHUNK, AttentionCost
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import ChunkTiming, PrefillChunk
+from .chunk_speed import ChunkSpeed, depth_of
 
-MIN_CHUNK = 16  # tokens; so that a slow machine makes progress too
+GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
+_MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
+_STALL_STEPS = 3  # where no limit is given, replies may pause for this many passes over the weights and the rows
+_WORTH = 2  # a chunk is worth its overhead once its tokens take this many times as long
+_TOO_LONG, _TOO_SHORT = 1.5, 0.5  # shares of an idle step beyond which a length is chosen again
 _MAX_GROWTH = 2  # a chunk beside decoding rows is at most this many times longer than any measured one
-_MIN_FITTED = 64
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
 _TRIALS = 64  # chunks within memory before a length that exceeded memory is tried again
-_FIRST_PROBE = 256  # tokens of the chunk that calibration measured
-_FORGET = 0.9  # factor of older measurements at each new chunk
+_FIRST_PROBE = 256  # tokens of the longest chunk that calibration measured
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What prefill may add to one step."""
+
+    seconds: float
+    is_idle: bool = False  # nothing else runs and nobody else is expected
 
 
 class PrefillPacer:
-    """Predicts that a chunk of n tokens after s others takes `overhead + a·n + b·(n·s + n²/2)`; b stands for attention.
-
-    a and b are fitted to measured chunks by least squares, in which newer and longer chunks weigh more.
-    """
+    """Owns the limits of chunks: the time that a step may take, and the memory."""
 
     def __init__(
         self,
         *,
-        max_stall_s: float,
+        max_stall_s: float | None,
         max_chunk: int,
         tokens_per_s: float,
         overhead_s: float,
         attention: AttentionCost = AttentionCost(),  # noqa: B008 - it is immutable
     ):
-        self.max_stall_s = max_stall_s
+        """`max_stall_s`: None lets a machine with slow steps take longer than the default.
+
+        `overhead_s`: of a chunk, beside the time of its tokens.
+        """
+        stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
+        self._is_given = max_stall_s is not None
+        self._stall_s = stall_s
+        self._idle_s = max(stall_s, min(_IDLE_STALLS * stall_s, _MAX_IDLE_S))
+        self._idle_lengths: dict[int, int] = {}  # by depth
         self._attention = attention
         self._max_chunk = max_chunk
         self._longest_now = max_chunk  # less under memory pressure
         self._too_long = max_chunk + 1  # tokens of the last chunk that exceeded memory
         self._num_full_chunks = 0  # full-length chunks within memory since the limit moved
-        self._overhead_s = overhead_s
-        self._decode_s = 0.0
+        self._speed = ChunkSpeed(overhead_s=overhead_s, tokens_per_s=tokens_per_s, num_tokens=_FIRST_PROBE)
+        self._decode_s = 0.0  # recent steps, rather too long
+        self._last_decode_s = 0.0
+        self._least_decode_s = 0.0  # the shorter of two steps, because one may be slow for another reason
         self._longest = _FIRST_PROBE  # tokens of the longest measured chunk
-        self._s_per_token = 1 / tokens_per_s
-        self._s_per_pair = 0.0
         self._caution = 1.0  # measured over expected time, if recent chunks were slower
-        self._sums = [0.0] * 5
-        self._fit(ChunkTiming(0, self._longest, overhead_s + self._longest / tokens_per_s))
+
+    @property
+    def max_stall_s(self) -> float:
+        """Seconds that replies may pause while a prompt is computed."""
+        relative_s = _STALL_STEPS * (self._speed.overhead_s + self._least_decode_s)
+        return self._stall_s if self._is_given else max(self._stall_s, relative_s)
 
     @property
     def longest_chunk(self) -> int:
@@ -64,7 +90,7 @@ class PrefillPacer:
 
     def lengthen(self, num_tokens: int) -> None:
         """A chunk of this length ran within memory: raise the limit again, step by step."""
-        if self._longest_now == self._max_chunk or num_tokens < self._longest_now:
+        if self._longest_now == self._max_chunk or num_tokens < _power_of_two(self._longest_now):
             return
         self._num_full_chunks += 1
         longer = self._longest_now + 1 + self._longest_now // _GROWTH
@@ -72,78 +98,104 @@ class PrefillPacer:
             self._longest_now, self._num_full_chunks = min(self._max_chunk, longer), 0
 
     def observe_chunk(self, timing: ChunkTiming) -> None:
-        if timing.num_tokens < MIN_CHUNK:
-            self._overhead_s = min(self._overhead_s, timing.seconds)
+        """Learn from a chunk. The time of a short one is mostly overhead, or that of few experts: it tells nothing."""
+        if timing.num_tokens < min(GRID, self._max_chunk):
             return
-        expected_s = self.chunk_s(timing.num_tokens, timing.start)
-        self._caution = max(1.0, timing.seconds / expected_s, (1 + self._caution) / 2)
+        ratio = self._speed.observe(timing)
+        self._caution = max(1.0, ratio, (1 + self._caution) / 2)
         self._longest = max(self._longest, timing.num_tokens)
-        if timing.num_tokens >= _MIN_FITTED:  # the time of a short chunk is mostly overhead
-            self._fit(timing)
 
     def observe_decode(self, seconds: float) -> None:
         self._decode_s = max(seconds, (self._decode_s + seconds) / 2)
+        self._least_decode_s, self._last_decode_s = min(seconds, self._last_decode_s), seconds
 
-    def step_budget_s(self, *, decoding: bool, resting: bool = False) -> float:
-        """Seconds of prefill that one step may add. `resting`: there are rows that decode, though not in this step."""
-        if decoding:
-            return max(0.0, self.max_stall_s - self._decode_s)
-        return self.max_stall_s if resting else _IDLE_STALLS * self.max_stall_s
+    def budget(self, *, decoding: bool, resting: bool = False, most_s: float = math.inf) -> Budget:
+        """What prefill may add to a step, at most `most_s`. `resting`: rows that decode skip this step."""
+        seconds = min(most_s, self._idle_s)
+        if not decoding and not resting:
+            return Budget(seconds, is_idle=seconds == self._idle_s)
+        return Budget(max(0.0, min(seconds, self.max_stall_s - (self._decode_s if decoding else 0.0))))
+
+    def chunk_end(self, start: int, budget: Budget) -> int:
+        """The position at which a chunk after `start` tokens ends, if nothing cuts it."""
+        in_memory = min(self._longest_now, self._attention.longest_chunk(start))
+        if budget.is_idle:
+            length = _power_of_two(min(in_memory, self._idle_length(start)))
+            return _edge(start, length, grid=length)
+        shortest = self._shortest_chunk(start)
+        to_edge = shortest + -(start + shortest) % GRID
+        longest = min(in_memory, max(to_edge, self.chunk_tokens(budget.seconds, start)))
+        return _edge(start, longest, grid=min(GRID, _power_of_two(longest)))
 
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
-        """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least MIN_CHUNK."""
-        room_s = max(0.0, budget_s / self._caution - self._overhead_s)
-        square, linear = self._s_per_pair / 2, self._s_per_token + self._s_per_pair * start
-        if square * room_s < 1e-12 * linear * linear:
-            tokens = room_s / linear
-        else:
-            tokens = (math.sqrt(linear * linear + 4 * square * room_s) - linear) / (2 * square)
+        """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least GRID."""
         is_careful = budget_s <= self.max_stall_s
         longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
-        return min(longest, max(MIN_CHUNK, int(tokens)), self._attention.longest_chunk(start))
+        tokens = self._speed.tokens_within(budget_s / self._caution, start)
+        return min(longest, max(GRID, tokens), self._attention.longest_chunk(start))
+
+    def _shortest_chunk(self, start: int) -> int:
+        """Tokens of the shortest chunk beside replies. A limit that was given counts more than the overhead."""
+        if self._is_given:
+            return GRID
+        worth = self._speed.tokens_within((1 + _WORTH) * self._speed.overhead_s, start)
+        return max(1, math.ceil(min(worth, _MAX_GROWTH * self._longest) / GRID)) * GRID
+
+    def _idle_length(self, start: int) -> int:
+        """Tokens of a chunk after `start` others while nothing else runs. It stays while it suits, more or less."""
+        depth = depth_of(start)
+        length = self._idle_lengths.get(depth)
+        if length is None or not self._suits(length, depth):
+            length = _power_of_two(self._max_chunk)
+            while length > GRID and self._idle_chunk_s(length, depth) > self._idle_s:
+                length //= 2
+            self._idle_lengths[depth] = length
+        return length
+
+    def _suits(self, length: int, depth: int) -> bool:
+        if length > GRID and self._idle_chunk_s(length, depth) > _TOO_LONG * self._idle_s:
+            return False
+        longer = 2 * length
+        return longer > self._max_chunk or self._idle_chunk_s(longer, depth) >= _TOO_SHORT * self._idle_s
+
+    def _idle_chunk_s(self, length: int, depth: int) -> float:
+        return self.chunk_s(length, depth * 3 // 4)  # at this depth, half of the tokens or more come before it
 
     def fixed_chunk(self, num_tokens: int, start: int) -> int:
         """Tokens of a chunk after `start` others if lengths depend on positions alone: halved until memory suffices."""
-        longest = self._attention.longest_chunk(start)
+        longest = min(self._longest_now, self._attention.longest_chunk(start))
         while num_tokens > max(longest, SHORTEST_CHUNK):
             num_tokens //= 2
         return num_tokens
 
     def chunk_s(self, num_tokens: int, start: int = 0) -> float:
         """Expected seconds of a chunk of `num_tokens` tokens after `start` others."""
-        return self._overhead_s + num_tokens * self._s_per_token + _pairs(num_tokens, start) * self._s_per_pair
-
-    def _fit(self, timing: ChunkTiming) -> None:
-        n, pairs = timing.num_tokens, _pairs(timing.num_tokens, timing.start)
-        net_s = max(0.0, timing.seconds - self._overhead_s)
-        terms = (n * n, n * pairs, pairs * pairs, n * net_s, pairs * net_s)
-        self._sums = [_FORGET * old + term for old, term in zip(self._sums, terms, strict=True)]
-        nn, n_pairs, pp, nt, pt = self._sums
-        determinant = nn * pp - n_pairs * n_pairs
-        a, b = nt / nn, 0.0  # if all chunks are alike, one rate explains them
-        if determinant > 1e-3 * nn * pp:
-            a, b = (nt * pp - pt * n_pairs) / determinant, (pt * nn - nt * n_pairs) / determinant
-            if b < 0:
-                a, b = nt / nn, 0.0
-            elif a < 0:
-                a, b = 0.0, pt / pp
-        self._s_per_token, self._s_per_pair = max(1e-9, a), b
+        return self._speed.chunk_s(num_tokens, start)
 
 
-def _pairs(num_tokens: int, start: int) -> float:
-    """Number of pairs of a token and a token that it attends to."""
-    return num_tokens * (start + num_tokens / 2)
+def _power_of_two(number: int) -> int:
+    """The largest one that is not above `number`."""
+    return 1 << (number.bit_length() - 1)
+
+
+def _edge(start: int, longest: int, grid: int) -> int:
+    """The last multiple of `grid` that a chunk of `longest` tokens reaches, or of half of it, where that is near."""
+    end = (start + longest) // grid * grid
+    while end - start < GRID < grid:
+        grid //= 2
+        end = (start + longest) // grid * grid
+    return end
 
 
 def plan_prefill(
     queue: Rows[Sequence],
     pacer: PrefillPacer,
     chunk: Callable[[Sequence, int], PrefillChunk],
-    budget_s: float,
+    budget: Budget,
 ) -> tuple[PrefillChunk, ...]:
-    """The first prompt gets at least half of `budget_s`; prompts that fit in what is left ride along whole.
+    """The first prompt gets at least half of the budget; prompts that fit in what is left ride along whole.
 
-    `chunk`: plans at most so many tokens of a row, which may be none.
+    `chunk`: plans a row's chunk up to a position at most, which may be empty.
     """
     if not queue:
         return ()
@@ -152,18 +204,19 @@ def plan_prefill(
         start = seq.num_computed_tokens
         num_left = seq.prefill_end - start
         cost_s = pacer.chunk_s(num_left, start)
-        if num_left <= pacer.chunk_tokens(budget_s, start) and spent_s + cost_s <= budget_s / 2:
-            riders.append((seq, num_left))
+        if num_left <= pacer.chunk_tokens(budget.seconds, start) and spent_s + cost_s <= budget.seconds / 2:
+            riders.append(seq)
             spent_s += cost_s
-    head = chunk(queue[0], pacer.chunk_tokens(budget_s - spent_s, queue[0].num_computed_tokens))
-    chunks = [head, *(chunk(seq, num_tokens) for seq, num_tokens in riders)]
+    head_budget = Budget(budget.seconds - spent_s) if riders else budget
+    head = chunk(queue[0], pacer.chunk_end(queue[0].num_computed_tokens, head_budget))
+    chunks = [head, *(chunk(seq, seq.prefill_end) for seq in riders)]
     spent_s += pacer.chunk_s(head.end - head.start, head.start)
     rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
     for seq in rest:  # the head took less than its share
         start = seq.num_computed_tokens
-        if spent_s + pacer.chunk_s(MIN_CHUNK, start) > budget_s:
+        if spent_s + pacer.chunk_s(GRID, start) > budget.seconds:
             break
-        planned = chunk(seq, pacer.chunk_tokens(budget_s - spent_s, start))
+        planned = chunk(seq, pacer.chunk_end(start, Budget(budget.seconds - spent_s)))
         spent_s += pacer.chunk_s(planned.end - planned.start, planned.start)
         chunks.append(planned)
     return tuple(planned for planned in chunks if planned.end > planned.start)

@@ -332,26 +332,25 @@ class Scheduler:
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
     def _plan_prefill(self, favoured: list[Sequence], decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
-        budget_s = self._pacer.step_budget_s(decoding=bool(decode), resting=bool(resting))
-        budget_s = min(budget_s, self._turns.longest_prefill_s(self._pacer.max_stall_s))
+        most_s = self._turns.longest_prefill_s(self._pacer.max_stall_s)
+        budget = self._pacer.budget(decoding=bool(decode), resting=bool(resting), most_s=most_s)
         rows = self._turns.in_turn(self._seqs.prefilling(), favoured)
-        return plan_prefill(rows, self._pacer, self._chunk, budget_s)
+        return plan_prefill(rows, self._pacer, self._chunk, budget)
 
-    def _chunk(self, seq: Sequence, max_tokens: int) -> PrefillChunk:
-        """Plan the next chunk of a row. It may be empty."""
+    def _chunk(self, seq: Sequence, most: int) -> PrefillChunk:
+        """Plan the next chunk of a row, up to position `most` or an earlier one. It may be empty."""
         start, cache = seq.num_computed_tokens, self.prefix_cache
-        end = self._chunk_end(seq, max_tokens)
+        end = self._chunk_end(seq, most)
         seq.num_computed_tokens = end
         if end == seq.prefill_end:
             seq.status = SequenceStatus.DECODING
         capture = cache.plan_chunk_capture(seq, end) if cache is not None and end > start else None
         return PrefillChunk(seq, start, end, capture)
 
-    def _chunk_end(self, seq: Sequence, max_tokens: int) -> int:
+    def _chunk_end(self, seq: Sequence, most: int) -> int:
         if self._fixed_chunk is not None:
             return fixed_chunk_end(seq, self._pacer.fixed_chunk(self._fixed_chunk, seq.num_computed_tokens))
-        limit = seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq)
-        return min(limit, seq.num_computed_tokens + max_tokens)
+        return min(most, seq.prefill_end if self.prefix_cache is None else self.prefix_cache.next_point(seq))
 
     # -- results
 

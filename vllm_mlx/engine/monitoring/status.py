@@ -228,7 +228,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "tool_call_parser": processor.tools,
         "prefill_tokens_per_s_at_load": round(facts.calibration.tokens_per_s, 1),
         "max_num_seqs": config.max_num_seqs,
-        "max_stall_ms": config.max_stall_ms,
+        "max_stall_ms": config.stall_ms,
         "created": info.created,
     }
 
