@@ -16,7 +16,7 @@ from tests.support.device_serving import Result, decode_rows, fits, serve_agents
 
 LENGTHS = (60_000, 20_000, 8_000, 2_000)
 MODELS = ("Qwen3 0.6B", "Qwen3 8B", "Qwen3 32B", "Llama 3.3 70B", "Qwen3.8 27B", "Qwen3 30B-A3B", "gpt-oss 120B")
-_AGENT_CHIPS = ("M1 Max", "M2 Ultra", "M3 Max", "M3 Ultra", "M4", "M4 Pro", "M4 Max", "M5 Max")
+_AGENT_CHIPS = ("M1 Max", "M2 Ultra", "M3 Max", "M3 Ultra", "M4 Pro", "M4 Max", "M5 Max")
 _SHORT, _PROMPT = 2_000, 2_048
 _FILE_WIDTH = 200
 Cell = Callable[[Device], str]
