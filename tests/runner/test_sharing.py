@@ -4,16 +4,22 @@ These are the contract tests of `runner/grouped.py`: an architecture that stops 
 to attention, or that asks them for something new, fails here by name.
 """
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
+from mlx_lm.models import qwen3
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, PARTLY_ROTARY, checkpoint
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache import layers
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
+from vllm_mlx.core.step import PrefillChunk, StepPlan
 from vllm_mlx.runner.batch import Batch, regroup
 from vllm_mlx.runner.checkpoint import find_checkpoint
+from vllm_mlx.runner.device import DeviceWatch
 from vllm_mlx.runner.model import Model, load_model
+from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sharing import sharing_fault
 
 NAMES = [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)]
@@ -85,6 +91,34 @@ def test_rows_of_each_architecture_share_a_forward_pass(name: str) -> None:
 def test_a_model_that_computes_attention_itself_is_found_out(name: str) -> None:
     fault = sharing_fault(load(name))
     assert fault is not None and "attention" in fault
+
+
+def test_a_model_that_changes_masks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of one row, which have no mask, do not show it."""
+    model, attend = load("qwen3"), qwen3.scaled_dot_product_attention
+
+    def cutting(*inputs: Any, mask: Any, **options: Any) -> Any:
+        return attend(*inputs, mask=mask if mask is None or mask == "causal" else mask[..., :99], **options)
+
+    monkeypatch.setattr(qwen3, "scaled_dot_product_attention", cutting)
+    fault = sharing_fault(model)
+    assert fault is not None and "attention" in fault
+
+
+def test_rows_join_and_leave_with_copies_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "SLICE_BYTES", 1)  # a layer
+    runner = Runner(load("qwen3"), DeviceWatch(limit_bytes=1))
+    seqs = [started(runner._model, row, 1500).seqs[0] for row in (0, 1)]
+    runner.prefill([PrefillChunk(seq, 0, 1500) for seq in seqs])
+    a, b = seqs
+    runner.decode(StepPlan(decode=((a,), (b,))))
+    for plan in (StepPlan(decode=((a, b),)), StepPlan(decode=((b,),))):
+        for seq in seqs:
+            seq.num_computed_tokens += 1
+        mx.synchronize()
+        before = mx.get_active_memory()
+        peak = 1 + runner.decode(plan).overrun.peak_bytes
+        assert peak - before < 1.6 * runner.live_bytes() / len(runner._model.structure)
 
 
 def test_a_row_joins_and_leaves_without_a_copy_of_its_kv() -> None:

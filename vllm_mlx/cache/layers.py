@@ -293,12 +293,14 @@ def _join_rows(parts: Sequence[tuple[Any, Sequence[int]]], side: int, width: int
     return joined
 
 
-def keep(kv: Sequence[Any], indices: Sequence[int], lengths: Sequence[int]) -> None:
-    """Keep only the rows at `indices` of batch caches, in this order. `lengths`: of these rows."""
+def keep(kv: list[Any], indices: Sequence[int], lengths: Sequence[int]) -> None:
+    """Keep only the rows at `indices` of batch caches, in this order. `lengths`: of these rows. One needs no batch."""
     chosen, longest = mx.array(list(indices)), max(lengths)
     slices = Slices(mx.eval)
-    for leaf in kv:
-        if kind(leaf) is Kind.BATCHED_ATTENTION:  # the library's method waits for the device to learn the padding
+    for place, leaf in enumerate(kv):
+        if len(indices) == 1:
+            kv[place] = leaf = _single(leaf, indices[0], longest)
+        elif kind(leaf) is Kind.BATCHED_ATTENTION:  # the library's method waits for the device to learn the padding
             start = leaf._idx - longest
             leaf.keys, leaf.values = (array[:, :, start:][chosen] for array in (leaf.keys, leaf.values))
             leaf.offset, leaf.left_padding = mx.array(list(lengths)), mx.array([longest - length for length in lengths])
@@ -314,16 +316,21 @@ def extract(kv: Sequence[Any], index: int, length: int) -> list[Any]:
     row = []
     slices = Slices(mx.eval)
     for leaf in kv:
-        is_window = kind(leaf) is Kind.BATCHED_WINDOW
-        single = _new(leaf, "RotatingKVCache", leaf.max_size) if is_window else _new(leaf, "KVCache")
-        single.keys, single.values = (mx.contiguous(array[index : index + 1]) for array in tokens(leaf, length))
-        single.offset = length
-        if is_window:
-            single._idx = single.keys.shape[2]
-        slices.add((single.keys, single.values))
-        row.append(single)
+        row.append(_single(leaf, index, length))
+        slices.add((row[-1].keys, row[-1].values))
     slices.finish()
     return row
+
+
+def _single(leaf: Any, index: int, length: int) -> Any:
+    """A lazy copy of one row, of `length` tokens, of a batch cache."""
+    is_window = kind(leaf) is Kind.BATCHED_WINDOW
+    single = _new(leaf, "RotatingKVCache", leaf.max_size) if is_window else _new(leaf, "KVCache")
+    single.keys, single.values = (mx.contiguous(array[index : index + 1]) for array in tokens(leaf, length))
+    single.offset = length
+    if is_window:
+        single._idx = single.keys.shape[2]
+    return single
 
 
 def _new(like: Any, name: str, *arguments: Any) -> Any:

@@ -90,21 +90,19 @@ class Group:
         """Keep only the rows at `indices`."""
         if len(indices) == len(self.seqs):
             return
-        if len(indices) == 1:
-            self.kv = self.take(indices[0]).kv
-        else:
-            layers.keep(self.kv, indices, [self.lengths[index] for index in indices])
+        self.counters = None
         self.seqs = [self.seqs[index] for index in indices]
         self.lengths = [self.lengths[index] for index in indices]
-        self.counters = None
+        layers.keep(self.kv, indices, self.lengths)
 
     def join(self, others: list["Group"]) -> None:
         """Add the rows of other groups, which are emptied."""
         groups = [self, *others]
+        for group in groups:
+            group.counters = None
         self.kv = layers.merge([(group.kv, group.lengths) for group in groups])
         self.seqs = [seq for group in groups for seq in group.seqs]
         self.lengths = [length for group in groups for length in group.lengths]
-        self.counters = None
 
 
 def regroup(groups: list[Group], wanted: list[set[int]]) -> list[Group]:
@@ -143,7 +141,7 @@ def _taken(group: Group, ids: set[int]) -> list[Group]:
 class Batch:
     """Rows that share a forward pass. Those of one group share attention, too; recurrent states lie in one array.
 
-    Its groups do not change: rows that join or leave are another batch.
+    Rows that join or leave are another batch. Before its groups change, a batch must `let_go` of their caches.
     """
 
     def __init__(self, model: Model, groups: list[Group], states: list[Any], tokens: mx.array, structure: LayerCaches):
@@ -155,10 +153,8 @@ class Batch:
         self._states = states
         self._tokens = tokens  # (rows,) fed by the next launch
         self._structure = structure
-        self._layers: list[GroupedLayer] = []
-        if len(groups) > 1:
-            self._layers = [GroupedLayer(caches) for caches in zip(*(group.kv for group in groups), strict=True)]
-        self._caches = layers.assemble(structure, self._layers or groups[0].kv, states)
+        self._layers: list[GroupedLayer] = []  # in place of the KV caches, if there are several groups
+        self._caches: LayerCaches = []  # one per layer; none until a forward pass needs them
         self._sampler: Sampler | None = None
         self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
 
@@ -225,6 +221,8 @@ class Batch:
         """
         if self._states and max(num_tokens) > 1:
             raise ValueError("A row of a model with recurrent layers takes one token in a shared forward pass")
+        if not self._caches:
+            self._assemble()
         own = list(zip(self.groups, num_tokens, strict=True))
         rows = [(seq, length, num) for group, num in own for seq, length in zip(group.seqs, group.lengths, strict=True)]
         fed = [(seq, length + place) for seq, length, num in rows for place in range(num)]
@@ -238,6 +236,15 @@ class Batch:
         for group, num in own:
             group.grow(num)
         return logits
+
+    def let_go(self) -> None:
+        """Leave the caches to the groups alone: a merge frees each layer once it is copied."""
+        self._layers, self._caches = [], []
+
+    def _assemble(self) -> None:
+        if len(self.groups) > 1:
+            self._layers = [GroupedLayer(caches) for caches in zip(*(group.kv for group in self.groups), strict=True)]
+        self._caches = layers.assemble(self._structure, self._layers or self.groups[0].kv, self._states)
 
     def view(self, seq_id: int, length: int) -> snapshot.RowView:
         """View the state of one row, of `length` tokens."""

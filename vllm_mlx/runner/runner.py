@@ -283,6 +283,8 @@ class Runner:
         places = {seq_id: (batch, index) for batch in held for index, seq_id in enumerate(batch.seq_ids)}
         wanted = [[ids & places.keys() for ids in groups] for groups in wanted]
         wanted = [left for groups in wanted if (left := [ids for ids in groups if ids])]
+        for batch in held:
+            batch.let_go()
         groups = iter(regroup([group for batch in held for group in batch.groups], list(chain(*wanted))))
         self._batches = [_batch([next(groups) for _ in ids], held, places) for ids in wanted]
 
@@ -304,8 +306,12 @@ class Runner:
 def _batch(groups: list[Group], held: Iterable[Batch], places: Mapping[int, tuple[Batch, int]]) -> Batch:
     """The batch of these groups: the one that has them already, or a new one."""
     seq_ids = [seq_id for group in groups for seq_id in group.seq_ids]
-    same = (batch for batch in held if batch.seq_ids == seq_ids and len(batch.groups) == len(groups))
+    same = (batch for batch in held if batch.seq_ids == seq_ids and _are_same(batch.groups, groups))
     return next(same, None) or Batch.gather(groups, places)
+
+
+def _are_same(a: Rows[object], b: Rows[object]) -> bool:
+    return [id(item) for item in a] == [id(item) for item in b]
 
 
 class _RowFences:
