@@ -19,6 +19,7 @@ GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are 
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
 _MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
 _STALL_STEPS = 3  # where no limit is given, replies may pause for this many passes over the weights and the rows
+_LEAST_TO_EDGE = 16  # tokens of the shortest chunk that a return to the grid is worth
 _WORTH = 2  # a chunk is worth its overhead once its tokens take this many times as long
 _TOO_LONG, _TOO_SHORT = 1.5, 0.5  # shares of an idle step beyond which a length is chosen again
 _MAX_GROWTH = 2  # a chunk beside decoding rows is at most this many times longer than any measured one
@@ -122,8 +123,8 @@ class PrefillPacer:
         if budget.is_idle:
             length = _power_of_two(min(in_memory, self._idle_length(start)))
             return _edge(start, length, grid=length)
-        shortest = self._shortest_chunk(start)
-        to_edge = shortest + -(start + shortest) % GRID
+        rest = -start % GRID
+        to_edge = self._shortest_chunk(start) + rest - (GRID if rest >= _LEAST_TO_EDGE else 0)
         longest = min(in_memory, max(to_edge, self.chunk_tokens(budget.seconds, start)))
         return _edge(start, longest, grid=min(GRID, _power_of_two(longest)))
 
