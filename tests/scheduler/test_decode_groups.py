@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mlx.core.memory import ALLOCATION_STEP
-from vllm_mlx.scheduler.decode_groups import MAX_PADDING_SHARE, padding, regroup
+from vllm_mlx.core.memory import ALLOCATION_STEP, RowFootprint
+from vllm_mlx.scheduler.decode_groups import MAX_PADDING_SHARE, DecodeGroups, padding, regroup
 
 lengths_by_row = st.dictionaries(st.integers(0, 40), st.integers(1, 60_000), max_size=16)
 
@@ -52,3 +52,40 @@ def test_a_group_that_lost_its_middle_rows_splits_once_its_padding_shows():
 
 def test_groups_that_grew_alike_become_one():
     assert len(regroup([(0,), (1,)], {0: 20_000, 1: 19_500})) == 1
+
+
+def sharing() -> DecodeGroups:
+    """Groups of a model so small that every copy is cheap."""
+    return DecodeGroups(RowFootprint(bytes_per_token=1), can_batch=True, shares_forward=True)
+
+
+def test_groups_that_share_a_forward_pass_stay_as_they_are_if_memory_is_short():
+    lengths = {0: 1000, 1: 900}
+    groups, padded = sharing(), 100
+    for _ in range(3):
+        assert len(groups.plan(lengths, free_bytes=lambda: 2 * padded - 1)) == 2
+    assert groups.plan(lengths, free_bytes=lambda: 2 * padded) == [(1, 0)]
+
+
+def test_they_divide_as_well_once_their_padding_shows():
+    groups = sharing()
+    lengths = {**dict.fromkeys(range(8), 5_000), 8: 100}
+    for _ in range(20):
+        planned = groups.plan(lengths)
+    assert len(planned) == 1
+    for row in range(7):
+        groups.leave(row)
+    assert sorted(groups.plan({7: 5_000, 8: 100})) == [(7,), (8,)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(lengths_by_row, max_size=6))
+def test_their_padding_stays_under_the_limit(plans):
+    groups = sharing()
+    for lengths in plans:
+        for _ in range(3):
+            planned = groups.plan(lengths)
+        assert sorted(row for group in planned for row in group) == sorted(lengths)
+        for group in planned:
+            members = [lengths[row] for row in group]
+            assert padding(members) <= limit(members)

@@ -6,11 +6,12 @@ that step costs nothing, because buffers grow by that step anyway.
 
 Where all groups share one forward pass, a merge saves no more than a few kernels a layer and step. A row then begins
 as a group of its own, for which nothing is copied. Two groups merge once their kernels have cost as much as the copy
-would: that is at most twice the cost of the best choice, however long the rows live.
+would: that is at most twice the cost of the best choice, however long the rows live. They stay as they are where the
+padding would take more than half of the free memory, so that no row is preempted for it.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 
 from ..core.memory import ALLOCATION_STEP, RowFootprint
@@ -40,14 +41,22 @@ class DecodeGroups:
         self._isolated: set[int] = set()
         self._num_plans = 0
 
-    def plan(self, lengths: Lengths, alone: Collection[int] = ()) -> list[Group]:
-        """Plan the groups of this step for exactly these rows. Rows in `alone` join no other row in this step."""
+    def plan(
+        self,
+        lengths: Lengths,
+        alone: Collection[int] = (),
+        free_bytes: Callable[[], float] = lambda: math.inf,
+    ) -> list[Group]:
+        """Plan the groups of this step for exactly these rows. Rows in `alone` join no other row in this step.
+
+        `free_bytes`: what all rows leave of the memory.
+        """
         self._num_plans += 1
         grouped = {row for group in self._shared for row in group}
         single = self._isolated.union(row for row in alone if row not in grouped)
         shared = {row: length for row, length in lengths.items() if self._can_batch and row not in single}
         if self._shares_forward:
-            self._shared = self._merge_two(_with_new_rows(self._shared, shared), shared)
+            self._shared = self._merge_two(_with_new_rows(self._shared, shared), shared, free_bytes)
             self._formed = {group: self._formed.get(group, self._num_plans) for group in self._shared}
         elif shared.keys() != grouped or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
             self._shared = regroup(self._shared, shared)
@@ -65,7 +74,7 @@ class DecodeGroups:
             return frozenset(self._isolated.intersection(rows))
         return frozenset(rows)
 
-    def _merge_two(self, groups: list[Group], lengths: Lengths) -> list[Group]:
+    def _merge_two(self, groups: list[Group], lengths: Lengths, free_bytes: Callable[[], float]) -> list[Group]:
         """Merge the two groups of similar length whose copy is the smallest, once it pays."""
         ordered = sorted(groups, key=lambda group: max(lengths[row] for row in group))
         pairs = [(self._steps_to_merge([lengths[row] for row in (*a, *b)]), a, b) for a, b in pairwise(ordered)]
@@ -73,15 +82,23 @@ class DecodeGroups:
         waited = self._num_plans - max(self._formed.get(group, self._num_plans) for group in (a, b))
         if steps > min(waited, _LONGEST_WAIT):
             return groups
+        if 2 * self._padded_bytes([lengths[row] for row in a], [lengths[row] for row in b]) > free_bytes():
+            return groups
         return [*(group for group in groups if group not in (a, b)), (*a, *b)]
 
     def _steps_to_merge(self, lengths: Sequence[int]) -> float:
         """The steps in which a merge of rows of these lengths saves what its copy costs."""
-        if not fits(lengths):
+        if not fits(lengths, MERGE_PADDING_SHARE):
             return math.inf
         row = self._footprint
         layer_bytes = (row.copy_bytes(max(lengths)) - row.fixed_bytes) / row.num_layers
         return len(lengths) * layer_bytes / _BYTES_PER_STEP
+
+    def _padded_bytes(self, *groups: Sequence[int]) -> int:
+        """The bytes by which rows of these lengths grow if the groups become one."""
+        longest = max(map(max, groups))
+        bytes_at = self._footprint.bytes_at
+        return sum(len(lengths) * (bytes_at(longest) - bytes_at(max(lengths))) for lengths in groups)
 
     def is_isolated(self, row: int) -> bool:
         return row in self._isolated
@@ -115,14 +132,19 @@ def regroup(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
 
     New rows join the group in which they cause the least padding, or form new groups.
     """
+    kept, new = _kept(groups, lengths)
+    return _merge(_join(kept, new, lengths), lengths)
+
+
+def _kept(groups: Iterable[Group], lengths: Lengths) -> tuple[list[Group], list[int]]:
+    """What is left of the groups, divided where padding exceeds the limit since rows have left; and the new rows."""
     kept: list[Group] = []
     for group in groups:
         alive = tuple(row for row in group if row in lengths)
         if alive:
             kept += [alive] if fits([lengths[row] for row in alive]) else _partition(alive, lengths)
     placed = {row for group in kept for row in group}
-    kept = _join(kept, [row for row in lengths if row not in placed], lengths)
-    return _merge(kept, lengths)
+    return kept, [row for row in lengths if row not in placed]
 
 
 def _partition(rows: Iterable[int], lengths: Lengths) -> list[Group]:
@@ -153,10 +175,9 @@ def _join(groups: list[Group], rows: list[int], lengths: Lengths) -> list[Group]
 
 
 def _with_new_rows(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
-    """The groups without the rows that have left, and a group for each new row."""
-    kept = [alive for group in groups if (alive := tuple(row for row in group if row in lengths))]
-    placed = {row for group in kept for row in group}
-    return [*kept, *((row,) for row in lengths if row not in placed)]
+    """What is left of the groups, and a group for each new row."""
+    kept, new = _kept(groups, lengths)
+    return [*kept, *((row,) for row in new)]
 
 
 def _merge(groups: list[Group], lengths: Lengths) -> list[Group]:

@@ -328,7 +328,8 @@ class Scheduler:
                 self._seqs.drain(seq)
                 self._leave(seq, seq.num_computed_tokens)
         alone = {seq.seq_id for seq in favoured}
-        groups = self._groups.plan({row: seq.num_computed_tokens for row, seq in rows.items()}, alone=alone)
+        lengths = {row: seq.num_computed_tokens for row, seq in rows.items()}
+        groups = self._groups.plan(lengths, alone, lambda: self.pool.num_bytes - self._row_bytes(extra=1))
         return tuple(tuple(rows[row] for row in group) for group in groups)
 
     def _plan_prefill(self, favoured: list[Sequence], decode: Groups, resting: Groups) -> tuple[PrefillChunk, ...]:
