@@ -11,11 +11,12 @@ from tests.support.rows import row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from vllm_mlx.core.request import SamplingParams
+from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .template_variants import TEMPLATE_VARIANTS
-from .turns import ECHOES, Session, each_part, make_processor, system, user
+from .turns import ECHOES, Session, canonical, each_part, letter_by_letter, make_processor, system, user
 
 START = (system("Be kind."), user("Change a.py."))
 JSON_CALL = '<tool_call>\n{"name":"edit","arguments":{"path":"a.py", "text":"é  x\\n","lines":[1.0,2]}}\n</tool_call>'
@@ -224,6 +225,25 @@ def test_no_end_token_in_the_template(processor_with) -> None:
     prompt = session.prepare().prompt.token_ids
     assert prompt[: len(turn.token_ids) - 1] == turn.token_ids[:-1]
     assert "<|im_end|>" not in processor.tokenizer.decode(prompt)
+
+
+def test_a_reply_that_the_template_writes_in_its_own_way_leaves_earlier_replies_as_they_were(processor_with) -> None:
+    """No special token ends a turn here, behind which the prompt's ids would be known without its reply's."""
+    processor = processor_with("no special tokens")
+    session = Session(processor, messages=START)
+    session.encode = canonical
+    session.answer("<|im_end|>")
+    session.ask("")
+    session.encode = letter_by_letter
+    spelled = session.answer(" a<|im_end|>")
+    session.ask("")
+    session.encode = canonical
+    calling = session.answer('<tool_call>\n{"name":"read","arguments":{}}\n</tool_call><|im_end|>')
+    session.give_results("")
+    prompt = session.prepare().prompt.token_ids
+    assert "<tool_call>" not in processor.tokenizer.decode(prompt), "the template writes the call in its own way"
+    assert common_prefix(calling.prepared.prompt.token_ids, prompt) >= calling.prepared.prompt.snapshot_points[-1]
+    assert prompt[: len(spelled.token_ids) - 1] == spelled.token_ids[:-1]
 
 
 def test_control_tokens_inside_a_reply_stay_out_of_prompts(processor_with) -> None:

@@ -158,18 +158,21 @@ class ChatPrompts:
         splice = self._splicer.splice(rest, entry.reply, request, entry.tail[-8:], entry.starts_in_reasoning)
         if splice.num_tokens:
             return KnownPrefix(entry, entry.text_length + splice.num_chars, entry.num_prompt_tokens + splice.num_tokens)
-        return self._up_to_added_token(entry, text)
+        return self._known_of_prompt(entry, text)
 
-    def _up_to_added_token(self, entry: RememberedReply, text: str) -> KnownPrefix | None:
-        """The prompt's ids up to its last added token: a text behind one is tokenized the same after any text."""
+    def _known_of_prompt(self, entry: RememberedReply, text: str) -> KnownPrefix | None:
+        """The prompt's ids up to its last added token: a text behind one is tokenized the same after any text.
+
+        If it has none behind its base, they are those of the base, behind which the prompt was tokenized too.
+        """
         for index in range(len(entry.tail) - 1, -1, -1):
             added = self._tokenizer.added_token(entry.tail[index])
             if added is not None:
                 position = text.rfind(added[0], entry.base_end.num_chars, entry.text_length)
                 if position < 0:
-                    return None
+                    break
                 return KnownPrefix(entry, position + len(added[0]), entry.base_end.num_tokens + index + 1)
-        return None
+        return entry.base
 
 
 def full_message(request: Request, reply: Message) -> Message:
