@@ -1,6 +1,9 @@
 """A fence keeps errors inside, names what it protects, and lets interrupts pass."""
 
+import gc
 import logging
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +27,34 @@ def test_the_log_can_be_left_to_the_caller(caplog: pytest.LogCaptureFixture) -> 
     with Fence("the other rows", is_logged=False) as fence:
         raise ValueError
     assert fence.error is not None and not caplog.records
+
+
+class Work:
+    def fail(self) -> None:
+        raise ValueError
+
+
+@pytest.fixture
+def collector_off() -> Iterator[None]:
+    gc.disable()
+    logging.disable()  # a record that a test captures keeps the frames
+    yield
+    logging.disable(logging.NOTSET)
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collector_off")
+def test_a_failed_block_keeps_nothing_alive() -> None:
+    def run(work: Work) -> Fence:
+        with Fence("the other rows") as fence:
+            work.fail()
+        return fence
+
+    work = Work()
+    kept = weakref.ref(work)
+    fence = run(work)
+    del work
+    assert fence.error is not None and kept() is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 class Fence:
     """A `with` block whose errors do not leave it. After the block, `error` is the error that ended it, if any.
 
+    An error that was logged has no traceback any more, so that the failed work's arrays are freed at once.
     Only subclasses of Exception are kept inside: cancellation, interrupts and exits pass.
     """
 
@@ -36,6 +37,8 @@ class Fence:
         self.error = error
         if self._is_logged:
             logger.error("An error was contained. Unharmed: %s", self._protects, exc_info=error)
+            clear_locals(error)
+            error.with_traceback(None)  # it leads to the frame that has this fence, and so to the error again
         return True
 
 
