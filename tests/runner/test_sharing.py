@@ -121,6 +121,16 @@ def test_rows_join_and_leave_with_copies_of_a_slice(monkeypatch: pytest.MonkeyPa
         assert peak - before < 1.6 * runner.live_bytes() / len(runner._model.structure)
 
 
+def test_most_rows_of_a_group_that_divides_stay_in_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [started(load("qwen3"), row, length) for row, length in enumerate(LENGTHS)]
+    together = regroup([group for row in rows for group in row.groups], [{0, 1, 2, 3}])
+    taken, extract = [], layers.extract
+    monkeypatch.setattr(layers, "extract", lambda *inputs: taken.append(inputs[-1]) or extract(*inputs))
+    divided = regroup(together, [{1}, {0, 2, 3}])
+    assert taken == [LENGTHS[1]]
+    assert [group.seq_ids for group in divided] == [[1], [0, 2, 3]]
+
+
 def test_a_row_joins_and_leaves_without_a_copy_of_its_kv() -> None:
     model = load("qwen3")
     rows = [started(model, row, length) for row, length in enumerate(LENGTHS)]

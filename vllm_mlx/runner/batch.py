@@ -3,6 +3,7 @@
 A row joins and leaves a batch as a group, without a copy of its KV. Only groups that become one are copied.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from contextlib import nullcontext
@@ -110,16 +111,24 @@ def regroup(groups: list[Group], wanted: list[set[int]]) -> list[Group]:
 
     A group that is a part of a wanted one joins it without leaving its caches first.
     """
-    bases: list[Group | None] = []
-    for ids in wanted:
-        claimed = {id(base) for base in bases}
-        free = [group for group in groups if id(group) not in claimed and not ids.isdisjoint(group.seq_ids)]
-        bases.append(max(free, key=lambda group: len(ids.intersection(group.seq_ids)), default=None))
-    arriving: list[list[Group]] = []
-    for ids, base in zip(wanted, bases, strict=True):
-        others = (group for group in groups if group is not base and not ids.isdisjoint(group.seq_ids))
-        arriving.append([taken for group in others for taken in _taken(group, ids)])
-    return [_joined(ids, base, others) for ids, base, others in zip(wanted, bases, arriving, strict=True)]
+    places = {seq_id: place for place, ids in enumerate(wanted) for seq_id in ids}
+    shared = Counter(  # rows that a group has in common with a wanted one
+        (places[seq_id], index) for index, group in enumerate(groups) for seq_id in group.seq_ids if seq_id in places
+    )
+    bases: dict[int, int] = {}  # the group whose caches a wanted one takes over
+    free = set(range(len(groups)))
+    for (place, index), _ in shared.most_common():
+        if place not in bases and index in free:
+            bases[place] = index
+            free.remove(index)
+    arriving: list[list[Group]] = [[] for _ in wanted]
+    for place, index in shared:
+        if bases.get(place) != index:
+            arriving[place] += _taken(groups[index], wanted[place])
+    return [
+        _joined(ids, groups[bases[place]] if place in bases else None, arriving[place])
+        for place, ids in enumerate(wanted)
+    ]
 
 
 def _joined(ids: set[int], base: Group | None, others: list[Group]) -> Group:
