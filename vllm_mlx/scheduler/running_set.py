@@ -19,6 +19,11 @@ class Pending:
     admitted: list[Sequence] = field(default_factory=list)  # admitted for the first time, not reported yet
     ended: list[Sequence] | None = None  # ended in the update that is being computed; None: between updates
 
+    def drop(self, seq_id: int) -> None:
+        """Release a row. The runner restores rows after it has released others, so a restore of this one goes too."""
+        self.release.append(seq_id)
+        self.restores = [restore for restore in self.restores if restore.seq.seq_id != seq_id]
+
 
 class RunningSet:
     """Owns the order of waiting and of running sequences. A running sequence has a row, unless it is drained.

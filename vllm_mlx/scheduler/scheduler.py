@@ -275,7 +275,7 @@ class Scheduler:
 
     def _leave(self, seq: Sequence, num_computed_tokens: int, *, keep: bool = True) -> None:
         """Release a row. Capture first what the cache lacks of its state, if that is to be kept."""
-        self._pending.release.append(seq.seq_id)
+        self._pending.drop(seq.seq_id)
         if self.prefix_cache is not None and keep:
             self._shrink_cache(self._row_bytes(extra=1))  # the row's memory becomes free for its copy
             capture = self.prefix_cache.plan_capture(seq, min(num_computed_tokens, seq.num_tokens))
