@@ -56,9 +56,11 @@ def test_a_step_that_hangs_is_told_with_its_place_and_one_that_ends_is_forgiven(
 DYING = """
 import sys
 from vllm_mlx.cli.main import main
+from vllm_mlx.engine import loading
 from vllm_mlx.engine.engine import Engine
-
 from vllm_mlx.runner.runner import Runner
+
+loading.warm_up = lambda model: None
 
 def die(self, *args):
     raise {error}
@@ -88,7 +90,9 @@ def test_a_process_whose_engine_died_asks_to_be_started_again(
     try:
         printed = ""
         while "Ctrl-C" not in printed:
-            printed += process.stdout.readline()
+            line = process.stdout.readline()
+            assert line, "it ended before it was ready"
+            printed += line
         url = re.findall(r"http://127.0.0.1:\d+", printed)[0]
         answer = httpx.post(f"{url}/v1/chat/completions", json=HI, trust_env=False, timeout=60)
         assert answer.status_code == 503 and words in answer.json()["error"]["message"]
