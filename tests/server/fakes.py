@@ -131,9 +131,9 @@ class FakeGeneration:
         for player in self._players:
             player.cancel()
         if self.request_id in self._engine.running:
-            self._engine.running.discard(self.request_id)
             outcome = self._engine.aborted if self._open else self._engine.finished
             outcome.append(self.request_id)
+            self._engine.running.discard(self.request_id)  # last: tests wait for it
         self.ended.set()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
