@@ -61,6 +61,10 @@ def is_recurrent(leaf: Any) -> bool:
     return kind(leaf) is Kind.RECURRENT
 
 
+def is_window(leaf: Any) -> bool:
+    return kind(leaf) in (Kind.WINDOW, Kind.BATCHED_WINDOW)
+
+
 def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """The cache objects that hold KV, and the ones that hold recurrent states, each in the order of the layers."""
     found = leaves(caches)
@@ -157,7 +161,7 @@ def footprint(caches: Iterable[Any]) -> RowFootprint:
     bytes_per_token = fixed_bytes = 0
     windows: dict[int, int] = {}
     for leaf in leaves(caches):
-        if kind(leaf) is Kind.RECURRENT:
+        if is_recurrent(leaf):
             fixed_bytes += state_bytes([leaf])
             continue
         slot_bytes = sum(array.nbytes // array.shape[-2] for array in state_arrays([leaf]) if array.ndim == 4)
@@ -264,18 +268,18 @@ def merge(sources: Sequence[tuple[list[Any], Sequence[int]]]) -> list[Any]:
 
 def _merge_layer(parts: Sequence[tuple[Any, Sequence[int]]]) -> Any:
     first = parts[0][0]
-    is_window = kind(first) in (Kind.WINDOW, Kind.BATCHED_WINDOW)
-    most = first.max_size if is_window else None
+    slides = is_window(first)
+    most = first.max_size if slides else None
     held = [min(length, most or length) for _, lengths in parts for length in lengths]
     width = max(held)
     padding = [width - length for length in held]
-    batch = _new(first, "BatchRotatingKVCache", most, padding) if is_window else _new(first, "BatchKVCache", padding)
+    batch = _new(first, "BatchRotatingKVCache", most, padding) if slides else _new(first, "BatchKVCache", padding)
     if width:
-        slots = width if is_window else allocated_slots(width + 1)
+        slots = width if slides else allocated_slots(width + 1)
         batch.keys, batch.values = (_join_rows(parts, side, width, slots) for side in (0, 1))
     batch.offset = mx.array([length for _, lengths in parts for length in lengths])
     batch._idx = width
-    if is_window:
+    if slides:
         batch._offset = width
     return batch
 
@@ -324,11 +328,11 @@ def extract(kv: Sequence[Any], index: int, length: int) -> list[Any]:
 
 def _single(leaf: Any, index: int, length: int) -> Any:
     """A lazy copy of one row, of `length` tokens, of a batch cache."""
-    is_window = kind(leaf) is Kind.BATCHED_WINDOW
-    single = _new(leaf, "RotatingKVCache", leaf.max_size) if is_window else _new(leaf, "KVCache")
+    slides = is_window(leaf)
+    single = _new(leaf, "RotatingKVCache", leaf.max_size) if slides else _new(leaf, "KVCache")
     single.keys, single.values = (mx.contiguous(array[index : index + 1]) for array in tokens(leaf, length))
     single.offset = length
-    if is_window:
+    if slides:
         single._idx = single.keys.shape[2]
     return single
 

@@ -183,7 +183,7 @@ def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
     if any(leaf.keep for leaf in windows):
         return None
     return ResumeRule(
-        needs_state=any(kind(leaf) is Kind.RECURRENT for leaf in found),
+        needs_state=any(layers.is_recurrent(leaf) for leaf in found),
         window=max((leaf.max_size for leaf in windows), default=None),
     )
 
@@ -203,7 +203,7 @@ def view(kv: Iterable[Any], row: int, states: Iterable[Any], state_row: int, len
     for leaf in kv:
         keys, values = layers.tokens(leaf, length)
         pair = (keys[row : row + 1], values[row : row + 1])
-        (windows if kind(leaf) in (Kind.WINDOW, Kind.BATCHED_WINDOW) else attention).append(pair)
+        (windows if layers.is_window(leaf) else attention).append(pair)
     recurrent = (tuple(None if a is None else a[state_row : state_row + 1] for a in leaf.cache) for leaf in states)
     return RowView(tuple(attention), tuple(windows), tuple(recurrent))
 

@@ -140,11 +140,11 @@ class Banner:
     def missing(self) -> list[str]:
         """Features that are off, and why."""
         wanted = "--text-only is set" if self.text_only else "the checkpoint has no vision encoder"
-        alone = self.loaded["no_shared_forward"]
+        reason = self.loaded["no_shared_forward"]
         checks = [
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
-            (not alone, f"one forward pass for rows of all lengths: {alone}"),
+            (not reason, f"one forward pass for rows of all lengths: {reason}"),
             (self.loaded["prefix_cache"], "prefix cache: --no-prefix-cache or --repeatable is set"),
             (self.loaded["reasoning_parser"], "reasoning in its own field: the chat template shows no format of it"),
             (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),

@@ -1,7 +1,7 @@
 """Proof at load that rows in separate groups can share a forward pass: three rows, against each of them alone.
 
 This shows which families use keys, values or masks in a way of their own (`grouped.py`). A group of one row has no
-mask, one of unlike rows has one. It also compiles the kernels that such rows need before a request waits for them.
+mask, one of unlike rows has one.
 """
 
 import logging

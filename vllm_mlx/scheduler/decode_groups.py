@@ -21,7 +21,7 @@ MERGE_PADDING_SHARE = 0.125  # two groups merge only well below the limit, so th
 
 _REGROUP_INTERVAL = 64  # steps between attempts to merge groups while no row joins or leaves
 # KV of a layer that can be copied in the time that the kernels of one more group take in a layer and step. By the
-# device model of the tests it lies between 0.4 MB (M1) and 5 MB (M3 Ultra), and the choice matters little.
+# device model of the tests it lies between 0.5 MB (M4) and 8.5 MB (M1 Ultra), and the choice matters little.
 _BYTES_PER_STEP = 2 << 20
 _LONGEST_WAIT = 64  # steps; groups for which it would be longer do not merge
 
