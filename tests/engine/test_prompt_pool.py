@@ -56,6 +56,22 @@ def with_jobs(check: Callable[[Jobs], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+def test_a_watcher_learns_when_the_first_job_starts_and_when_the_last_one_ends() -> None:
+    async def check(jobs: Jobs) -> None:
+        changes: list[bool] = []
+        jobs.pool.watch(changes.append)
+        first, second = jobs.ask("a"), jobs.ask("b")
+        await jobs.until_begun("a", "b")
+        jobs.end("a")
+        assert await first == "a"
+        assert changes == [True]
+        jobs.end("b")
+        assert await second == "b"
+        await asyncio.to_thread(eventually, lambda: changes == [True, False])
+
+    with_jobs(check)
+
+
 def test_one_tenant_has_two_threads_in_order_of_arrival() -> None:
     async def check(jobs: Jobs) -> None:
         tasks = [jobs.ask(name) for name in "abcd"]

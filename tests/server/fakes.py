@@ -69,6 +69,8 @@ class FakeEngine:
     generations: list["FakeGeneration"] = field(default_factory=list)
     shutdowns: list[float] = field(default_factory=list)
 
+    watchers: list[Callable[[bool], None]] = field(default_factory=list)
+
     @property
     def is_healthy(self) -> bool:
         return self.dead is None
@@ -76,6 +78,9 @@ class FakeEngine:
     @property
     def is_dead(self) -> bool:
         return self.dead is not None
+
+    def watch_preparing(self, changed: Callable[[bool], None]) -> None:
+        self.watchers.append(changed)
 
     def error(self) -> str | None:
         return self.dead

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,7 +193,13 @@ from vllm_mlx.server.run import listen, run
 loaded = [[] for _ in range(100_000)]
 
 def started():
-    print(gc.get_freeze_count(), len(gc.get_objects()), sys.getswitchinterval())
+    print(gc.get_freeze_count(), len(gc.get_objects()), *intervals())
+
+def intervals():
+    [changed] = engine.watchers
+    for is_busy in (True, False):
+        changed(is_busy)
+        yield sys.getswitchinterval()
     os.kill(os.getpid(), signal.SIGINT)
 
 engine = FakeEngine()
@@ -205,9 +212,10 @@ def test_the_process_of_a_server_is_set_up_for_threads_and_for_what_is_loaded() 
     process = start_python(COLLECTING)
     out, err = process.communicate(timeout=60)
     assert err == ""
-    left_out, looked_through, switch_s = map(float, out.split())
+    left_out, looked_through, busy_s, usual_s = map(float, out.split())
     assert left_out > 100_000 > looked_through
-    assert switch_s == pytest.approx(run.SWITCH_S)
+    assert busy_s == pytest.approx(run.SWITCH_S), "while prompts are prepared"
+    assert usual_s == sys.getswitchinterval()
 
 
 def _is_draining(port: int) -> bool:

@@ -109,6 +109,13 @@ class EngineClient:
         self._thread.add([reply.seq for reply in replies])
         return generation  # from here on the caller owns it: nothing after `add` may fail
 
+    def watch_preparing(self, changed: Callable[[bool], None]) -> None:
+        """`changed` is called with True when threads begin to prepare prompts, and with False when none does.
+
+        It is called on these threads, or on the event loop.
+        """
+        self._pool.watch(changed)
+
     async def count_tokens(self, request: Request) -> int:
         """Count the tokens of the prompt that `submit` would run, even if it is too long to run.
 

@@ -199,6 +199,11 @@ class PromptPool:
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next tenant first
         self._running: list[_Job] = []
         self._is_shut_down = False
+        self._changed: Callable[[bool], None] = _nobody_watches
+
+    def watch(self, changed: Callable[[bool], None]) -> None:
+        """`changed` is called with True when the first thread starts to work, and with False when the last one ends."""
+        self._changed = changed
 
     async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
         """Raises what `work` raises, what the deadline raises, which counts from now on, and Overloaded at shutdown.
@@ -265,11 +270,14 @@ class PromptPool:
 
     def _start_waiting(self) -> None:
         with self._lock:
+            was_busy = bool(self._running)
             while len(self._running) < MAX_THREADS and (job := self._next()) is not None:
                 self._take(job)
                 job.start_clock()
                 self._running.append(job)
                 self._threads.submit(self._run, job)
+            if self._running and not was_busy:
+                self._changed(True)
 
     def _next(self) -> _Job | None:
         """The first job that may start, found without a look at the jobs of tenants whose threads are all in use."""
@@ -299,7 +307,13 @@ class PromptPool:
         finally:
             with self._lock:
                 self._running.remove(job)
+                if not self._running:
+                    self._changed(False)
             self._start_waiting()
+
+
+def _nobody_watches(_: bool) -> None:
+    """Stand in for a callback until `watch`."""
 
 
 def _log_failure(done: "Future[Any]") -> None:
