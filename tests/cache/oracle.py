@@ -117,10 +117,10 @@ class Found:
 
 
 class FlatCache:
-    def __init__(self, *, max_bytes: int, s_per_token: float, min_cut: int, rules: dict[str, ResumeRule]):
+    def __init__(self, *, max_bytes: int, speeds: dict[str, float], min_cut: int, rules: dict[str, ResumeRule]):
         self.max_bytes = max_bytes
         self.tables: dict[Space, Table] = {}
-        self._s_per_token = s_per_token
+        self._speeds = speeds
         self._min_cut = min_cut
         self._rules = rules
         self._num_made = 0
@@ -251,8 +251,8 @@ class FlatCache:
     def shrink_to(self, num_bytes: int) -> None:
         while (excess := self.used_bytes - num_bytes) > 0:
             victims = [
-                (self._worth(table, end), run.number, table, end)
-                for table in self.tables.values()
+                (self._worth(table, end, self._speeds[space[0]]), run.number, table, end)
+                for space, table in self.tables.items()
                 for end, run in table.runs.items()
                 if not run.pins and (run.state_bytes is not None or not table.num_children(end))
             ]
@@ -271,7 +271,7 @@ class FlatCache:
         per_token = table.run_bytes(end) / (len(end) - start) + KEY_BYTES
         table.retreat(end, max(start, len(end) - max(self._min_cut, int(-(-excess // per_token)))))
 
-    def _worth(self, table: Table, end: Ids) -> float:
+    def _worth(self, table: Table, end: Ids, s_per_token: float) -> float:
         run, children, start = table.runs[end], table.num_children(end), table.run_start(end)
         tokens = len(end) - (table.deepest(end[:start]) if table.rule.needs_state else start)
         if children:
@@ -281,7 +281,7 @@ class FlatCache:
             tokens = tokens if table.deepest(end) > start else 0
             size = table.run_bytes(end) + (run.state_bytes or 0) + NODE_BYTES + KEY_BYTES * (len(end) - start)
             uses, used = run.hits, run.last_used
-        return self._s_per_token * tokens * (1 + uses) / max(1, size) / (1.0 + max(0.0, self._now - used))
+        return s_per_token * tokens * (1 + uses) / max(1, size) / (1.0 + max(0.0, self._now - used))
 
     def trim(self, space: Space, ids: Ids, keep: int) -> None:
         table = self.table(space)

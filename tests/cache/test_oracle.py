@@ -30,10 +30,12 @@ class Session:
         first, second = draw.sample(sorted(RULES), 2)
         rules = {first: RULES[first], second: RULES[second]}
         budget, min_cut = draw.choice((3_000, 5_000, 8_000, 16_000)), draw.choice((1, 1, 3))
+        speed = draw.choice((0.5, 0.1, 3.0))
         self.tree = PrefixTree(max_bytes=budget, s_per_token=0.5, min_cut=min_cut)
-        for name, rule in rules.items():
-            self.tree.add_model(name, rule)
-        self.flat = FlatCache(max_bytes=budget, s_per_token=0.5, min_cut=min_cut, rules=rules)
+        self.tree.add_model(first, rules[first])
+        self.tree.add_model(second, rules[second], s_per_token=speed)
+        speeds = {first: 0.5, second: speed}
+        self.flat = FlatCache(max_bytes=budget, speeds=speeds, min_cut=min_cut, rules=rules)
         self.spaces: list[Space] = [(first, ""), (first, "salt"), (second, "")][: draw.choice((1, 1, 2, 3))]
         self.known: dict[Space, list[Ids]] = {space: [()] for space in self.spaces}
         self.held: list[tuple[Match, Found]] = []

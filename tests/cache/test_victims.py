@@ -98,3 +98,25 @@ def test_room_that_cannot_be_made_costs_nothing() -> None:
     assert tree.make_room(10_000) and tree.used_bytes <= 10_000
     tree.release(match)
     assert tree.make_room(20_000) and tree.used_bytes == 0
+
+
+def test_tokens_of_a_slow_model_outlive_those_of_a_fast_one() -> None:
+    tree = tree_of()
+    tree.add_model("slow", ResumeRule(), s_per_token=1.0)
+    put(tree, range(100), space=("slow", ""), now=0.0)
+    put(tree, range(100), now=50.0)
+    tree.shrink_to(tree.used_bytes * 2 // 3)
+    assert resumed(tree, range(100), space=("slow", ""), now=50.0)[1] == 99
+    assert resumed(tree, range(100), now=50.0)[1] < 99
+
+
+def test_what_is_kept_elsewhere_too_goes_first_if_it_is_read_sooner_than_computed() -> None:
+    for read_bytes_per_s, lost in ((1e12, 500), (1.0, 0)):
+        tree = tree_of()
+        put(tree, range(100), now=0.0)
+        put(tree, range(500, 600), now=50.0)
+        tree.mark_copied(SPACE, pack(range(500, 600)))
+        tree.read_bytes_per_s = read_bytes_per_s
+        tree.shrink_to(tree.used_bytes * 2 // 3)
+        for first in (0, 500):
+            assert (resumed(tree, range(first, first + 100), now=50.0)[1] < 99) == (first == lost)

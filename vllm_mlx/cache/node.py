@@ -69,6 +69,7 @@ class Node:
     state_bytes: int = 0
     num_children: int = 0
     pins: int = 0
+    is_copied: bool = False  # all that it holds is kept elsewhere too; the one who copied it says so
     is_stored_end: bool = True  # False: a split created this end, and no insert ended here
     last_used: float = 0.0
     state_used: float = 0.0

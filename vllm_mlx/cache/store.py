@@ -105,7 +105,7 @@ class NodeStore:
         self._discount(node)
         upper = self._make(node.space, node.parent, node.start, at, first, min(node.window_start, at))
         upper.num_children, upper.is_stored_end = 1, False
-        upper.last_used, upper.hits = node.last_used, node.hits
+        upper.last_used, upper.hits, upper.is_copied = node.last_used, node.hits, node.is_copied
         node.parent, node.start = upper, at
         node.segment, node.segment_bytes = second, second.nbytes
         node.window_start = max(node.window_start, at)
@@ -127,12 +127,14 @@ class NodeStore:
         self._discount(node)
         node.state, node.state_bytes = state, state.nbytes if state is not None else 0
         node.state_used, node.state_hits = now, 0
+        node.is_copied &= state is None
         self._count(node)
 
     def set_segment(self, node: Node, segment: Segment, window_start: int) -> None:
         """Replace a node's KV by other KV of the same tokens."""
         self._discount(node)
         node.segment, node.segment_bytes, node.window_start = segment, segment.nbytes, window_start
+        node.is_copied = False
         self._count(node)
 
     def _count(self, node: Node) -> None:

@@ -12,7 +12,7 @@ from .index import WORD_BYTES, num_tokens
 from .node import Match, Node, ResumeRule, Segment, Space, State, hit_kind, pieces_up_to
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
-from .victims import VictimQueue, unevictable_bytes
+from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
 
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
@@ -21,21 +21,36 @@ class PrefixTree:
     """Holds each token's KV once. Segments and states are opaque: both have a size, and segments can be split."""
 
     def __init__(
-        self, *, max_bytes: int, max_buffers: int | None = None, s_per_token: float = 1e-3, min_cut: int = 256
+        self,
+        *,
+        max_bytes: int,
+        max_buffers: int | None = None,
+        s_per_token: float = 1e-3,
+        min_cut: int = 256,
+        worth: Worth = worth,
     ):
-        """`s_per_token`: seconds to recompute a token. `min_cut`: fewest tokens that an eviction cuts."""
+        """`s_per_token`: seconds to recompute a token, of models that give no other. `min_cut`: fewest tokens cut.
+
+        `worth`: the rule by which nodes are weighed.
+        """
         self._max_bytes = max_bytes
         self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
+        self._speeds: dict[str, float] = {}  # seconds to recompute a token, by model fingerprint
+        self.read_bytes_per_s: float | None = None  # at which nodes with `is_copied` come back; None: never
         self._min_cut = min_cut
+        self._worth = worth
         self._store = NodeStore()
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed
         self._counters = Counters()
 
-    def add_model(self, fingerprint: str, rule: ResumeRule) -> None:
+    def add_model(self, fingerprint: str, rule: ResumeRule, *, s_per_token: float | None = None) -> None:
+        """`s_per_token`: seconds to recompute one of its tokens. The last one given counts."""
         assert self._store.rules.setdefault(fingerprint, rule) == rule, "one fingerprint, one rule"
+        if s_per_token is not None or fingerprint not in self._speeds:
+            self._speeds[fingerprint] = self._s_per_token if s_per_token is None else s_per_token
 
     @property
     def max_bytes(self) -> int:
@@ -82,6 +97,11 @@ class PrefixTree:
     def common_length(self, space: Space, key: bytes) -> int:
         """Number of tokens in the longest stored prefix, resumable or not. Changes nothing."""
         return self._store.nearest(space, key)[1]
+
+    def resume_length(self, space: Space, key: bytes) -> int:
+        """Where `match` would resume. Changes nothing."""
+        leaf, common = self._store.nearest(space, key)
+        return _deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
 
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
@@ -171,14 +191,15 @@ class PrefixTree:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
         if self._is_within(num_bytes):
             return self.used_bytes
-        queue = VictimQueue(self._store.nodes(), now=self._now, s_per_token=self._s_per_token)
+        prices = Prices(self._now, self._speeds, self.read_bytes_per_s)
+        queue = VictimQueue(self._store.nodes(), prices, self._worth)
         while not self._is_within(num_bytes) and (node := queue.pop()) is not None:
             before = self.used_bytes
             left = self._evict(node, before - num_bytes)
-            if left is not None:
-                queue.push(left)
             self._counters.evictions += 1
             self._counters.evicted_bytes += before - self.used_bytes
+            if left is not None:
+                queue.push(left)
         return self.used_bytes
 
     def _is_within(self, num_bytes: int) -> bool:
@@ -201,6 +222,15 @@ class PrefixTree:
         per_token = node.segment_bytes / (node.end - node.start) + WORD_BYTES
         num_cut = max(self._min_cut, int(-(-num_bytes // per_token)))
         return self._retreat(node, max(node.start, node.end - num_cut))
+
+    def mark_copied(self, space: Space, key: bytes, is_copied: bool = True) -> None:
+        """Say that all that the node at the key's end holds is kept elsewhere too, or no more.
+
+        The mark goes when the node gets a state or other KV.
+        """
+        leaf, common = self._store.nearest(space, key)
+        if leaf is not None and common == num_tokens(key) and (node := leaf.at(common)).end == common:
+            node.is_copied = is_copied
 
     # Removal for other reasons than room
 

@@ -1,7 +1,8 @@
 """Chooses what to evict first when room is needed. It weighs nodes and changes nothing."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from .index import WORD_BYTES
 from .node import NODE_BYTES, Node
@@ -12,18 +13,41 @@ def is_victim(node: Node) -> bool:
     return not node.pins and (node.key is not None or (node.num_children > 0 and node.state is not None))
 
 
-def worth(node: Node, *, now: float, s_per_token: float) -> float:
-    """Seconds of recomputation that the node saves per byte, times the requests that used it, divided by its age.
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What losing nodes costs now."""
+
+    now: float
+    s_per_token: Mapping[str, float]  # seconds to recompute a token, by model fingerprint
+    read_bytes_per_s: float | None = None  # at which nodes with `is_copied` come back; None: they do not
+
+
+Worth = Callable[[Node, Prices], float]
+
+
+def worth(node: Node, prices: Prices) -> float:
+    """Seconds that the node saves per byte, times the requests that used it, divided by its age.
 
     One second is added to the age, so that nodes used within the same second count as equally old.
     """
     if node.num_children == 0:
-        tokens, used, num_uses = _tail_tokens(node), node.last_used, node.hits
+        used, num_uses = node.last_used, node.hits
+    else:
+        used, num_uses = node.state_used, node.state_hits + node.num_children - 1
+    return saved_s_per_byte(node, prices) * (1 + num_uses) / (1.0 + max(0.0, prices.now - used))
+
+
+def saved_s_per_byte(node: Node, prices: Prices) -> float:
+    """Seconds of recomputing what an eviction frees, or of reading it, if it is kept elsewhere and that takes less."""
+    if node.num_children == 0:
+        tokens = _tail_tokens(node)
         size = node.segment_bytes + node.state_bytes + NODE_BYTES + WORD_BYTES * (node.end - node.start)
     else:
-        tokens, used = _state_tokens(node), node.state_used
-        size, num_uses = node.state_bytes, node.state_hits + node.num_children - 1
-    return s_per_token * tokens * (1 + num_uses) / max(1, size) / (1.0 + max(0.0, now - used))
+        tokens, size = _state_tokens(node), node.state_bytes
+    seconds = prices.s_per_token[node.space[0]] * tokens
+    if node.is_copied and prices.read_bytes_per_s is not None:
+        seconds = min(seconds, size / prices.read_bytes_per_s)
+    return seconds / max(1, size)
 
 
 def _tail_tokens(leaf: Node) -> int:
@@ -44,9 +68,9 @@ class VictimQueue:
     notices that. It can lower the worth of a node that lost its last child: the caller pushes that node again.
     """
 
-    def __init__(self, nodes: Iterable[Node], *, now: float, s_per_token: float):
-        self._now = now
-        self._s_per_token = s_per_token
+    def __init__(self, nodes: Iterable[Node], prices: Prices, worth: Worth = worth):
+        self._prices = prices
+        self._weigh = worth
         self._heap = [(self._worth(node), node.node_id, node) for node in nodes if is_victim(node)]
         heapq.heapify(self._heap)
 
@@ -67,7 +91,7 @@ class VictimQueue:
         return None
 
     def _worth(self, node: Node) -> float:
-        return worth(node, now=self._now, s_per_token=self._s_per_token)
+        return self._weigh(node, self._prices)
 
 
 def unevictable_bytes(pinned: Iterable[Node]) -> int:
