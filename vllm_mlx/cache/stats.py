@@ -47,6 +47,29 @@ class TreeStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReport:
+    """What the disk tier holds and has done. Counts are since the process started; other servers' are not among them.
+
+    `off_reason` is a sentence that says why nothing is read or written any more; None: the tier works.
+    """
+
+    folder: str
+    is_encrypted: bool = False
+    off_reason: str | None = None
+    used_bytes: int = 0  # of all files in the folder, whichever server wrote them
+    max_bytes: int = 0
+    written_today_bytes: int = 0  # by all servers of the folder
+    daily_bytes: int = 0
+    num_records: int = 0
+    num_waiting_bytes: int = 0  # state that is to be written
+    hits: int = 0  # requests for which something was read
+    tokens_read: int = 0
+    bytes_read: int = 0
+    reads_not_made: int = 0  # because computing the tokens was faster
+    num_damaged: int = 0  # files that were removed, because they were incomplete or changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One node, as the status page displays it."""
 

@@ -155,6 +155,13 @@ class EngineConfig(SettingsGroup):
     `max_stall_ms` does not hold. A request repeats only with the same seed, or with temperature 0, on the same machine
     and versions."""
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
+    cache_disk_bytes: int | None = Field(default=None, ge=0)  # None: a tenth of the disk's free space; 0: off
+    cache_dir: str | None = None
+    """Folder in which the prefix cache is kept on disk. Default: `~/Library/Caches/vllm-mlx` on macOS, `vllm-mlx` in
+    `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
+    cache_disk_daily_bytes: int = Field(default=50_000_000_000, ge=0)  # written in one day, so that a disk lasts
+    cache_disk_key_file: str | None = None
+    """File with the key that encrypts what the prefix cache keeps on disk. Default: the files are not encrypted."""
     snapshot_every: int = Field(default=8192, ge=0)
     """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
     cache_reasoning: CacheReasoning = "auto"
@@ -194,6 +201,17 @@ class EngineConfig(SettingsGroup):
     def __post_init__(self) -> None:
         if self.repeatable:  # state of other requests, or of decoded tokens, is rounded in another way
             object.__setattr__(self, "prefix_cache", False)
+        if self.cache_disk_bytes and not self.prefix_cache:
+            cause = setting("repeatable") if self.repeatable else f"{setting('prefix_cache')} being off"
+            raise ConfigError(
+                f"{setting('cache_disk')} keeps the prefix cache on disk, and with {cause} there is no prefix cache. "
+                "Leave one of the two out."
+            )
+        if self.cache_disk_key_file is not None and self.cache_disk_bytes == 0:
+            raise ConfigError(
+                f"{setting('cache_disk_key_file')} encrypts what is kept on disk, and {setting('cache_disk')} 0 keeps "
+                "nothing there. Leave one of the two out."
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from .messages import Role
+
+Tier = Literal["memory", "disk"]
 
 
 class ChangeCause(StrEnum):
@@ -56,7 +59,15 @@ class CacheReceipt:
     prompt_tokens: int
     cached_tokens: int  # taken from the prefix cache
     stored_tokens: int  # prompt tokens in the prefix cache, resumable or not
+    disk_tokens: int = 0  # part of cached_tokens: read from disk for this request
     expectation: Expectation = field(default_factory=Expectation)
+
+    @property
+    def tier(self) -> Tier | None:
+        """The slowest tier that cached tokens came from; None if no token was cached."""
+        if self.disk_tokens:
+            return "disk"
+        return "memory" if self.cached_tokens else None
 
     @property
     def expected_tokens(self) -> int:

@@ -166,6 +166,7 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    num_disk_tokens: int = 0  # part of num_cached_tokens: read from disk for this sequence
     cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
     num_stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
     scheduled_s: float | None = None  # time of its first admission, by the scheduler's clock

@@ -121,6 +121,7 @@ class SequenceUpdate:
     tokens: tuple[TokenOutput, ...] = ()
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_disk_tokens: int = 0
     num_stored_tokens: int = 0
     cache_hit_kind: str = "miss"
     scheduled_s: float | None = None
@@ -136,6 +137,7 @@ class SequenceUpdate:
             tokens=tokens,
             num_computed_tokens=seq.num_computed_tokens,
             num_cached_tokens=seq.num_cached_tokens,
+            num_disk_tokens=seq.num_disk_tokens,
             num_stored_tokens=seq.num_stored_tokens,
             cache_hit_kind=seq.cache_hit_kind,
             scheduled_s=seq.scheduled_s,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NotRequired
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from ...cache.node import ResumeRule
-from ...cache.stats import TreeStats
+from ...cache.stats import DiskReport, TreeStats
 from ...core.config import ModelInfo
 from ...core.memory import MemoryBudget, RowFootprint
 from ...runner.device import DeviceUsage
@@ -217,6 +217,8 @@ class EngineReport:
     live_bytes: int  # state of all rows, including padding
     device: DeviceUsage
     cache: TreeStats | None  # None: the prefix cache is off
+    disk: DiskReport | None = None  # None: it is off by a setting, or the prefix cache is off
+    reading: frozenset[int] = frozenset()  # seq_ids of waiting sequences whose state is being read from disk
     num_skipped_captures: int  # snapshots that were not stored because memory was short
     images: ImageStatus
     media_bytes: int  # image features that are cached

@@ -1,0 +1,82 @@
+"""Which folder keeps the prefix cache on disk, and how much of the disk it may take. Knows no record."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+NAME = "vllm-mlx"
+CAP_SHARE = 10  # by default, the cache takes at most one part in so many of what it and free space take together
+FLOOR_SHARE = 50  # one part in so many of a disk stays free,
+MAX_FLOOR_BYTES = 10_000_000_000  # and no more than this
+_TAG = "CACHEDIR.TAG"  # backup programs leave a folder with this file out: https://bford.info/cachedir
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# This folder holds the prefix cache of vllm-mlx. It may be deleted.\n"
+)
+_NO_INDEX = ".metadata_never_index"  # Spotlight leaves a folder with this file out
+MARKS = frozenset({_TAG, _NO_INDEX})
+_TMUTIL_S = 10.0
+
+
+def folder_of(cache_dir: str | None) -> Path:
+    """The folder that is set, or the default."""
+    return default_folder() if cache_dir is None else Path(cache_dir).expanduser()
+
+
+def default_folder(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
+    """The user's folder for caches: on macOS, Time Machine leaves it out of backups."""
+    if platform == "darwin":
+        return Path("~/Library/Caches").expanduser() / NAME
+    given = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path("~/.cache").expanduser()) / NAME
+
+
+def default_max_bytes(folder: Path) -> int:
+    """A tenth of the space that is free or taken by the cache itself, so that the limit stays when it fills."""
+    return (free_bytes(folder) + held_bytes(folder)) // CAP_SHARE
+
+
+def floor_bytes(folder: Path) -> int:
+    """Free space that is left to others: the cache shrinks before less is free."""
+    return min(MAX_FLOOR_BYTES, shutil.disk_usage(_existing(folder)).total // FLOOR_SHARE)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space of the disk that holds the folder, or will hold it. macOS can free more by deleting its own caches."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def held_bytes(folder: Path) -> int:
+    """Size of all files below the folder."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed by another server meanwhile
+            total += file.lstat().st_size if file.is_file() else 0
+    return total
+
+
+def prepare(folder: Path) -> str | None:
+    """Make the folder, and mark it for programs that copy or index files. Returns why it cannot be used, or None."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+            pass
+        is_new = not (folder / _TAG).exists()
+        (folder / _NO_INDEX).touch()
+        (folder / _TAG).write_text(_TAG_TEXT, encoding="ascii")
+    except OSError as error:
+        return f"{folder} is not writable: {error.strerror or error}"
+    if is_new and sys.platform == "darwin" and not folder.is_relative_to(Path("~/Library/Caches").expanduser()):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["/usr/bin/tmutil", "addexclusion", folder], capture_output=True, timeout=_TMUTIL_S)
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
