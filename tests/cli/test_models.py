@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import refusal, run
+from vllm_mlx.cli.cache import cache_tree
 from vllm_mlx.cli.models import describe
-from vllm_mlx.cli.status import cache_tree
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.demo import demo_path
 from vllm_mlx.runner.checkpoint import find_checkpoint

@@ -94,6 +94,51 @@ def test_every_figure_is_shown_where_it_belongs() -> None:
     assert row.rstrip().endswith("4,321    4,000        17       41.5   250 ms   1 min 15 s")
 
 
+DISK: dict[str, Any] = {
+    "folder": "/caches/vllm-mlx",
+    "is_encrypted": False,
+    "off_reason": None,
+    "used_bytes": 12_300_000_000,
+    "max_bytes": 80_000_000_000,
+    "written_today_bytes": 1_200_000_000,
+    "daily_bytes": 50_000_000_000,
+    "num_records": 3120,
+    "num_waiting_bytes": 0,
+    "hits": 0,
+    "tokens_read": 0,
+    "bytes_read": 0,
+    "reads_not_made": 0,
+    "num_damaged": 0,
+}
+READ = {"hits": 3, "tokens_read": 120_000, "bytes_read": 3_100_000_000}
+HELD = "12.3 GB of 80.0 GB in 3,120 files; 1.2 GB of 50.0 GB written today"
+
+
+@pytest.mark.parametrize(
+    ("disk", "line"),
+    [
+        (None, "off"),
+        (DISK, HELD),
+        (DISK | READ, f"{HELD}; 3 requests read 120,000 tokens, 3.1 GB"),
+        (DISK | {"num_damaged": 2}, f"{HELD}; 2 damaged files removed"),
+        (DISK | {"off_reason": "The disk is full."}, "off: The disk is full."),
+    ],
+)
+def test_what_is_kept_on_disk_is_a_line(disk: dict[str, Any] | None, line: str) -> None:
+    status = drawn(BUSY | {"cache": BUSY["cache"] | {"disk": disk}})
+    [row] = [row for row in status.splitlines() if row.startswith("On disk")]
+    assert row.removeprefix("On disk").strip() == line
+    assert "On disk" not in drawn(BUSY), "an older server says nothing of a disk"
+
+
+def test_requests_that_use_the_disk_are_marked() -> None:
+    [request] = BUSY["requests"]
+    reads = request | {"phase": "queued", "waits_for": "disk"}
+    text = drawn(BUSY | {"requests": [reads, request | {"tier": "disk"}, request | {"tier": "memory"}]})
+    assert text.count("queued, reads disk") == 1
+    assert text.count("4,000 (disk)") == 1
+
+
 def test_the_bar_is_as_long_as_the_budget_and_shows_the_smallest_part() -> None:
     [bar] = [line for line in drawn(BUSY).splitlines() if "░" in line]
     assert (bar.count("█"), bar.count("░")) == (31, 29)

@@ -16,3 +16,28 @@ def test_tokens_that_come_together_have_no_time_between_them() -> None:
         totals.take(stats, new, now)
     assert totals.gap.quantiles(4.0) == {"count": 3, "p50": 0.5, "p99": 2.5, "max": 2.5}
     assert (totals.completion_tokens, totals.stalls.num, totals.ttft.quantiles(4.0)["p50"]) == (4, 1, 1.0)
+
+
+def test_replies_are_counted_by_the_slowest_tier_of_their_cached_tokens() -> None:
+    totals = Totals(started_s=0.0, stall_threshold_s=1.0)
+    described = []
+    for cached, disk in ((0, 0), (4, 0), (4, 0), (4, 3)):
+        stats = ReplyStats(request_id="r", prompt_tokens=5, max_tokens=9, arrived_s=0.0, queued_s=0.0)
+        looked_up = SequenceUpdate(
+            seq_id=0, num_cached_tokens=cached, num_disk_tokens=disk, num_stored_tokens=cached, cache_hit_kind="prefix"
+        )
+        totals.take(stats, looked_up, 1.0)
+        totals.take(stats, update(7), 2.0)
+        described.append(stats.describe(2.0))
+    assert totals.tiers == {"memory": 2, "disk": 1}
+    assert (totals.cached_tokens, totals.disk_tokens) == (12, 3)
+    assert [(each["tier"], each["disk_tokens"]) for each in described] == [
+        (None, 0), ("memory", 0), ("memory", 0), ("disk", 3)
+    ]  # fmt: skip
+
+
+def test_a_queued_reply_says_that_it_waits_for_the_disk() -> None:
+    stats = ReplyStats(request_id="r", seq_id=3, prompt_tokens=5, max_tokens=9, arrived_s=0.0, queued_s=0.0)
+    assert [stats.describe(1.0, reading)["waits_for"] for reading in ((), {3}, {4})] == [None, "disk", None]
+    stats.take(update(7), 1.0)
+    assert stats.describe(1.0, {3})["waits_for"] is None

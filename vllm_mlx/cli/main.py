@@ -8,6 +8,7 @@ import typer
 from .. import __version__
 from ..core.errors import VLLMMLXError
 from .bench import bench
+from .cache import cache
 from .chat import chat
 from .doctor import doctor
 from .launch import launch
@@ -15,7 +16,7 @@ from .models import models_app
 from .options import takes_settings
 from .output import descriptor_of, write_last
 from .settings import Settings
-from .status import cache, status
+from .status import status
 from .terminal import ExitCode, exit_code_of, printable
 
 app = typer.Typer(

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import Annotated, Any
 
 from rich.console import Console, Group, RenderableType
@@ -11,7 +10,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
-from rich.tree import Tree
 
 from .remote import KeyOption, Remote, UrlOption, find_server
 from .terminal import TABLE, AsJson, CommandFailed, console, duration, milliseconds, number_columns, option, readable
@@ -107,7 +105,10 @@ def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     prompt, cached = fields.get("total_prompt_tokens", 0), fields.get("total_cached_tokens", 0)
     share = f", {cached / prompt:.0%} of them from the cache" if prompt else ""
     rows.append(("Tokens", f"{prompt:,} of prompts{share}; {fields.get('total_completion_tokens', 0):,} of replies"))
-    rows.append(("Cache", _cache(fields.get("cache") or {})))
+    cache = fields.get("cache") or {}
+    rows.append(("Cache", _cache(cache)))
+    if "disk" in cache:
+        rows.append(("On disk", disk_line(cache["disk"])))
     if errors := fields.get("last_errors"):
         rows.append(("Last error", str(errors[0].get("message") or errors[0].get("code") or errors[0])))
     return rows
@@ -125,6 +126,22 @@ def _cache(cache: Mapping[str, Any]) -> str:
     hits = f"{cache.get('hits', 0)} hits" + (f" ({kinds})" if kinds else "")
     held = f"{cache.get('current_memory_mb', 0):,.1f} of {cache.get('max_memory_mb', 0):,.1f} MB"
     return f"{hits}, {cache.get('misses', 0)} misses; {cache.get('entry_count', 0)} entries, {held}"
+
+
+def disk_line(disk: Mapping[str, Any] | None) -> str:
+    """What the server says of its disk tier, on one line."""
+    if disk is None:
+        return "off"
+    if disk["off_reason"] is not None:
+        return f"off: {disk['off_reason']}"
+    held = f"{readable(disk['used_bytes'])} of {readable(disk['max_bytes'])} in {disk['num_records']:,} files"
+    written = f"{readable(disk['written_today_bytes'])} of {readable(disk['daily_bytes'])} written today"
+    parts = [held, written]
+    if disk["hits"]:
+        parts.append(f"{disk['hits']:,} requests read {disk['tokens_read']:,} tokens, {readable(disk['bytes_read'])}")
+    if disk["num_damaged"]:
+        parts.append(f"{disk['num_damaged']:,} damaged files removed")
+    return "; ".join(parts)
 
 
 def _memory(memory: Mapping[str, Any]) -> list[RenderableType]:
@@ -166,59 +183,12 @@ def _row(request: Mapping[str, Any]) -> list[RenderableType]:
     ttft_s = request.get("ttft_s")
     return [
         Text(str(request.get("request_id") or "–")),
-        Text(str(request.get("phase", "?"))),
+        Text(str(request.get("phase", "?")) + (", reads disk" if request.get("waits_for") == "disk" else "")),
         ProgressBar(total=1.0, completed=float(request.get("progress") or 0), width=_PROGRESS_WIDTH),
         f"{request.get('prompt_tokens', 0):,}",
-        f"{request.get('cached_tokens', 0):,}",
+        f"{request.get('cached_tokens', 0):,}" + (" (disk)" if request.get("tier") == "disk" else ""),
         f"{request.get('completion_tokens', 0):,}",
         f"{request.get('tokens_per_second') or 0:.1f}",
         "" if ttft_s is None else milliseconds(float(ttft_s)),
         duration(float(request.get("elapsed_s") or 0)),
     ]
-
-
-_MAX_ENTRIES = 200
-
-
-def cache(
-    clear: Annotated[bool, option("--clear", None, "Remove all cached state. Running replies go on.")] = False,
-    as_json: AsJson = False,
-    url: UrlOption = None,
-    api_key: KeyOption = None,
-) -> None:
-    """Print what the server's prefix cache holds, or clear it."""
-    server = find_server(url, api_key, as_admin=True)
-    held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
-    if as_json:
-        print(json.dumps(held, indent=2))
-    elif clear:
-        print(f"The cache is empty: {readable(int(held['freed_bytes']))} were freed.")
-    else:
-        console().print(cache_tree(held["data"], held["cache"]))
-
-
-def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
-    """Runs of tokens, each below the run that it continues, so that a shared beginning occurs once."""
-    if not counts.get("enabled"):
-        return Tree("The prefix cache is off.")
-    root = Tree(
-        f"{counts.get('entry_count', 0)} conversations, {counts.get('current_memory_mb', 0):,.1f} of "
-        f"{counts.get('max_memory_mb', 0):,.1f} MB; {counts.get('hits', 0)} hits, {counts.get('misses', 0)} misses, "
-        f"{counts.get('tokens_saved', 0):,} tokens not computed again"
-    )
-    branches: dict[Any, Tree] = {None: root}
-    known = {entry["node_id"] for entry in entries}
-    # A parent begins before its children do.
-    for entry in sorted(entries, key=itemgetter("start", "node_id"))[:_MAX_ENTRIES]:
-        parent = entry["parent_id"] if entry["parent_id"] in known else None
-        branches[entry["node_id"]] = branches.get(parent, root).add(_entry(entry))
-    if len(entries) > _MAX_ENTRIES:
-        root.add(f"and {len(entries) - _MAX_ENTRIES} more: see --json")
-    return root
-
-
-def _entry(entry: dict[str, Any]) -> str:
-    num_bytes = entry["segment_bytes"] + entry["state_bytes"]
-    state = ", a snapshot" if entry["state_bytes"] else ""
-    salted = ", salted" if entry.get("salted") else ""
-    return f"tokens {entry['start']:,}–{entry['end']:,}  {readable(num_bytes)}{state}, {entry['hits']} hits{salted}"

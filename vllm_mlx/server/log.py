@@ -136,6 +136,7 @@ class Receipts:
             prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
             cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
             stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
+            disk_tokens=sum(receipt.disk_tokens for receipt in receipts),
         )
 
     def headers(self) -> dict[str, str]:
@@ -143,6 +144,10 @@ class Receipts:
         if receipt is None:
             return {}
         facts = f"prompt={receipt.prompt_tokens}; cached={receipt.cached_tokens}; expected={receipt.expected_tokens}"
+        if receipt.tier is not None:
+            facts += f"; tier={receipt.tier}"
+        if receipt.disk_tokens:
+            facts += f"; disk={receipt.disk_tokens}"
         if self._num_prompts > 1:
             facts += f"; prompts={self._num_prompts}"
         if receipt.shortfall is not None:
@@ -238,6 +243,8 @@ class RequestRecord:
             "completion_tokens": usage.completion_tokens,
             "ttft_s": self._ttft_s,
             "finish": self._finish,
+            "disk_tokens": 0 if receipt is None else receipt.disk_tokens,
+            "tier": None if receipt is None else receipt.tier,
             "expected_tokens": 0 if receipt is None else receipt.expected_tokens,
             "why": None if receipt is None else receipt.why,
         }
@@ -264,6 +271,7 @@ class RequestRecord:
             "model": self.model,
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
+            "disk_tokens": (receipt and receipt.disk_tokens) or None,
             "expected_tokens": (receipt and receipt.expected_tokens) or None,
             "altered": self.prompt_change,
             # The shortfall of an altered prompt is said by `altered`.

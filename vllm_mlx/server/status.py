@@ -24,6 +24,7 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from ..api.error_replies import OpenAIError
 from ..cache.stats import Entry
 from ..core.errors import EngineDead, VLLMMLXError, shown
+from ..core.receipt import Tier
 from ..engine.client import EngineClient
 from ..engine.monitoring.counters import ReplyProgress
 from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
@@ -58,6 +59,8 @@ class LastReply(TypedDict):
     completion_tokens: int
     ttft_s: float | None
     finish: str
+    disk_tokens: int
+    tier: Tier | None
     expected_tokens: int
     why: str | None
 

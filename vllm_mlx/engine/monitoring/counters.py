@@ -2,14 +2,14 @@
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from ...core.receipt import CacheReceipt, Expectation, Shortfall
+from ...core.receipt import CacheReceipt, Expectation, Shortfall, Tier
 from ...core.sequence import Sequence
 from ...core.step import SequenceUpdate
 
@@ -105,6 +105,7 @@ class ReplyProgress(TypedDict):
 
     status: Literal["waiting", "running"]
     phase: Phase
+    waits_for: Literal["disk"] | None  # cached state is read from disk before the sequence can run
     elapsed_s: float
     queue_s: float
     prompt_tokens: int
@@ -116,6 +117,8 @@ class ReplyProgress(TypedDict):
     ttft_s: float | None
     cache_hit_type: str
     cached_tokens: int
+    disk_tokens: int
+    tier: Tier | None
     expected_tokens: int
     why_not_cached: str | None
 
@@ -132,6 +135,7 @@ class ReplyStats:
     """The progress of one reply. Times are seconds of the monotonic clock."""
 
     request_id: str
+    seq_id: int | None = None  # None while the prompt is prepared
     tenant: str = ""  # the owner of the request
     prompt_tokens: int = 0  # 0 while the prompt is prepared
     max_tokens: int
@@ -151,7 +155,7 @@ class ReplyStats:
 
     def queue(self, seq: Sequence, expectation: Expectation, now: float) -> None:
         """Note that the prompt is prepared and its sequence handed to the engine."""
-        self.prompt_tokens, self.max_tokens = seq.num_prompt_tokens, seq.max_tokens
+        self.seq_id, self.prompt_tokens, self.max_tokens = seq.seq_id, seq.num_prompt_tokens, seq.max_tokens
         self.queued_s, self.expectation = now, expectation
 
     def take(self, update: SequenceUpdate, now: float) -> int:
@@ -164,6 +168,7 @@ class ReplyStats:
                 prompt_tokens=self.prompt_tokens,
                 cached_tokens=update.num_cached_tokens,
                 stored_tokens=update.num_stored_tokens,
+                disk_tokens=update.num_disk_tokens,
                 expectation=self.expectation,
             )
         computed = min(self.prompt_tokens, max(self.computed_tokens, update.num_computed_tokens))
@@ -191,13 +196,15 @@ class ReplyStats:
         """The time that the sequence waited for a place; None while it waits."""
         return None if self.scheduled_s is None else max(0.0, self.scheduled_s - self.queued_s)
 
-    def describe(self, now: float) -> RunningReply:
+    def describe(self, now: float, reading: Collection[int] = ()) -> RunningReply:
+        """`reading`: the seq_ids of sequences that wait for the disk."""
         decoding_s = 0.0 if self.first_token_s is None else now - self.first_token_s
         return {
             "request_id": self.request_id,
             "tenant": self.tenant,
             "status": "waiting" if self.phase == "queued" else "running",
             "phase": self.phase,
+            "waits_for": "disk" if self.phase == "queued" and self.seq_id in reading else None,
             "elapsed_s": round(now - self.arrived_s, 3),
             "queue_s": round(now - self.queued_s if self.queue_s is None else self.queue_s, 4),
             "prompt_tokens": self.prompt_tokens,
@@ -209,6 +216,8 @@ class ReplyStats:
             "ttft_s": None if self.first_token_s is None else round(self.first_token_s - self.arrived_s, 4),
             "cache_hit_type": self.cache_hit_type or "miss",
             "cached_tokens": self.cached_tokens,
+            "disk_tokens": 0 if self.receipt is None else self.receipt.disk_tokens,
+            "tier": None if self.receipt is None else self.receipt.tier,
             "expected_tokens": 0 if self.receipt is None else self.receipt.expected_tokens,
             "why_not_cached": None if self.receipt is None else self.receipt.why,
         }
@@ -242,8 +251,10 @@ class Totals:
         self.requests = 0  # requests that have ended, with any outcome
         self.outcomes: Counter[Outcome] = Counter()  # replies that have ended
         self.shortfalls: Counter[Shortfall] = Counter()  # replies with fewer cached tokens than expected
+        self.tiers: Counter[Tier] = Counter()  # replies with cached tokens, by the slowest tier that they came from
         self.prompt_tokens = 0  # including cached ones
         self.cached_tokens = 0
+        self.disk_tokens = 0  # part of cached_tokens
         self.computed_tokens = 0  # prompt tokens that were computed
         self.completion_tokens = 0
         self.prompt_rate = TokenRate(started_s)  # computed prompt tokens
@@ -292,8 +303,13 @@ class Totals:
     def _scheduled(self, stats: ReplyStats, now: float) -> None:
         self.prompt_tokens += stats.prompt_tokens
         self.cached_tokens += stats.cached_tokens
-        if stats.receipt is not None and stats.receipt.shortfall is not None:
-            self.shortfalls[stats.receipt.shortfall] += 1
+        receipt = stats.receipt
+        assert receipt is not None, "it was looked up"
+        self.disk_tokens += receipt.disk_tokens
+        if receipt.tier is not None:
+            self.tiers[receipt.tier] += 1
+        if receipt.shortfall is not None:
+            self.shortfalls[receipt.shortfall] += 1
         if stats.queue_s is not None:
             self.queue.add_at(stats.queue_s, now)
 

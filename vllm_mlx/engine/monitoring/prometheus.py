@@ -14,7 +14,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ...core.receipt import Shortfall
+from ...cache.stats import DiskReport
+from ...core.receipt import Shortfall, Tier
 from .counters import Histogram, Outcome
 from .status import Moment, memory_status
 
@@ -35,6 +36,8 @@ def metric_families(moment: Moment) -> Iterator[Metric]:
     yield from _own_counts(own, moment)
     yield from _own_memory(own, moment)
     yield from _own_caches(own, moment)
+    if moment.report.disk is not None:
+        yield from _own_disk(own, moment.report.disk)
 
 
 class _Builder:
@@ -114,6 +117,11 @@ def _own_counts(own: _Builder, moment: Moment) -> Iterator[Metric]:
     yield own.counter("requests", "Ended requests, with any outcome.", totals.requests)
     outcomes = {outcome: totals.outcomes[outcome] for outcome in get_args(Outcome)}
     yield own.counter("replies", "Ended replies by outcome.", outcomes, "outcome")
+    tiers = {"memory": totals.cached_tokens - totals.disk_tokens, "disk": totals.disk_tokens}
+    yield own.counter("cached_tokens", "Prompt tokens taken from the prefix cache, by tier.", tiers, "tier")
+    hits = {tier: totals.tiers[tier] for tier in get_args(Tier)}
+    text = "Replies with cached tokens, by the slowest tier that these came from."
+    yield own.counter("cache_hits", text, hits, "tier")
     yield own.counter("prefill_tokens", "Prompt tokens that were computed.", totals.computed_tokens)
     text = "Replies with fewer cached tokens than the previous turn made likely, by reason."
     yield own.counter("cache_shortfalls", text, {kind.value: totals.shortfalls[kind] for kind in Shortfall}, "reason")
@@ -152,3 +160,22 @@ def _own_caches(own: _Builder, moment: Moment) -> Iterator[Metric]:
     if images["enabled"]:
         yield own.counter("images_encoded", "Runs of the vision encoder.", images["encoded"])
         yield own.counter("image_evictions", "Evictions from the cache of image features.", images["evictions"])
+
+
+def _own_disk(own: _Builder, disk: DiskReport) -> Iterator[Metric]:
+    text = "Whether the prefix cache is kept on disk (1), or an error has turned that off (0)."
+    yield own.gauge("disk_works", text, int(disk.off_reason is None))
+    yield own.gauge("disk_bytes", "Size of the prefix cache on disk.", disk.used_bytes)
+    yield own.gauge("disk_limit_bytes", "Limit of the prefix cache on disk.", disk.max_bytes)
+    yield own.gauge("disk_records", "Files of the prefix cache on disk.", disk.num_records)
+    yield own.gauge("disk_waiting_bytes", "State that is to be written to disk.", disk.num_waiting_bytes)
+    yield own.gauge("disk_written_today_bytes", "Bytes written to disk today.", disk.written_today_bytes)
+    yield own.gauge("disk_daily_limit_bytes", "Bytes that may be written to disk in a day.", disk.daily_bytes)
+    yield own.counter("disk_hits", "Requests for which cached state was read from disk.", disk.hits)
+    yield own.counter("disk_tokens_read", "Tokens whose state was read from disk.", disk.tokens_read)
+    yield own.counter("disk_bytes_read", "Bytes of state that were read from disk.", disk.bytes_read)
+    text = "Reads from disk that were not made, because computing was faster."
+    yield own.counter("disk_reads_not_made", text, disk.reads_not_made)
+    yield own.counter(
+        "disk_damaged_files", "Files that were removed from disk, because they were damaged.", disk.num_damaged
+    )

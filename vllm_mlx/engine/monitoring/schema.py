@@ -116,12 +116,41 @@ class PressureStatus(TypedDict):
     refused: int
 
 
+class DiskStatus(TypedDict):
+    """What the prefix cache keeps on disk. Counts are since the server's start.
+
+    `off_reason` says why nothing is read or written any more; null: it works. `used_bytes`, `num_records` and
+    `written_today_bytes` are those of all servers that share the folder. `hits` are requests for which state was read;
+    `reads_not_made` were slower than computing, as measured at load; `num_damaged` files were removed.
+    """
+
+    folder: str
+    is_encrypted: bool
+    off_reason: str | None
+    used_bytes: int
+    max_bytes: int
+    written_today_bytes: int
+    daily_bytes: int
+    num_records: int
+    num_waiting_bytes: int
+    hits: int
+    tokens_read: int
+    bytes_read: int
+    reads_not_made: int
+    num_damaged: int
+
+
 class CacheStatus(TypedDict):
-    """The prefix cache. Only a cache that is enabled has the fields that are not required."""
+    """The prefix cache. Only a cache that is enabled has the fields that are not required.
+
+    `hits_by_tier` counts replies by the slowest tier that their cached tokens came from. `disk` is null if nothing is
+    kept on disk.
+    """
 
     enabled: bool
     hits: int
     hits_by_kind: dict[str, int]
+    hits_by_tier: dict[str, int]
     misses: int
     hit_rate: float
     evictions: int
@@ -136,6 +165,7 @@ class CacheStatus(TypedDict):
     index_mb: NotRequired[float]
     inserts_refused: NotRequired[int]
     shortfalls: dict[str, int]
+    disk: DiskStatus | None
 
 
 class ImageStatus(TypedDict):
@@ -166,6 +196,7 @@ class EngineFigures(TypedDict):
     total_requests_processed: int
     total_prompt_tokens: int
     total_cached_tokens: int
+    total_disk_tokens: int
     total_completion_tokens: int
     generation_tps: float
     prompt_tps: float

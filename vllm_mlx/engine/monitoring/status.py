@@ -2,9 +2,9 @@
 
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import mlx.core as mx
 
@@ -13,12 +13,13 @@ from ...cache.media import MediaCache
 from ...cache.tree import PrefixTree
 from ...core.config import EngineConfig
 from ...core.memory import MemoryBudget, SystemMemory
-from ...core.receipt import Shortfall
+from ...core.receipt import Shortfall, Tier
 from ...prompt.processor import RequestProcessor
 from .counters import RATE_WINDOW_S, SAMPLE_WINDOW_S, Outcome, ReplyStats, Totals
 from .schema import (
     BuildFacts,
     CacheStatus,
+    DiskStatus,
     EngineFacts,
     EngineReport,
     EngineStatus,
@@ -50,7 +51,7 @@ class Moment:
 def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: int) -> EngineStatus:
     """Write the status. `replies`: all that wait or run. `num_refused`: requests refused because the queue was full."""
     report, totals, now = moment.report, moment.totals, moment.now
-    running = [reply.describe(now) for reply in replies]
+    running = [reply.describe(now, report.reading) for reply in replies]
     return {
         "status": "running" if running else "idle",
         "model": moment.facts["model"],
@@ -65,6 +66,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "total_requests_processed": totals.requests,
         "total_prompt_tokens": totals.prompt_tokens,
         "total_cached_tokens": totals.cached_tokens,
+        "total_disk_tokens": totals.disk_tokens,
         "total_completion_tokens": totals.completion_tokens,
         "generation_tps": round(totals.completion_rate.per_second(now), 2),
         "prompt_tps": round(totals.prompt_rate.per_second(now), 2),
@@ -85,7 +87,7 @@ def engine_status(moment: Moment, replies: Iterable[ReplyStats], num_refused: in
         "system": _system(report.device.system),
         "memory": memory_status(moment.memory, report),
         "giving_way": _pressure(report, num_refused),
-        "cache": _cache(report, {kind.value: totals.shortfalls[kind] for kind in Shortfall}),
+        "cache": _cache(report, totals),
         "images": report.images,
         "model_facts": moment.facts,
         "build": moment.build,
@@ -162,13 +164,14 @@ def image_status(media: MediaCache[Any] | None) -> ImageStatus:
     return status
 
 
-def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
+def _cache(report: EngineReport, totals: Totals) -> CacheStatus:
     stats = PrefixTree(max_bytes=0).stats if report.cache is None else report.cache
     lookups = stats.num_hits + stats.misses
     status: CacheStatus = {
         "enabled": report.cache is not None,
         "hits": stats.num_hits,
         "hits_by_kind": {str(kind): num for kind, num in stats.hits.items()},
+        "hits_by_tier": {tier: totals.tiers[tier] for tier in get_args(Tier)},
         "misses": stats.misses,
         "hit_rate": round(stats.num_hits / lookups, 4) if lookups else 0.0,
         "evictions": stats.evictions,
@@ -182,7 +185,8 @@ def _cache(report: EngineReport, shortfalls: dict[str, int]) -> CacheStatus:
         "num_buffers": stats.used_buffers,
         "index_mb": round(stats.index_bytes / _MB, 3),
         "inserts_refused": stats.inserts_refused + report.num_skipped_captures,
-        "shortfalls": shortfalls,
+        "shortfalls": {kind.value: totals.shortfalls[kind] for kind in Shortfall},
+        "disk": None if report.disk is None else cast(DiskStatus, asdict(report.disk)),
     }
     if report.cache is None:
         status["hits_by_kind"] = {}

@@ -2,6 +2,7 @@
 
 import { drawCache } from "./cache.js";
 import { startChat } from "./chat.js";
+import { showDisk } from "./disk.js";
 import { byId, bytes, count, element, seconds, share } from "./dom.js";
 import { decades, Plot } from "./plots.js";
 import { events, json } from "./server.js";
@@ -22,6 +23,7 @@ function show(status) {
   showTiles(status, gap, ttft, queue);
   showRequests(status.requests);
   showMemory(status.memory);
+  showDisk(status.cache);
   showReplies(status.last_replies);
   showErrors(status.last_errors);
 }
@@ -86,12 +88,15 @@ function requestRow(id, isOwn) {
 
 function fillRow(row, request) {
   const texts = {
-    phase: request.phase, prompt: count(request.prompt_tokens), cached: share(request.cached_tokens / request.prompt_tokens),
+    phase: request.phase + (request.waits_for === "disk" ? ", reads disk" : ""), prompt: count(request.prompt_tokens),
+    cached: share(request.cached_tokens / request.prompt_tokens) + fromDisk(request),
     reply: `${count(request.completion_tokens)} of ${count(request.max_tokens)}`, rate: request.tokens_per_second.toFixed(1), elapsed: seconds(request.elapsed_s),
   };
   for (const [name, text] of Object.entries(texts)) row.querySelector(`[data-name=${name}]`).textContent = text;
   row.querySelector("progress").value = request.progress;
 }
+
+const fromDisk = ({ tier }) => (tier === "disk" ? " (disk)" : "");
 
 async function cancel(id, button) {
   button.disabled = true;
@@ -122,7 +127,7 @@ function showReplies(replies) {
   const number = (text) => element("td", { class: "number" }, text);
   byId("replies").replaceChildren(...replies.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
     element("td", {}, element("code", { title: reply.request_id ?? OTHERS }, shortId(reply.request_id ?? OTHERS))), number(count(reply.prompt_tokens)),
-    number(count(reply.expected_tokens)), number(count(reply.cached_tokens)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
+    number(count(reply.expected_tokens)), number(count(reply.cached_tokens) + fromDisk(reply)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
   byId("no-replies").hidden = replies.length > 0;
 }
 
