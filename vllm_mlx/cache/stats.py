@@ -56,7 +56,7 @@ class DiskReport:
     folder: str
     is_encrypted: bool = False
     off_reason: str | None = None
-    used_bytes: int = 0  # of all files in the folder, whichever server wrote them
+    used_bytes: int = 0  # all files in the folder, whichever server wrote them
     max_bytes: int = 0
     written_today_bytes: int = 0  # by all servers of the folder
     daily_bytes: int = 0
