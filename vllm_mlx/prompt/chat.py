@@ -20,7 +20,8 @@ from ..tokens.context_window import ContextWindow
 from ..tokens.tokenizer import Tokenizer
 from .encoded import EncodedText, common_prefix
 from .points import next_requests, plan_points
-from .reply_memory import Boundary, KnownPrefix, RecalledConversation, RememberedReply, ReplyMemory, TextDigest
+from .remembered import Boundary, KnownPrefix, RememberedReply
+from .reply_memory import RecalledConversation, ReplyMemory, TextDigest
 from .splice import Splicer
 from .template import ChatTemplate
 
@@ -206,6 +207,7 @@ def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
     num_known = 0 if known is None else known.num_tokens
     message = full_message(prompt.request, reply.message)
     return RememberedReply(
+        salt=prompt.request.cache_salt,
         key=prompt.key,
         text_length=len(prompt.text),
         text_digest=TextDigest(prompt.text).value(),

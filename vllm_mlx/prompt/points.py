@@ -13,7 +13,7 @@ from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart, Tool
 from ..core.request import Request
 from ..core.tasks import Deadline
 from .encoded import EncodedText
-from .reply_memory import Boundary
+from .remembered import Boundary
 from .template import ChatTemplate
 
 Probes = Sequence[Request]

@@ -2,14 +2,13 @@
 
 import json
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
-from sys import getsizeof
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..core.messages import (
     ImagePart,
@@ -22,14 +21,13 @@ from ..core.messages import (
     ToolSpec,
     VideoPart,
 )
-from ..output.reply import FinishedReply
+from ..disk.journal import Journal, Restored
 from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
+from .kept_replies import reply_value, restored_replies
+from .remembered import RememberedReply
 
 MAX_REPLIES = 8192
 MAX_BYTES = 64 << 20
-_FIXED_BYTES = 2048  # the objects, keys and digests of one remembered reply
-_BOUNDARY_BYTES = 128
-_PART_BYTES = 64
 _DIGEST_BYTES = 16
 
 
@@ -41,87 +39,6 @@ class Entry(Protocol):
 
 
 E = TypeVar("E", bound=Entry)
-
-
-class Boundary(NamedTuple):
-    """A place in a rendered text that lies between two of its tokens."""
-
-    num_chars: int  # before it
-    num_tokens: int  # before it
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RememberedReply:
-    """A reply and the prompt that it answered. The prompt's ids are those of `base`, then `tail`."""
-
-    key: bytes  # identifies the messages before the reply
-    text_length: int  # length of the rendered prompt, in characters
-    text_digest: bytes
-    base: "KnownPrefix | None" = None  # ids that come from an earlier reply of the conversation and its prompt
-    tail: "array[int]" = field(default_factory=lambda: array("I"))
-    boundaries: tuple[Boundary, ...] = ()  # known places behind `base` in the prompt, ascending
-    reply: FinishedReply
-    starts_in_reasoning: bool = False
-
-    @property
-    def base_end(self) -> Boundary:
-        """The place in the prompt at which `base` ends and `tail` begins."""
-        return Boundary(0, 0) if self.base is None else Boundary(self.base.num_chars, self.base.num_tokens)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return self.base_end.num_tokens + len(self.tail)
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that this reply holds, without its base."""
-        own = _FIXED_BYTES + _BOUNDARY_BYTES * len(self.boundaries) + getsizeof(self.tail)
-        return own + getsizeof(self.reply.token_ids) + sum(map(_part_bytes, self.reply.message.parts))
-
-    def token_ids(self, end: int) -> list[int]:
-        """The first `end` ids of the prompt and its reply."""
-        runs: list[Sequence[int]] = []
-        entry: RememberedReply | None = self
-        while entry is not None and end > 0:
-            num_base = entry.base_end.num_tokens
-            runs.append(entry.reply.token_ids[: max(0, end - entry.num_prompt_tokens)])
-            runs.append(entry.tail[: max(0, end - num_base)])
-            end = min(end, num_base)
-            entry = None if entry.base is None else entry.base.entry
-        return [token_id for run in reversed(runs) for token_id in run]
-
-    def token_id(self, index: int) -> int:
-        """The id at `index` in the prompt and its reply."""
-        entry = self
-        while entry.base is not None and index < entry.base.num_tokens:
-            entry = entry.base.entry
-        offset = index - entry.num_prompt_tokens
-        return entry.reply.token_ids[offset] if offset >= 0 else entry.tail[index - entry.base_end.num_tokens]
-
-    def boundary_before(self, num_chars: int) -> Boundary:
-        """The last known boundary within the first `num_chars` characters of the prompt."""
-        entry = self
-        while True:
-            prompt_end = Boundary(entry.text_length, entry.num_prompt_tokens)
-            for boundary in (prompt_end, *reversed(entry.boundaries)):
-                if boundary.num_chars <= num_chars:
-                    return boundary
-            if entry.base is None or num_chars >= entry.base.num_chars:
-                return entry.base_end
-            entry = entry.base.entry
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPrefix:
-    """The first `num_tokens` ids of an earlier prompt and its reply stand for the first `num_chars` of a text."""
-
-    entry: RememberedReply
-    num_chars: int
-    num_tokens: int
-
-    @property
-    def last_id(self) -> int:
-        return self.entry.token_id(self.num_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +83,18 @@ class Recent(Generic[E]):
         for key in keys:
             self._by_key.setdefault(key, []).append(entry)
 
-    def evict(self) -> None:
+    def evict(self) -> list[E]:
+        """Returns what was evicted."""
+        evicted = []
         while self.entries and (len(self.entries) > self._max_entries or self.num_bytes > self._max_bytes):
             entry, keys = self.entries.popitem(last=False)
+            evicted.append(entry)
             self.num_bytes -= entry.num_bytes
             for key in keys:
                 self._by_key[key].remove(entry)
                 if not self._by_key[key]:
                     del self._by_key[key]
+        return evicted
 
 
 class ReplyMemory:
@@ -183,9 +104,13 @@ class ReplyMemory:
     it, and the bytes that are counted are the bytes that are held.
     """
 
-    def __init__(self, *, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES):
+    def __init__(self, *, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES, journal: Journal | None = None):
+        """`journal`: keeps the replies for the next start; those of the last one are restored from it."""
         self._lock = threading.Lock()
         self._recent: Recent[RememberedReply] = Recent(max_replies, max_bytes)
+        self._journal = journal
+        if journal is not None:
+            journal.restore(self._restore)
 
     def __len__(self) -> int:
         return len(self._recent.entries)
@@ -199,6 +124,7 @@ class ReplyMemory:
 
         `tools` are those of the request: clients fill in the argument defaults that these declare.
         """
+        self._wait()
         key = first_key(salt)
         declared = declared_arguments(tools)
         result: list[Message] = []
@@ -211,19 +137,44 @@ class ReplyMemory:
                     message = entry.reply.message
                 result.append(message)
                 key = next_key(key, message)
-            for entry in reversed(replies):
-                self._touch(entry)
+            self._use(replies)
         return RecalledConversation(tuple(result), key, tuple(replies))
 
     def add(self, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
         """`prompt_token_ids` are all ids of the prompt: they are stored where the entry's base was evicted."""
+        self._wait()
         with self._lock:
             if entry.base is not None and entry.base.entry not in self._recent.entries:
-                boundaries = (entry.base_end, *entry.boundaries)
-                entry = replace(entry, base=None, tail=array("I", prompt_token_ids), boundaries=boundaries)
+                entry = entry.alone(prompt_token_ids)
             self._recent.add(entry, (entry.key,))
             self._touch(entry)
-            self._recent.evict()
+            evicted = self._recent.evict()
+            if self._journal is not None:
+                self._keep(self._journal, entry, prompt_token_ids)
+                self._journal.drop(other.name for other in evicted)
+
+    def _keep(self, journal: Journal, entry: RememberedReply, prompt_token_ids: Sequence[int]) -> None:
+        """An entry whose base the journal does not keep is kept without one."""
+        if entry.base is not None and entry.base.entry.name not in journal:
+            entry = entry.alone(prompt_token_ids)
+        base = None if entry.base is None else entry.base.entry.name
+        journal.put(entry.name, entry.salt, partial(reply_value, entry), num_bytes=entry.num_bytes, base=base)
+
+    def _restore(self, kept: Restored) -> None:
+        found = restored_replies(kept.values)
+        with self._lock:
+            for entry in found.values():
+                self._recent.add(entry, (entry.key,))
+            for name in kept.order:
+                if name in found:
+                    self._recent.entries.move_to_end(found[name])
+            evicted = [entry.name for entry in self._recent.evict()]
+        assert self._journal is not None
+        self._journal.drop([*evicted, *(value.name for value in kept.values if value.name not in found)])
+
+    def _wait(self) -> None:
+        if self._journal is not None:
+            self._journal.wait()
 
     def _find(self, key: bytes, message: Message, declared: Mapping[str, DeclaredValue]) -> RememberedReply | None:
         """The latest reply that the message repeats; one with the same tool call ids is preferred."""
@@ -232,34 +183,19 @@ class ReplyMemory:
         call_ids = [call.call_id for call in calls_of(message)]
         return max(found, key=lambda entry: call_ids == [call.call_id for call in entry.reply.calls], default=None)
 
+    def _use(self, replies: Sequence[RememberedReply]) -> None:
+        """The replies of one conversation count as used, the last one first."""
+        seen: set[RememberedReply] = set()
+        for entry in reversed(replies):
+            if entry not in seen:
+                self._touch(entry)
+                seen.update(entry.chain())
+                if self._journal is not None:
+                    self._journal.use([entry.name])
+
     def _touch(self, entry: RememberedReply) -> None:
-        link: RememberedReply | None = entry
-        while link is not None:
+        for link in entry.chain():
             self._recent.entries.move_to_end(link)
-            link = None if link.base is None else link.base.entry
-
-
-def _part_bytes(part: Part) -> int:
-    match part:
-        case TextPart(text) | ReasoningPart(text):
-            return _PART_BYTES + getsizeof(text)
-        case ToolCallPart(call_id, name, arguments):
-            return _PART_BYTES + getsizeof(call_id) + getsizeof(name) + _json_bytes(arguments)
-        case _:
-            return _PART_BYTES
-
-
-def _json_bytes(value: Any) -> int:
-    """The memory that a JSON value takes. Objects that several values share are counted for each of them."""
-    total, waiting = 0, [value]
-    while waiting:
-        item = waiting.pop()
-        total += getsizeof(item)
-        if isinstance(item, dict):
-            waiting += [*item, *item.values()]
-        elif isinstance(item, list):
-            waiting += item
-    return total
 
 
 class TextDigest:

@@ -1,0 +1,136 @@
+"""Remembered replies as JSON, for a journal, and back: every id, text and reference is the same afterwards."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.messages import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    VideoPart,
+)
+from ..disk.packed import packed_ids, unpacked_ids
+from ..disk.replay import Kept
+from ..output.reply import FinishedReply
+from .remembered import Boundary, KnownPrefix, RememberedReply
+
+_MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+def reply_value(entry: RememberedReply) -> dict[str, Any]:
+    """Its base is given by its name."""
+    base = entry.base
+    return {
+        "key": entry.key.hex(),
+        "text": [entry.text_length, entry.text_digest.hex()],
+        "base": None if base is None else [base.entry.name, base.num_chars, base.num_tokens],
+        "tail": packed_ids(entry.tail),
+        "boundaries": entry.boundaries,
+        "message": message_value(entry.reply.message),
+        "ids": packed_ids(entry.reply.token_ids),
+        "is_complete": entry.reply.is_complete,
+        "starts_in_reasoning": entry.starts_in_reasoning,
+    }
+
+
+def restored_replies(values: Iterable[Kept]) -> dict[str, RememberedReply]:
+    """By their names, without the ones that cannot be read or have no base here. A base precedes what refers to it.
+
+    Replies that have the same base refer to the same object.
+    """
+    found: dict[str, RememberedReply] = {}
+    for kept in values:
+        try:
+            found[kept.name] = _reply_of(kept, found)
+        except _MALFORMED:
+            continue
+    return found
+
+
+def _reply_of(kept: Kept, found: dict[str, RememberedReply]) -> RememberedReply:
+    """Raises one of `_MALFORMED`."""
+    value = kept.value()
+    text_length, text_digest = value["text"]
+    base = None
+    if value["base"] is not None:
+        name, num_chars, num_tokens = value["base"]
+        base = KnownPrefix(found[name], num_chars, num_tokens)
+    return RememberedReply(
+        name=kept.name,
+        salt=kept.salt,
+        key=bytes.fromhex(value["key"]),
+        text_length=text_length,
+        text_digest=bytes.fromhex(text_digest),
+        base=base,
+        tail=unpacked_ids(value["tail"]),
+        boundaries=tuple(Boundary(*boundary) for boundary in value["boundaries"]),
+        reply=FinishedReply(
+            message=message_of(value["message"]),
+            token_ids=unpacked_ids(value["ids"]),
+            is_complete=value["is_complete"],
+        ),
+        starts_in_reasoning=value["starts_in_reasoning"],
+    )
+
+
+def message_value(message: Message) -> list[Any]:
+    return [message.role, message.name, [_part_value(part) for part in message.parts]]
+
+
+def message_of(value: list[Any]) -> Message:
+    """Raises ValueError for anything that `message_value` does not return."""
+    role, name, parts = value
+    return Message(role, tuple(map(_part_of, parts)), name)
+
+
+def _part_value(part: Part) -> list[Any]:
+    match part:
+        case TextPart(text):
+            return ["text", text]
+        case ReasoningPart(text):
+            return ["reasoning", text]
+        case ToolCallPart(call_id, name, arguments):
+            return ["call", call_id, name, arguments]
+        case ToolResultPart(call_id, content, name, is_error):
+            return ["result", call_id, [_part_value(item) for item in content], name, is_error]
+        case ImagePart(source, max_side=max_side, text=text, param=param):
+            return ["image", _source_value(source), max_side, text, param]
+        case VideoPart(source, fps=fps, text=text, param=param):
+            return ["video", _source_value(source), fps, text, param]
+
+
+def _part_of(value: list[Any]) -> Any:
+    match value:
+        case ["text", text]:
+            return TextPart(text)
+        case ["reasoning", text]:
+            return ReasoningPart(text)
+        case ["call", call_id, name, arguments]:
+            return ToolCallPart(call_id, name, arguments)
+        case ["result", call_id, content, name, is_error]:
+            return ToolResultPart(call_id, tuple(map(_part_of, content)), name, is_error)
+        case ["image", source, max_side, text, param]:
+            return ImagePart(_source_of(source), max_side=max_side, text=text, param=param)
+        case ["video", source, fps, text, param]:
+            return VideoPart(_source_of(source), fps=fps, text=text, param=param)
+        case _:
+            raise ValueError("it is no part of a message")
+
+
+def _source_value(source: str | bytes | tuple[str, ...]) -> Any:
+    """A text, the bytes of one as hex in an object, or a list of texts."""
+    return {"hex": source.hex()} if isinstance(source, bytes) else source
+
+
+def _source_of(value: Any) -> Any:
+    match value:
+        case {"hex": digits}:
+            return bytes.fromhex(digits)
+        case list():
+            return tuple(value)
+        case _:
+            return value

@@ -1,0 +1,134 @@
+"""One remembered reply, and what a prompt takes from it: the ids of the prompt before it and its own."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from secrets import token_urlsafe
+from sys import getsizeof
+from typing import Any, NamedTuple
+
+from ..core.messages import Part, ReasoningPart, TextPart, ToolCallPart
+from ..output.reply import FinishedReply
+
+_FIXED_BYTES = 2048  # the objects, keys and digests of one remembered reply
+_BOUNDARY_BYTES = 128
+_PART_BYTES = 64
+_NAME_BYTES = 9  # random
+
+
+class Boundary(NamedTuple):
+    """A place in a rendered text that lies between two of its tokens."""
+
+    num_chars: int  # before it
+    num_tokens: int  # before it
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RememberedReply:
+    """A reply and the prompt that it answered. The prompt's ids are those of `base`, then `tail`."""
+
+    name: str = field(default_factory=lambda: token_urlsafe(_NAME_BYTES))  # in a journal
+    salt: str = ""
+    key: bytes  # identifies the messages before the reply
+    text_length: int  # length of the rendered prompt, in characters
+    text_digest: bytes
+    base: "KnownPrefix | None" = None  # ids that come from an earlier reply of the conversation and its prompt
+    tail: "array[int]" = field(default_factory=lambda: array("I"))
+    boundaries: tuple[Boundary, ...] = ()  # known places behind `base` in the prompt, ascending
+    reply: FinishedReply
+    starts_in_reasoning: bool = False
+
+    @property
+    def base_end(self) -> Boundary:
+        """The place in the prompt at which `base` ends and `tail` begins."""
+        return Boundary(0, 0) if self.base is None else Boundary(self.base.num_chars, self.base.num_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.base_end.num_tokens + len(self.tail)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that this reply holds, without its base."""
+        own = _FIXED_BYTES + _BOUNDARY_BYTES * len(self.boundaries) + getsizeof(self.tail)
+        return own + getsizeof(self.reply.token_ids) + sum(map(_part_bytes, self.reply.message.parts))
+
+    def alone(self, prompt_token_ids: Sequence[int]) -> "RememberedReply":
+        """The same without a base. `prompt_token_ids`: all ids of the prompt."""
+        boundaries = (self.base_end, *self.boundaries)
+        return replace(self, base=None, tail=array("I", prompt_token_ids), boundaries=boundaries)
+
+    def chain(self) -> "Iterator[RememberedReply]":
+        """This reply, its base, the base of that and so on."""
+        entry: RememberedReply | None = self
+        while entry is not None:
+            yield entry
+            entry = None if entry.base is None else entry.base.entry
+
+    def token_ids(self, end: int) -> list[int]:
+        """The first `end` ids of the prompt and its reply."""
+        runs: list[Sequence[int]] = []
+        entry: RememberedReply | None = self
+        while entry is not None and end > 0:
+            num_base = entry.base_end.num_tokens
+            runs.append(entry.reply.token_ids[: max(0, end - entry.num_prompt_tokens)])
+            runs.append(entry.tail[: max(0, end - num_base)])
+            end = min(end, num_base)
+            entry = None if entry.base is None else entry.base.entry
+        return [token_id for run in reversed(runs) for token_id in run]
+
+    def token_id(self, index: int) -> int:
+        """The id at `index` in the prompt and its reply."""
+        entry = self
+        while entry.base is not None and index < entry.base.num_tokens:
+            entry = entry.base.entry
+        offset = index - entry.num_prompt_tokens
+        return entry.reply.token_ids[offset] if offset >= 0 else entry.tail[index - entry.base_end.num_tokens]
+
+    def boundary_before(self, num_chars: int) -> Boundary:
+        """The last known boundary within the first `num_chars` characters of the prompt."""
+        entry = self
+        while True:
+            prompt_end = Boundary(entry.text_length, entry.num_prompt_tokens)
+            for boundary in (prompt_end, *reversed(entry.boundaries)):
+                if boundary.num_chars <= num_chars:
+                    return boundary
+            if entry.base is None or num_chars >= entry.base.num_chars:
+                return entry.base_end
+            entry = entry.base.entry
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrefix:
+    """The first `num_tokens` ids of an earlier prompt and its reply stand for the first `num_chars` of a text."""
+
+    entry: RememberedReply
+    num_chars: int
+    num_tokens: int
+
+    @property
+    def last_id(self) -> int:
+        return self.entry.token_id(self.num_tokens - 1)
+
+
+def _part_bytes(part: Part) -> int:
+    match part:
+        case TextPart(text) | ReasoningPart(text):
+            return _PART_BYTES + getsizeof(text)
+        case ToolCallPart(call_id, name, arguments):
+            return _PART_BYTES + getsizeof(call_id) + getsizeof(name) + _json_bytes(arguments)
+        case _:
+            return _PART_BYTES
+
+
+def _json_bytes(value: Any) -> int:
+    """The memory that a JSON value takes. Objects that several values share are counted for each of them."""
+    total, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        total += getsizeof(item)
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list):
+            waiting += item
+    return total
