@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, device, encoding, guiding, lengths, parts, serving, stepping, vision, watching
+from . import caching, device, encoding, guiding, lengths, parts, records, serving, stepping, vision, watching
 from .checkpoint import ARCHITECTURES, write_heavy, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -33,6 +33,7 @@ WORKLOADS: dict[str, Workloads] = {
     "encoding": encoding.prepared,
     "step": stepping.prepared,
     "parts": parts.prepared,
+    "records": records.prepared,
 }
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),

@@ -1,7 +1,9 @@
 """What is added to a folder is found again, by this server and by others; damage never is."""
 
 import contextlib
+import errno
 import logging
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from tests.disk.samples import KEY, expected, folder, numbers, read, run, state
 from vllm_mlx.disk.cipher import Cipher
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.record import Damaged, Record
+from vllm_mlx.disk.space import FolderUnusable
 
 CIPHERS = pytest.mark.parametrize("cipher", [None, KEY], ids=["plain", "encrypted"])
 
@@ -179,6 +182,38 @@ def change(path: Path, damage: Callable[[bytearray], None]) -> None:
     content = bytearray(path.read_bytes())
     damage(content)
     path.write_bytes(content)
+
+
+def failing(number: int) -> Callable[..., int]:
+    def read(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return read
+
+
+def test_a_file_that_the_disk_cannot_read_is_removed(tmp_path, monkeypatch, caplog):
+    place = folder(tmp_path)
+    one, other = place.add(run(), numbers()), place.add(run(seed=1), numbers(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", failing(errno.EIO))
+        with pytest.raises(Damaged):
+            read(place, one)
+    assert not place.path_of(one).exists() and place.path_of(other).exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", failing(errno.EIO))
+        assert list(folder(tmp_path).scan()) == []
+    assert not place.path_of(other).exists() and len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENXIO, errno.ESTALE, errno.EACCES])
+def test_a_disk_that_fails_is_no_damage(tmp_path, monkeypatch, number):
+    place = folder(tmp_path)
+    record = place.add(run(), numbers())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", failing(number))
+        with pytest.raises(FolderUnusable):
+            read(place, record)
+    assert read(place, record) == expected()
 
 
 @CIPHERS

@@ -141,6 +141,22 @@ def test_a_full_disk_is_no_room_and_leaves_nothing(tmp_path, size, monkeypatch, 
     assert fill(place, 1, first=1) == [""]
 
 
+def test_a_full_disk_lets_records_be_removed(tmp_path, monkeypatch):
+    """Some file systems need room even to change a byte of a file."""
+    place = folder(tmp_path)
+    fill(place, 2)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    records = list(place.scan())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        for record in records:
+            place.remove(record)
+    assert list(place.scan()) == [] and place.usage().used_bytes == on_disk(tmp_path) == 0
+
+
 def test_a_real_limit_of_the_system_is_no_room(tmp_path):
     """A process that may write files of 64 KB only."""
     code = """

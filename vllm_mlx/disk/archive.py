@@ -52,7 +52,7 @@ def export_path(folder: Folder, records: Iterable[Record], target: Path) -> int:
             draft = Draft(header, [_exported(folder, record, index) for index in range(len(record.tensors))])
             names[record.name] = draft.name
             member = tarfile.TarInfo(f"{draft.name}{SUFFIX}")
-            member.size, member.mtime, member.mode = draft.file_bytes, record.used_s, 0o600
+            member.size, member.mtime, member.mode = draft.file_bytes, int(record.used_s), 0o600
             write_all(file, member.tobuf(tarfile.PAX_FORMAT))
             draft.write(file)
             write_all(file, bytes(-draft.file_bytes % tarfile.BLOCKSIZE))

@@ -129,10 +129,13 @@ class Space:
 
     def remove(self, path: Path) -> None:
         """Remove a file; that it is gone already is no error."""
-        with self._ledger.locked() as account, contextlib.suppress(FileNotFoundError):
-            size = path.stat().st_size
-            path.unlink()
-            account.add(-size)
+        try:
+            with self._ledger.locked() as account:
+                account.add(-_unlinked(path))
+        except OSError:  # A full disk may refuse any writing, and needs the removal most. Too much is then counted.
+            if not self.root.is_dir():
+                raise
+            _unlinked(path)
 
     def figures(self) -> Figures:
         account = self._ledger.peek()
@@ -187,6 +190,16 @@ def _listed(folder: Path) -> Iterator[tuple[str, int]]:
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
                     yield entry.name, entry.stat(follow_symlinks=False).st_size
+
+
+def _unlinked(path: Path) -> int:
+    """Remove a file, and return its size; 0 if it is gone."""
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size
 
 
 def _remove_abandoned(draft: Path) -> None:
