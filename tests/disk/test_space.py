@@ -54,9 +54,19 @@ def test_files_removed_by_hand_make_room(tmp_path, size):
 
 def test_files_that_came_by_themselves_count_from_the_next_start_on(tmp_path, size):
     place = folder(tmp_path, max_bytes=2 * size)
-    (tmp_path / "journal").write_bytes(bytes(size))
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "journals" / "one").write_bytes(bytes(size))
     list(place.scan())
     assert fill(place, 2) == ["", "cap"]
+
+
+def test_journals_share_the_limits(tmp_path, size):
+    place = folder(tmp_path, max_bytes=10 * size, daily_bytes=2 * size)
+    assert place.charge(size) and fill(place, 2) == ["", "daily"]
+    assert not place.charge(1) and place.usage().written_bytes == 2 * size
+    assert not folder(tmp_path, max_bytes=size - 1).charge(1)
+    assert not folder(tmp_path, floor_bytes=1 << 60).charge(1)
+    assert not folder(tmp_path / "missing" / "deep" / "x").charge(10**12)
 
 
 def test_excess_is_what_must_be_removed(tmp_path, size):

@@ -134,7 +134,10 @@ class Folder:
         return Changes(tuple(added), removed)
 
     def add(self, header: Header, tensors: Sequence[TensorData]) -> Record:
-        """Write a record; one that exists is only returned. Raises NoRoom; FileNotFoundError if its parent is gone."""
+        """Write a record. One that exists is only returned, with its own layout and numbers.
+
+        Raises NoRoom, and FileNotFoundError if its parent is gone.
+        """
         draft = Draft(header, tensors, self.cipher)
         path = self._path(header, draft.name)
         with self._space.usable():
@@ -196,6 +199,10 @@ class Folder:
                 num_records=len(self._known),
                 other_bytes=sum(self._others.values()),
             )
+
+    def charge(self, num_bytes: int) -> bool:
+        """Count bytes that a journal is about to write towards the limits. Returns False if they may not be written."""
+        return self._space.charge(num_bytes)
 
     def remove_others(self, num_bytes: int) -> int:
         """Remove records that cannot be read here, until so many bytes are free. Returns the bytes removed."""

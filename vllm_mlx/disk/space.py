@@ -127,6 +127,21 @@ class Space:
         finally:
             os.close(file)
 
+    def charge(self, num_bytes: int) -> bool:
+        """Count bytes that are about to be written to a file of the folder that is no record. False: they may not be.
+
+        A file that replaces another is counted beside it, until the files are counted again.
+        """
+        try:
+            with self.usable(), self._ledger.locked() as account:
+                day = day_of(self._clock())
+                self._check(account, day, num_bytes)
+                account.add(num_bytes)
+                account.charge(day, num_bytes)
+        except (NoRoom, FolderUnusable, FileNotFoundError):
+            return False
+        return True
+
     def remove(self, path: Path) -> None:
         """Remove a file; that it is gone already is no error."""
         try:
@@ -169,18 +184,22 @@ class Space:
             )  # fmt: skip
 
     def _folders(self) -> list[Path]:
-        with os.scandir(self.root) as entries:
-            return [Path(entry.path) for entry in entries
-                    if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]  # fmt: skip
+        """The folders of checkpoints."""
+        return [folder for folder in _subfolders(self.root) if _FOLDER.fullmatch(folder.name)]
 
     def _count(self) -> int:
-        """Bytes of all files but the ledger. A draft counts as much as it will have when it is complete."""
+        """Bytes of all files but the ledger, journals too. A draft counts as what it will have when it is complete."""
         total = 0
-        for folder in (self.root, *self._folders()):
+        for folder in (self.root, *_subfolders(self.root)):
             for name, size in _listed(folder):
                 draft = _DRAFT.fullmatch(name)
                 total += int(draft[1]) if draft else size * (name != LEDGER)
         return total
+
+
+def _subfolders(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, int]]:
