@@ -10,6 +10,7 @@ from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.step import TokenOutput
+from vllm_mlx.disk.memories import NO_MEMORIES, Memories
 from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -45,11 +46,21 @@ class Turn:
 
 
 def make_processor(
-    tokenizer: Tokenizer, *, reasoning: str = "qwen3", tools: str = "hermes", **config: Any
+    tokenizer: Tokenizer,
+    *,
+    reasoning: str = "qwen3",
+    tools: str = "hermes",
+    memories: Memories = NO_MEMORIES,
+    **config: Any,
 ) -> RequestProcessor:
     settings = EngineConfig(model="m", reasoning_parser=reasoning, tool_call_parser=tools, **config)
     return RequestProcessor(
-        tokenizer, settings, Path("/nowhere"), max_model_len=1 << 20, vocab_size=tokenizer.vocab_size
+        tokenizer,
+        settings,
+        Path("/nowhere"),
+        max_model_len=1 << 20,
+        vocab_size=tokenizer.vocab_size,
+        memories=memories,
     )
 
 

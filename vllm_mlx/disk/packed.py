@@ -18,9 +18,7 @@ def packed_ids(token_ids: Sequence[int]) -> str:
 
 def unpacked_ids(packed: str) -> "array[int]":
     """Raises ValueError, like the other functions here that unpack."""
-    ids = array("I")
-    ids.frombytes(unpacked_array(packed, np.dtype(np.uint32)).tobytes())
-    return ids
+    return array("I", unpacked_array(packed, np.dtype(np.uint32)).tobytes())
 
 
 def packed_array(numbers: np.ndarray) -> str:

@@ -18,6 +18,7 @@ from ..core.errors import setting
 from .ledger import Account, Ledger, day_of, lock
 
 LEDGER = "usage.json"
+JOURNALS = "journals"
 SUFFIX = ".safetensors"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(rf"[0-9a-f]{{40}}\{SUFFIX}")
@@ -130,12 +131,15 @@ class Space:
     def charge(self, num_bytes: int) -> bool:
         """Count bytes that are about to be written to a file of the folder that is no record. False: they may not be.
 
-        A file that replaces another is counted beside it, until the files are counted again.
+        A file that replaces another is counted beside it, until the files are counted again. Such files are small and
+        grow at the cost of records: a full folder does not keep them from being written.
         """
         try:
             with self.usable(), self._ledger.locked() as account:
                 day = day_of(self._clock())
-                self._check(account, day, num_bytes)
+                is_spent = account.written.get(day, 0) + num_bytes > self._daily_bytes
+                if is_spent or shutil.disk_usage(self.root).free - num_bytes < self._floor_bytes:
+                    return False
                 account.add(num_bytes)
                 account.charge(day, num_bytes)
         except (NoRoom, FolderUnusable, FileNotFoundError):

@@ -19,6 +19,7 @@ from ..core.receipt import Expectation
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
+from ..disk.memories import NO_MEMORIES, Memories
 from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest, RequestProcessor
 from .admission import AdmissionQueue
@@ -51,8 +52,10 @@ class EngineClient:
         thread: "EngineThread",
         pool: PromptPool,
         preparations: Preparations,
+        memories: Memories = NO_MEMORIES,
     ):
-        """`thread` has been started."""
+        """`thread` has been started; `memories` are the processor's."""
+        self.memories = memories
         self.facts = thread.facts
         self.info = thread.facts.info
         self.memory = thread.facts.memory
@@ -160,8 +163,9 @@ class EngineClient:
     async def clear_cache(self, *, salts: str = "") -> int:
         """Remove the unpinned cached state of salts that begin with `salts`. Returns the bytes freed.
 
-        Raises EngineDead.
+        Their prompts and replies are not kept for the next start either. Raises EngineDead.
         """
+        self.memories.clear(salts)
         return await self._ask(lambda engine: engine.clear_cache(salts))
 
     async def shutdown(self, drain_s: float) -> None:
@@ -175,6 +179,7 @@ class EngineClient:
         self._awake.close()
         self._pool.shutdown()
         await self._preparations.close()
+        await asyncio.to_thread(self.memories.close)
 
     async def num_rows(self) -> int:
         """Number of rows that hold state on the device now."""

@@ -25,6 +25,7 @@ from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits
 T = TypeVar("T")
 Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> as rendered before
 Recalled = dict[MediaPart, RenderedMedia]  # every part that shows a source: its pixels are not needed
+DIGEST_BYTES = 16
 _MAX_FETCHES = 16  # at once, over all requests
 _MAX_ADDRESSES = 1000
 _MAX_ADDRESS_CHARS = 8192
@@ -68,7 +69,7 @@ class _Reader:
 
     def content(self, data: bytes) -> bytes:
         key = blake2b(self.name.encode()).digest()
-        return self.allowance.salt + blake2b(data, digest_size=16, key=key).digest()
+        return self.allowance.salt + blake2b(data, digest_size=DIGEST_BYTES, key=key).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,9 @@ class MediaFiles:
         sources = await self._run(partial(split_frames, part.source), allowance)
         assert isinstance(sources, tuple), "it has frames"
         found = await together(self._find_frame(*frame, allowance) for frame in enumerate(sources, 1))
-        digest = blake2b(repr((part.fps, [frame.content for frame in found])).encode(), digest_size=16).digest()
+        digest = blake2b(
+            repr((part.fps, [frame.content for frame in found])).encode(), digest_size=DIGEST_BYTES
+        ).digest()
         content = allowance.salt + digest
         if (known := self._known(wanted, content)) is not None:
             return Found(content, known)

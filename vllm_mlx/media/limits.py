@@ -158,8 +158,15 @@ class Allowance:
 class LRU(Generic[K, T]):
     """Values whose sizes add up to at most `max_size`; the least recently used is dropped first. Thread-safe."""
 
-    def __init__(self, max_size: int, size_of: Callable[[T], int] = lambda value: 1):
+    def __init__(
+        self,
+        max_size: int,
+        size_of: Callable[[T], int] = lambda value: 1,
+        dropped: Callable[[K], None] = lambda key: None,
+    ):
+        """`dropped` is called for every value that is dropped, with its key."""
         self.size = 0
+        self._dropped = dropped
         self._max_size = max_size
         self._size_of = size_of
         self._values: OrderedDict[K, T] = OrderedDict()
@@ -185,6 +192,7 @@ class LRU(Generic[K, T]):
         with self._lock:
             if (value := self._values.pop(key, None)) is not None:
                 self.size -= self._size_of(value)
+                self._dropped(key)
 
     def resize(self, max_size: int) -> None:
         with self._lock:

@@ -6,16 +6,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
+from ..disk.journal import Journal, Restored
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
+from .files import DIGEST_BYTES
+from .kept_renderings import MALFORMED, Key, name_of, rendering_of, rendering_value
 from .limits import LRU, ByteRoom
 from .pixels import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
@@ -37,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
+_DECODERS = ("pillow", "av")  # packages that make pixels of files
 _MIDDLE_PIXELS = 512 * 512  # pixels of the larger image with which the vision encoder is measured
 
 Remake = Callable[[MediaPart, MediaInputs], None]  # starts to make encoder inputs again, on another thread
@@ -130,7 +137,8 @@ class VisionProcessor:
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not safe to share between threads
         # By content and `max_side`, without encoder inputs. Nothing is kept before `set_memory`.
-        self._known: LRU[tuple[bytes, int | None], RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes)
+        self._known: LRU[Key, RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes, self._dropped)
+        self._journal: Journal | None = None
         self._room = ByteRoom()
 
     @classmethod
@@ -163,6 +171,43 @@ class VisionProcessor:
         """Set how much may be kept. Before this call nothing is."""
         self._room.max_bytes = memory.encoder_inputs_bytes
         self._known.resize(memory.rendered_bytes)
+
+    def keep(self, journal: Journal) -> None:
+        """Keep what is remembered for the next start, and remember what the last one kept. Call it after `set_memory`.
+
+        Nobody waits for the latter: what is not remembered yet is rendered again, to the same ids.
+        """
+        self._journal = journal
+        journal.restore(self._restore)
+
+    def rendering(self, media: MediaConfig, probe: VisionProbe) -> str:
+        """A digest of all that decides what is rendered from a file, besides the checkpoint."""
+        items = [*probe.images.prompt.media, *(() if probe.video is None else probe.video.prompt.media)]
+        items += [item for prompt in probe.sizes for item in prompt.media]
+        digests = [item.digest.hex() for item in items]
+        versions = [version(name) for name in _DECODERS]
+        limits = (self._max_pixels, media.max_video_pixels, probe.max_image_tokens, self.no_videos)
+        return blake2b(repr((digests, versions, limits)).encode(), digest_size=8).hexdigest()
+
+    def _restore(self, kept: Restored) -> None:
+        for value in kept.values:
+            try:
+                key, rendered = rendering_of(value.value())
+            except MALFORMED:
+                continue
+            if self._known.get(key) is None:
+                self._known.put(key, rendered)
+
+    def _dropped(self, key: Key) -> None:
+        if self._journal is not None:
+            self._journal.drop([name_of(key)])
+
+    def _remember(self, key: Key, rendered: RenderedMedia) -> None:
+        self._known.put(key, rendered)
+        if self._journal is not None and self._known.get(key) is not None:
+            salt = key[0][:-DIGEST_BYTES].decode("utf-8", "surrogatepass")
+            value = partial(rendering_value, key, rendered)
+            self._journal.put(name_of(key), salt, value, num_bytes=rendered.text_bytes)
 
     @property
     def marker(self) -> str:
@@ -199,13 +244,14 @@ class VisionProcessor:
         if (known := self.recall(remake, part, content)) is not None:
             return known
         rendered = self.render_with_inputs(decoded, _max_side(part))
-        self._known.put((content, _max_side(part)), rendered.with_inputs({} for _ in rendered.items))
+        self._remember((content, _max_side(part)), rendered.with_inputs({} for _ in rendered.items))
         return self._with_inputs(rendered, rendered.arrays, partial(remake, part))
 
     def render_again(self, inputs: MediaInputs, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
         """Put the part's encoder inputs, made again, into `inputs`. Raises InvalidImage."""
         rendered = self.render_with_inputs(decoded, _max_side(part))
         if rendered.digest != inputs.digest:
+            self._known.drop((content, _max_side(part)))  # it may have been decoded in another way before a restart
             raise InvalidImage("it has changed since this request was prepared.")
         inputs.put(rendered.arrays)
         return rendered

@@ -18,7 +18,7 @@ from ..disk.replay import Kept
 from ..output.reply import FinishedReply
 from .remembered import Boundary, KnownPrefix, RememberedReply
 
-_MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 def reply_value(entry: RememberedReply) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def restored_replies(values: Iterable[Kept]) -> dict[str, RememberedReply]:
     for kept in values:
         try:
             found[kept.name] = _reply_of(kept, found)
-        except _MALFORMED:
+        except MALFORMED:
             continue
     return found
 
 
 def _reply_of(kept: Kept, found: dict[str, RememberedReply]) -> RememberedReply:
-    """Raises one of `_MALFORMED`."""
+    """Raises one of `MALFORMED`."""
     value = kept.value()
     text_length, text_digest = value["text"]
     base = None

@@ -13,6 +13,7 @@ from ..core.messages import ImagePart, MediaPart, VideoPart
 from ..core.request import Request, SamplingParams
 from ..core.sequence import Constraint, PromptInputs, TokenSampling
 from ..core.tasks import Deadline
+from ..disk.memories import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas, resolve_formats
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..media.parts import media_parts, replace_media
@@ -68,8 +69,12 @@ class RequestProcessor:
         max_model_len: int,
         vocab_size: int,
         vision: VisionProcessor | None = None,
+        memories: Memories = NO_MEMORIES,
     ):
-        """`vision` is None for a model that takes no images. Raises ConfigError for unknown reply formats."""
+        """`vision` is None for a model that takes no images; `memories` keep replies and prompts for the next start.
+
+        Raises ConfigError for unknown reply formats.
+        """
         self.tokenizer = tokenizer
         self._vision = vision
         self.reasoning, self.tools = resolve_formats(
@@ -85,11 +90,11 @@ class RequestProcessor:
         self._window = ContextWindow(tokenizer, max_model_len)
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
-        self.replies = ReplyMemory()
+        self.replies = ReplyMemory(journal=memories.replies)
         self._chats = ChatPrompts(
             tokenizer, template, self.replies, self._window, reasoning=self.reasoning, tools=self.tools
         )
-        self._changes = PromptChanges(tokenizer.decode)
+        self._changes = PromptChanges(tokenizer.decode, memories.prompts)
         self._constraints = ConstraintBuilder(
             tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools
         )

@@ -28,7 +28,7 @@ from .remembered import RememberedReply
 
 MAX_REPLIES = 8192
 MAX_BYTES = 64 << 20
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 
 
 class Entry(Protocol):
@@ -202,7 +202,7 @@ class TextDigest:
     """The digest of a text that is fed in parts."""
 
     def __init__(self, text: str = ""):
-        self._hash = blake2b(_bytes(text), digest_size=_DIGEST_BYTES)
+        self._hash = blake2b(_bytes(text), digest_size=DIGEST_BYTES)
 
     def feed(self, text: str) -> None:
         self._hash.update(_bytes(text))
@@ -243,7 +243,7 @@ def _part_key(part: Part) -> Any:
 
 
 def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def _bytes(text: str) -> bytes:

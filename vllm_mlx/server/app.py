@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
+from ..disk.journal import Journal
 from ..engine.client import EngineClient
 from .bodies import BodyLimit
 from .config import ServerConfig
@@ -22,7 +23,8 @@ from .status import History, Recent, status_routes
 from .status_page import page_files, page_routes
 
 
-def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
+def create_app(engine: EngineClient, config: ServerConfig, responses: Journal | None = None) -> FastAPI:
+    """`responses`: keeps stored responses for the next start."""
     recent, history = Recent(), History()
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.
@@ -39,7 +41,7 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
     app.include_router(anthropic_routes(engine, config, models))
-    app.include_router(responses_routes(engine, config, models))
+    app.include_router(responses_routes(engine, config, models, responses))
     app.include_router(models_routes(engine, models))
     app.include_router(status_routes(engine, recent, history))
     app.include_router(page_routes())

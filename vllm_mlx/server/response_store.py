@@ -6,19 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..api.replies import ReplyFold
+from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
 from ..core.errors import VLLMMLXError
+from ..disk.journal import Journal, Restored
 from .log import RequestRecord, error_of
 from .streaming import Submission, feed_all, for_client
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 * 1024 * 1024
+_RUNNING = ("queued", "in_progress")
+_LOST = ResponseError(code="server_error", message="The server was started again before this response had ended.")
 
 
 class ResponseStore:
     """Responses in memory for the requests that continue them: bounded, the longest unused are evicted first."""
 
-    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        journal: Journal | None = None,
+        tenant: str = "",
+    ) -> None:
+        """`journal`: keeps the responses for the next start, as the ones of `tenant`."""
+        self._journal = journal
+        self._tenant = tenant
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest use first
@@ -27,17 +41,49 @@ class ResponseStore:
 
     def put(self, response: StoredResponse) -> None:
         """Store a response in place of its earlier state, and evict others if there is no room."""
-        self.remove(response.response_id)
+        self._put(response)
+        if self._journal is not None and response.response_id in self._responses:
+            self._journal.put(
+                response.response_id,
+                self._tenant,
+                response.to_value,
+                num_bytes=response.num_bytes,
+                base=response.previous_id,
+            )
+
+    def restore(self, responses: Sequence[StoredResponse]) -> None:
+        """Store the responses of the last start. One that had not ended has failed with its process."""
+        continued = {response.previous_id for response in responses}
+        for response in responses:
+            if response.reply.status in _RUNNING:
+                response.reply.status, response.reply.error = "failed", _LOST
+            self._put(response)
+            if response.response_id not in continued:
+                self._chain(response.response_id)
+
+    def _put(self, response: StoredResponse) -> None:
+        self._remove(response.response_id)
         self._responses[response.response_id] = response
         self._items.update((item["id"], item) for item in response.output)
         self._num_bytes += response.num_bytes
         while self._responses and (len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes):
             self.remove(next(iter(self._responses)))
 
+    def changed(self, response_id: str) -> None:
+        """Keep the present state of a response whose reply was changed."""
+        if response_id in self._responses:
+            self.put(self._responses[response_id])
+
     def get(self, response_id: str) -> StoredResponse | None:
         return self._responses.get(response_id)
 
     def remove(self, response_id: str) -> bool:
+        was_stored = self._remove(response_id)
+        if was_stored and self._journal is not None:
+            self._journal.drop([response_id])
+        return was_stored
+
+    def _remove(self, response_id: str) -> bool:
         removed = self._responses.pop(response_id, None)
         if removed is None:
             return False
@@ -78,12 +124,35 @@ class ResponseStore:
         return chain
 
 
-def tenant_stores(num_keys: int) -> defaultdict[str, ResponseStore]:
-    """One store per tenant, or one for all if no API key is needed. They divide the limits evenly."""
-    share = max(1, num_keys)
-    return defaultdict(
-        lambda: ResponseStore(max_responses=max(1, MAX_RESPONSES // share), max_bytes=MAX_BYTES // share)
-    )
+class ResponseStores:
+    """One store per tenant, or one for all if no API key is needed. They divide the limits evenly.
+
+    What a journal keeps is restored on another thread; a request that asks for a store earlier waits for it.
+    """
+
+    def __init__(self, num_keys: int, journal: Journal | None = None) -> None:
+        self._share = max(1, num_keys)
+        self._journal = journal
+        self._restored: dict[str, list[StoredResponse]] = defaultdict(list)  # by tenant, until one asks for them
+        self._stores: dict[str, ResponseStore] = {}
+        if journal is not None:
+            journal.restore(self._restore)
+
+    async def of(self, tenant: str) -> ResponseStore:
+        if tenant not in self._stores and self._journal is not None:
+            await asyncio.to_thread(self._journal.wait)
+        if tenant not in self._stores:
+            limits = {"max_responses": max(1, MAX_RESPONSES // self._share), "max_bytes": MAX_BYTES // self._share}
+            self._stores[tenant] = ResponseStore(**limits, journal=self._journal, tenant=tenant)
+            self._stores[tenant].restore(self._restored.pop(tenant, ()))
+        return self._stores[tenant]
+
+    def _restore(self, kept: Restored) -> None:
+        for value in kept.values:
+            try:
+                self._restored[value.salt].append(StoredResponse.of_value(value.value()))
+            except (ValueError, KeyError, TypeError):
+                continue
 
 
 class BackgroundReplies:

@@ -17,12 +17,13 @@ from ..api.responses.replies import Deleted, InputItemList, ResponseReply, Respo
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
+from ..disk.journal import Journal
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig
 from .guards import tenant_of
 from .log import record_of
-from .response_store import BackgroundReplies, ResponseStore, tenant_stores
+from .response_store import BackgroundReplies, ResponseStore, ResponseStores
 from .routes import ServedModels, as_json, documented
 from .streaming import Submission, respond_with, submit, while_connected
 
@@ -33,9 +34,12 @@ Stored = Mapping[str, StoredItem]  # by the items' ids
 EVENTS = "OpenAI's events, response.created to response.completed"
 
 
-def responses_routes(engine: EngineClient, config: ServerConfig, models: ServedModels) -> APIRouter:
+def responses_routes(
+    engine: EngineClient, config: ServerConfig, models: ServedModels, journal: Journal | None = None
+) -> APIRouter:
+    """`journal`: keeps stored responses for the next start."""
     router = APIRouter(tags=["Responses"], route_class=JSONRoute)
-    routes = _Responses(engine, config, models)
+    routes = _Responses(engine, config, models, journal)
     stored_at = "/v1/responses/{response_id}"
     for method, path, endpoint, reply, events in (
         ("POST", "/v1/responses", routes.responses, ResponseReply, EVENTS),
@@ -51,15 +55,17 @@ def responses_routes(engine: EngineClient, config: ServerConfig, models: ServedM
 class _Responses:
     """The endpoints, with the stored responses and the background replies that they share."""
 
-    def __init__(self, engine: EngineClient, config: ServerConfig, models: ServedModels) -> None:
+    def __init__(
+        self, engine: EngineClient, config: ServerConfig, models: ServedModels, journal: Journal | None
+    ) -> None:
         self._engine = engine
         self._models = models
-        self._stores = tenant_stores(len(config.api_keys))
+        self._stores = ResponseStores(len(config.api_keys), journal)
         self._background = BackgroundReplies()
 
     async def responses(self, body: ResponsesBody, http: Request) -> Response:
         """Create a response with tools and reasoning: streamed, complete, or in the background."""
-        model, store = self._models.resolve(body.model), self._store(http)
+        model, store = self._models.resolve(body.model), await self._store(http)
         decode = partial(
             _decoded,
             body,
@@ -79,7 +85,7 @@ class _Responses:
                 store.put(stored(found.kept, reply, previous_id))
 
         if spec.background:
-            return await self._in_background(http, submission, spec, keep)
+            return await self._in_background(http, store, submission, spec, keep)
         return await respond_with(
             submission,
             http,
@@ -92,11 +98,11 @@ class _Responses:
         """Read a stored response in its current state."""
         if stream:
             raise Unsupported("A stored response is not streamed again. Leave `stream` out.", param="stream")
-        return as_json(_found(self._store(http), response_id).reply)
+        return as_json(_found(await self._store(http), response_id).reply)
 
     async def delete(self, response_id: str, http: Request) -> Response:
         """Delete a response. If it is still running, it is cancelled."""
-        store = self._store(http)
+        store = await self._store(http)
         _found(store, response_id)
         await self._background.cancel(response_id)
         store.remove(response_id)
@@ -104,11 +110,13 @@ class _Responses:
 
     async def cancel(self, response_id: str, http: Request) -> Response:
         """Cancel a background response. A response that has ended is not changed."""
-        found = _found(self._store(http), response_id)
+        store = await self._store(http)
+        found = _found(store, response_id)
         if not found.reply.background:
             raise InvalidParameter("Only a response made with `background` can be cancelled.", param="response_id")
         if await self._background.cancel(response_id):
             found.reply.status = "cancelled"
+            store.changed(response_id)
         return as_json(found.reply)
 
     async def input_items(
@@ -120,15 +128,17 @@ class _Responses:
         after: str | None = None,
     ) -> Response:
         """List the input of a stored response."""
-        store = self._store(http)
+        store = await self._store(http)
         _found(store, response_id)
         items = store.input_of(response_id)
         return as_json(item_list(items, limit=limit, after=after, newest_first=order == "desc"))
 
-    def _store(self, http: Request) -> ResponseStore:
-        return self._stores[tenant_of(http.scope)]
+    async def _store(self, http: Request) -> ResponseStore:
+        return await self._stores.of(tenant_of(http.scope))
 
-    async def _in_background(self, http: Request, submission: Submission, spec: ResponseSpec, keep: Keep) -> Response:
+    async def _in_background(
+        self, http: Request, store: ResponseStore, submission: Submission, spec: ResponseSpec, keep: Keep
+    ) -> Response:
         """Store the response before it is submitted: if it cannot be stored, it is refused before anything runs."""
         fold, answer = response_fold(spec, keep), as_json(response(spec, "queued"))
         keep(response(spec, "in_progress"))
@@ -142,7 +152,7 @@ class _Responses:
         try:
             await while_connected(http.receive, starting)
         except BaseException:
-            self._store(http).remove(spec.reply_id)
+            store.remove(spec.reply_id)
             raise
         return answer
 

@@ -63,6 +63,25 @@ class StoredResponse:
     def output(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(item.model_dump(exclude_unset=True) for item in self.reply.output)
 
+    def to_value(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "reply": self.reply.model_dump(mode="json", exclude_unset=True),
+            "input": self.input,
+            "previous_id": self.previous_id,
+            "num_bytes": self.num_bytes,
+        }
+
+    @classmethod
+    def of_value(cls, value: dict[str, Any]) -> "StoredResponse":
+        """The response of which `to_value` made `value`. Raises ValueError or KeyError for anything else."""
+        return cls(
+            reply=ResponseReply.model_validate(value["reply"]),
+            input=tuple(value["input"]),
+            previous_id=value["previous_id"],
+            num_bytes=value["num_bytes"],
+        )
+
 
 def stored(kept: KeptInput, reply: ResponseReply, previous_id: str | None) -> StoredResponse:
     num_bytes = len(reply.to_json()) + kept.num_bytes
