@@ -65,9 +65,10 @@ def export_path(folder: Folder, records: Iterable[Record], target: Path) -> int:
         os.close(file)
 
 
-def import_path(folder: Folder, source: Path) -> list[Record]:
+def import_path(folder: Folder, source: Path, fingerprint: str | None = None) -> list[Record]:
     """Add the records of an exported file. Raises Damaged for other files, NoRoom, FolderUnusable, OSError.
 
+    `fingerprint`: that of the checkpoint's files, where these were copied since the export. What runs them stays.
     What was added before an error stays: it is intact, and the next try finds it.
     """
     added: list[Record] = []
@@ -80,6 +81,9 @@ def import_path(folder: Folder, source: Path) -> list[Record]:
                 if record.header.parent not in names:
                     raise Damaged("what it continues is missing")
                 header = replace(record.header, parent=names[record.header.parent])
+                if fingerprint is not None:
+                    _, dash, library = header.fingerprint.partition("-")
+                    header = replace(header, fingerprint=f"{fingerprint}{dash}{library}")
                 added.append(
                     folder.add(header, [_imported(part, record, index) for index in range(len(record.tensors))])
                 )

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,6 +136,19 @@ class JournalFile:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self.path, flags, 0o600)
+
+
+def clear_journals(root: Path, salts: str, cipher: Cipher | None) -> None:
+    """Remove what all journals below `root` keep of salts that begin with `salts`. Servers may run.
+
+    With an empty text, nothing is left, of other keys and versions neither. Raises OSError.
+    """
+    for path in root.rglob("*.journal*" if not salts else f"*{_SUFFIX}"):
+        if not salts:
+            path.unlink(missing_ok=True)
+            continue
+        name = path.name.removesuffix(_SUFFIX)
+        JournalFile(path.parent, name, "", max_bytes=sys.maxsize, cipher=cipher).compact(lambda _: True, clears=salts)
 
 
 def _lock(file: int) -> None:
