@@ -4,6 +4,7 @@ import io
 import json
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,9 @@ from vllm_mlx.core.config import ModelInfo
 LOADED = {
     "sliding_windows": [],
     "keeps_recurrent_state": True,
+    "copied_whole": [],
     "prefix_cache": True,
+    "no_prefix_cache": None,
     "reasoning_parser": "think",
     "tool_call_parser": None,
     "no_videos": "it takes no images either",
@@ -55,11 +58,25 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "text"),
-    [([], "attention: resumes at any token"), ([512], "attention, windows of 512: resumes where its window is kept")],
+    ("loaded", "text"),
+    [
+        ({}, "attention: resumes at any token"),
+        ({"sliding_windows": [512]}, "attention, windows of 512: resumes where its window is kept"),
+        ({"copied_whole": ["OwnCache"]}, "attention, OwnCache copied whole: resumes at snapshots"),
+        (
+            {"copied_whole": ["OwnCache"], "no_prefix_cache": "why"},
+            "attention, OwnCache copied whole: computes every prompt from its first token",
+        ),
+    ],
 )
-def test_where_a_model_resumes(windows: list[int], text: str) -> None:
-    assert layers({"sliding_windows": windows, "keeps_recurrent_state": False}) == text
+def test_where_a_model_resumes(loaded: dict[str, Any], text: str) -> None:
+    assert layers({**LOADED, "keeps_recurrent_state": False, **loaded}) == text
+
+
+@pytest.mark.parametrize(("fault", "why"), [("why", "why"), (None, "--no-prefix-cache or --repeatable is set")])
+def test_why_there_is_no_prefix_cache(fault: str | None, why: str) -> None:
+    facts = replace(banner(), loaded={**LOADED, "prefix_cache": False, "no_prefix_cache": fault}).facts()
+    assert ("Off", f"prefix cache: {why}") in facts
 
 
 def printed(banner: Banner, *, terminal: bool = False) -> str:

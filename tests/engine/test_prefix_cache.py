@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.checkpoints import ARCHITECTURES
+from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import row
 from vllm_mlx.cache.snapshot import Stack
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
 
 NUM_TOKENS = 10
-STATEFUL = {"qwen3_next", "qwen3_5", "vision:qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba"}
-WINDOWED = {"gemma3_text", "gpt_oss"}
+STATEFUL = {"qwen3_next", "qwen3_5", "vision:qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba",
+            "deepseek_v41"}  # fmt: skip
+WINDOWED = {"gemma3_text", "gpt_oss", "llama4"}
 _random = random.Random(4)
 
 
@@ -21,7 +22,7 @@ def prompt(length: int) -> list[int]:
     return [_random.randrange(500) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, "vision:qwen3_5"])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5"])
 def model(request, checkpoint):
     return request.param, checkpoint(request.param)
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from vllm_mlx.cache import layers
+from vllm_mlx.cache.footprint import footprint
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import SHORTEST_CHUNK, AttentionCost, most_slots
 from vllm_mlx.engine.loading import load_measured
@@ -79,25 +79,25 @@ SCORES_GB = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_take_what_arithmetic_says(name: str) -> None:
-    footprint = layers.footprint(MODELS[name].caches())
-    found = [footprint.bytes_at(length) / GB for length in LENGTHS]
-    slack = [footprint.bytes_at(most_slots(length)) / footprint.bytes_at(length) for length in LENGTHS]
+    row = footprint(MODELS[name].caches())
+    found = [row.bytes_at(length) / GB for length in LENGTHS]
+    slack = [row.bytes_at(most_slots(length)) / row.bytes_at(length) for length in LENGTHS]
     assert found == pytest.approx(ROWS_GB[name], rel=0.035), f"with slots for growth, at most {max(slack):.3f} times"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_largest_layer_of_long_rows_fits_in_what_stays_free_for_joins(name: str) -> None:
-    one, footprint = MODELS[name], layers.footprint(MODELS[name].caches())
-    rows_bytes = 8 * footprint.bytes_at(131_072)
-    largest = 8 * 131_072 * footprint.bytes_per_token // one.attention
-    assert footprint.layer_bytes(rows_bytes + largest) >= largest * 0.99
-    assert footprint.layer_bytes(rows_bytes + largest) <= largest * 1.1
+    one, row = MODELS[name], footprint(MODELS[name].caches())
+    rows_bytes = 8 * row.bytes_at(131_072)
+    largest = 8 * 131_072 * row.bytes_per_token // one.attention
+    assert row.layer_bytes(rows_bytes + largest) >= largest * 0.99
+    assert row.layer_bytes(rows_bytes + largest) <= largest * 1.1
 
 
 def test_a_layer_of_several_caches_is_copied_as_one() -> None:
     """DeepSeek V3.2 keeps an index of each layer's tokens beside their state."""
     caches = [CacheList(*Layers(attention=2, kv_heads=1, heads=8, width=64).caches()) for _ in range(5)]
-    assert layers.footprint(caches).num_layers == 5
+    assert footprint(caches).num_layers == 5
 
 
 @pytest.mark.parametrize("name", MODELS)

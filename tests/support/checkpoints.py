@@ -181,6 +181,46 @@ PARTLY_ROTARY: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
     },
 }
+# Architectures with cache classes that cannot be batched, or layers that read others' keys and values.
+OWN_STATE: dict[str, dict[str, Any]] = {
+    "llama4": {
+        "head_dim": 16,
+        "attention_bias": False,
+        "attention_chunk_size": 24,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "rope_scaling": None,
+        "use_qk_norm": True,
+    },
+    "afm7": {
+        "hidden_dim": 64,
+        "num_layers": 4,
+        "num_kv_reuse_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "hidden_dim_scale_factor": 2.0,
+    },
+    "deepseek_v41": {
+        "head_dim": 32,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 8,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "compress_ratios": [0, 4, 4, 4],
+        "kv_source_layer_ids": [1],
+        "index_source_layer_ids": [1],
+        "index_n_heads": 2,
+        "index_head_dim": 32,
+        "index_topk": 8,
+    },
+}
+_TEXT_PARTS = {"qwen3_5": "qwen3_5_text", "llama4": "llama4_text"}  # config.json has the text's settings apart
 VISION = "vision:"  # before the name of a family of `vision_checkpoints`
 
 
@@ -224,9 +264,9 @@ def write_tokenizer(folder: Path, architecture: str) -> int:
 
 def model_config(architecture: str, **overrides: Any) -> dict[str, Any]:
     """config.json; `overrides` go where the architecture keeps its text settings."""
-    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY, **OWN_ATTENTION}[architecture], **overrides}
-    if architecture == "qwen3_5":
-        return {"model_type": architecture, "text_config": {"model_type": "qwen3_5_text", **config}}
+    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY, **OWN_ATTENTION, **OWN_STATE}[architecture], **overrides}
+    if architecture in _TEXT_PARTS:
+        return {"model_type": architecture, "text_config": {"model_type": _TEXT_PARTS[architecture], **config}}
     return {"model_type": architecture, **config}
 
 

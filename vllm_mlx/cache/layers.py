@@ -14,7 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..core.memory import RowFootprint, allocated_slots
+from ..core.memory import allocated_slots
+from . import whole
 
 LayerCaches = list[Any]
 SLICE_BYTES = 256 << 20  # bytes that are copied in one evaluation
@@ -23,10 +24,11 @@ _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")  # by name, so that
 
 
 class Kind(Enum):
-    """What a cache object keeps. OTHER: state that cannot be divided by tokens or by rows."""
+    """What a cache object keeps. OTHER: state that cannot be divided by tokens or by rows, and is copied whole."""
 
     ATTENTION = auto()
     WINDOW = auto()
+    CHUNKED = auto()  # Llama 4: KV of at most a chunk; a token attends to its own chunk. Rows cannot share a batch
     RECURRENT = auto()  # the same class holds one row or several
     BATCHED_ATTENTION = auto()
     BATCHED_WINDOW = auto()
@@ -36,6 +38,7 @@ class Kind(Enum):
 _KINDS = {
     "KVCache": Kind.ATTENTION,
     "RotatingKVCache": Kind.WINDOW,
+    "ChunkedKVCache": Kind.CHUNKED,
     "ArraysCache": Kind.RECURRENT,
     "BatchKVCache": Kind.BATCHED_ATTENTION,
     "BatchRotatingKVCache": Kind.BATCHED_WINDOW,
@@ -44,9 +47,13 @@ _BATCHABLE = (Kind.ATTENTION, Kind.WINDOW, Kind.RECURRENT)
 
 
 def kind(cache: Any) -> Kind:
-    """The kind of a cache object. A subclass of a known class is OTHER, because it may keep more."""
+    """The kind of a cache object. A subclass of a known class is OTHER, because it may keep more.
+
+    So is a window that keeps its first tokens.
+    """
     cls = type(cache)
-    return _KINDS.get(cls.__name__, Kind.OTHER) if cls.__module__ in _LIBRARIES else Kind.OTHER
+    found = _KINDS.get(cls.__name__, Kind.OTHER) if cls.__module__ in _LIBRARIES else Kind.OTHER
+    return Kind.OTHER if found is Kind.WINDOW and cache.keep else found
 
 
 def leaves(caches: Iterable[Any]) -> list[Any]:
@@ -62,7 +69,18 @@ def is_recurrent(leaf: Any) -> bool:
 
 
 def is_window(leaf: Any) -> bool:
-    return kind(leaf) in (Kind.WINDOW, Kind.BATCHED_WINDOW)
+    """Whether the layer holds KV of the last tokens only."""
+    return kind(leaf) in (Kind.WINDOW, Kind.CHUNKED, Kind.BATCHED_WINDOW)
+
+
+def window_of(leaf: Any) -> int:
+    """The most tokens that a later token attends to in such a layer."""
+    return int(leaf.chunk_size if kind(leaf) is Kind.CHUNKED else leaf.max_size)
+
+
+def copied_whole(caches: Iterable[Any]) -> list[Any]:
+    """The cache objects whose state can only be copied as a whole."""
+    return [leaf for leaf in leaves(caches) if kind(leaf) is Kind.OTHER]
 
 
 def split(caches: Iterable[Any]) -> tuple[list[Any], list[Any]]:
@@ -120,7 +138,7 @@ def _is_list(cache: Any) -> bool:
 
 
 def can_batch(caches: Iterable[Any]) -> bool:
-    """Whether rows with such state can share a batch cache. Quantised and chunked caches decode alone."""
+    """Whether rows with such state can share a batch cache. Rows with chunked or unknown caches decode alone."""
     return all(kind(leaf) in _BATCHABLE for leaf in leaves(caches))
 
 
@@ -134,7 +152,12 @@ def arrays(value: Any) -> list[mx.array]:
 
 
 def state_arrays(caches: Iterable[Any]) -> list[mx.array]:
-    return [array for cache in caches for array in arrays(cache.state)]
+    """All arrays that the cache objects hold, in the order of the layers."""
+    return [array for leaf in leaves(caches) for array in _held(leaf)]
+
+
+def _held(leaf: Any) -> list[mx.array]:
+    return whole.arrays(leaf) if kind(leaf) in (Kind.CHUNKED, Kind.OTHER) else arrays(leaf.state)
 
 
 def complete(*work: Any) -> None:
@@ -152,38 +175,6 @@ def state_bytes(caches: Iterable[Any]) -> int:
     return sum(array.nbytes for array in state_arrays(caches))
 
 
-def footprint(caches: Iterable[Any]) -> RowFootprint:
-    """The memory that a row takes at any length, computed from the state of a row that has run at least one token.
-
-    An unknown class is assumed to grow with every token, by the bytes that its buffers hold per slot.
-    """
-    caches = list(caches)
-    bytes_per_token = fixed_bytes = 0
-    windows: dict[int, int] = {}
-    for leaf in leaves(caches):
-        if is_recurrent(leaf):
-            fixed_bytes += state_bytes([leaf])
-            continue
-        slot_bytes = sum(array.nbytes // array.shape[-2] for array in state_arrays([leaf]) if array.ndim == 4)
-        if kind(leaf) is Kind.WINDOW:
-            windows[leaf.max_size] = windows.get(leaf.max_size, 0) + slot_bytes
-        else:
-            bytes_per_token += slot_bytes
-    return RowFootprint(
-        bytes_per_token=bytes_per_token,
-        fixed_bytes=fixed_bytes,
-        windows=tuple(sorted(windows.items())),
-        num_layers=max(1, _num_growing(caches)),
-    )
-
-
-def _num_growing(caches: Iterable[Any]) -> int:
-    """The layers that hold most of a long row: the ones that grow with every token, or the windows if none does."""
-    kinds = [{kind(leaf) for leaf in leaves([cache])} for cache in caches]
-    num_growing = sum(bool(found - {Kind.WINDOW, Kind.RECURRENT}) for found in kinds)
-    return num_growing or sum(Kind.WINDOW in found for found in kinds)
-
-
 @contextmanager
 def reserving(caches: Iterable[Any], num_tokens: int) -> Iterator[None]:
     """Layers that allocate their first buffer within this context, and grow with every token, allocate it for
@@ -199,12 +190,18 @@ def reserving(caches: Iterable[Any], num_tokens: int) -> Iterator[None]:
 
 
 def leave_window(caches: Iterable[Any]) -> None:
-    """Cut sliding-window layers back to the window: a chunk of n tokens leaves n - 1 tokens more in them."""
+    """Cut sliding-window layers back to the window: a prefill chunk leaves more tokens than that in them."""
     for leaf in leaves(caches):
-        if kind(leaf) is Kind.WINDOW and not leaf.keep and leaf.keys is not None:
-            excess = leaf.keys.shape[2] - leaf.max_size
-            if excess > 0:  # after a chunk, the tokens are in order
-                leaf.keys, leaf.values = (mx.contiguous(a[:, :, excess:]) for a in (leaf.keys, leaf.values))
+        if kind(leaf) not in (Kind.WINDOW, Kind.CHUNKED) or leaf.keys is None:
+            continue
+        is_chunked = kind(leaf) is Kind.CHUNKED
+        end = leaf.offset - leaf.start_position if is_chunked else leaf.keys.shape[2]
+        excess = end - window_of(leaf)
+        if excess > 0:  # after a chunk, the tokens are in order
+            leaf.keys, leaf.values = (mx.contiguous(a[:, :, excess:end]) for a in (leaf.keys, leaf.values))
+            if is_chunked:
+                leaf.start_position += excess
+            else:
                 leaf._idx = leaf.max_size
 
 
@@ -235,6 +232,9 @@ def tokens(leaf: Any, length: int) -> tuple[mx.array, mx.array]:
         case Kind.BATCHED_ATTENTION:
             start = leaf._idx - length
             return leaf.keys[..., start : leaf._idx, :], leaf.values[..., start : leaf._idx, :]
+        case Kind.CHUNKED:
+            held = leaf.offset - leaf.start_position
+            ordered = (leaf.keys[..., :held, :], leaf.values[..., :held, :])
         case Kind.WINDOW:
             ordered = (leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values))
         case Kind.BATCHED_WINDOW if leaf.rotated:
@@ -243,7 +243,7 @@ def tokens(leaf: Any, length: int) -> tuple[mx.array, mx.array]:
             ordered = (leaf.keys[..., : leaf._idx, :], leaf.values[..., : leaf._idx, :])
         case _:
             raise TypeError(f"{type(leaf).__name__} holds no tokens")
-    start = ordered[0].shape[2] - min(length, leaf.max_size)
+    start = ordered[0].shape[2] - min(length, window_of(leaf))
     return ordered[0][:, :, start:], ordered[1][:, :, start:]
 
 

@@ -1,8 +1,9 @@
 """Copies of a row's state, detached from its buffers, and rows started from such copies. It knows no tree and no model.
 
 Attention KV is copied once per token and joined again at restore. Sliding-window KV is copied only where a later resume
-point can need it. Recurrent state is copied completely, at one position. Cost: a capture copies its own tokens, and a
-restore copies all tokens up to the resume point, both at `RowFootprint.bytes_per_token`.
+point can need it. Recurrent state is copied completely, at one position, and so is the state of a class that nobody
+knows. Cost: a capture copies its own tokens, and a restore copies all tokens up to the resume point, both at
+`RowFootprint.bytes_per_token`.
 
 Arrays of all layers that are alike share one buffer, because Metal limits the number of live buffers. Large copies are
 evaluated in slices, because one long command buffer can exceed Metal's time limit.
@@ -16,12 +17,14 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..core.memory import allocated_slots
-from . import layers
-from .layers import Kind, LayerCaches, Slices, can_batch, complete, kind, leaves, state_arrays
+from . import layers, whole
+from .layers import Kind, LayerCaches, Slices, complete, kind, leaves, state_arrays
 from .node import ResumeRule
 
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
+# mlx-vlm's Unlimited-OCR: from the first token that comes alone on, its ring takes prompts for replies.
+_HISTORIES = frozenset({"RingSlidingKVCache"})
 
 
 class DamagedSnapshot(Exception):
@@ -146,10 +149,11 @@ class KVSegment:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """State of all recurrent layers at one position."""
+    """State at one position of all layers that cannot be divided by tokens: recurrent ones, then ones copied whole."""
 
     arrays: Stack  # the arrays of each layer in turn
     widths: tuple[int, ...]  # the number of arrays of each layer
+    fields: tuple[whole.Json, ...] = ()  # what each layer that is copied whole keeps beside arrays
 
     @property
     def nbytes(self) -> int:
@@ -160,9 +164,17 @@ class RecurrentState:
         return len(self.arrays.buffers)
 
     def layer(self, index: int) -> list[mx.array | None]:
-        """The arrays of one layer, as lazy views."""
+        """The arrays of one layer, as lazy views of shape (1, ...)."""
         first = sum(self.widths[:index])
         return [self.arrays[place] for place in range(first, first + self.widths[index])]
+
+    def fill(self, index: int, leaf: Any) -> None:
+        """Give a new cache object the state of the `index`-th layer that is copied whole, in arrays of its own."""
+        stored = self.layer(len(self.widths) - len(self.fields) + index)
+        try:
+            whole.put(leaf, [mx.contiguous(array[0]) for array in stored if array is not None], self.fields[index])
+        except ValueError as error:
+            raise DamagedSnapshot(str(error)) from error
 
 
 class StoredPiece(Protocol):
@@ -175,17 +187,27 @@ class StoredPiece(Protocol):
 
 
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
-    """The strictest rule of all layers. None if a layer's state cannot be divided by tokens: nothing is cached."""
+    """The strictest rule of all layers. None if a layer's state cannot be copied: nothing is cached."""
     found = leaves(caches)
-    if not can_batch(found):  # the same classes can be divided by rows and by tokens
-        return None
-    windows = [leaf for leaf in found if kind(leaf) is Kind.WINDOW]
-    if any(leaf.keep for leaf in windows):
+    if copy_fault(found) is not None:
         return None
     return ResumeRule(
-        needs_state=any(layers.is_recurrent(leaf) for leaf in found),
-        window=max((leaf.max_size for leaf in windows), default=None),
+        needs_state=any(layers.is_recurrent(leaf) or kind(leaf) is Kind.OTHER for leaf in found),
+        window=max((layers.window_of(leaf) for leaf in found if layers.is_window(leaf)), default=None),
     )
+
+
+def copy_fault(caches: Iterable[Any]) -> str | None:
+    """Why the state of these layers cannot be copied. None: it can."""
+    for leaf in layers.copied_whole(caches):
+        name = type(leaf).__name__
+        if name in _HISTORIES:
+            return f"what its {name} keeps depends on which tokens came alone"
+        try:
+            whole.take(leaf)
+        except whole.CannotCopy as error:
+            return f"its state cannot be copied: {error}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,21 +217,25 @@ class RowView:
     attention: tuple[KV, ...]  # tokens [0, length)
     windows: tuple[KV, ...]  # the last tokens, as many as the layer holds
     recurrent: tuple[tuple[mx.array | None, ...], ...]
+    others: tuple[tuple[list[mx.array], whole.Json], ...] = ()  # each layer that is copied whole: its arrays, the rest
 
 
 def view(kv: Iterable[Any], row: int, states: Iterable[Any], state_row: int, length: int) -> RowView:
     """View one row, of `length` tokens: row `row` of the KV, and row `state_row` of the recurrent states."""
-    attention, windows = [], []
+    attention, windows, others = [], [], []
     for leaf in kv:
+        if kind(leaf) is Kind.OTHER:
+            others.append(whole.take(leaf))
+            continue
         keys, values = layers.tokens(leaf, length)
         pair = (keys[row : row + 1], values[row : row + 1])
         (windows if layers.is_window(leaf) else attention).append(pair)
     recurrent = (tuple(None if a is None else a[state_row : state_row + 1] for a in leaf.cache) for leaf in states)
-    return RowView(tuple(attention), tuple(windows), tuple(recurrent))
+    return RowView(tuple(attention), tuple(windows), tuple(recurrent), tuple(others))
 
 
 def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVSegment, int, RecurrentState | None]:
-    """Copy the KV of `[start, end)` and the recurrent state at `end`, which is the row's length.
+    """Copy the KV of `[start, end)`, and the state at `end`, which is the row's length, that cannot be divided.
 
     Returns the segment, the position from which it holds window layers, and the state.
     """
@@ -222,12 +248,15 @@ def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVS
         slices.add(kv.buffers)
         blocks.append(Block(high - low, kv))
     windows = Stack.of(_tail(array, end - window_start) for pair in row.windows for array in pair)
-    recurrent = Stack.of(array for layer in row.recurrent for array in layer)
-    slices.add((*windows.buffers, *recurrent.buffers))
+    undivided = [*row.recurrent, *([array[None] for array in arrays] for arrays, _ in row.others)]
+    state = Stack.of(array for layer in undivided for array in layer)
+    slices.add((*windows.buffers, *state.buffers))
     slices.finish()
     segment = KVSegment(end - start, tuple(blocks), windows, window_start - start)
-    widths = tuple(len(layer) for layer in row.recurrent)
-    return segment, window_start, RecurrentState(recurrent, widths) if widths else None
+    if not undivided:
+        return segment, window_start, None
+    widths = tuple(len(layer) for layer in undivided)
+    return segment, window_start, RecurrentState(state, widths, tuple(fields for _, fields in row.others))
 
 
 def restore(
@@ -237,8 +266,9 @@ def restore(
 
     Raises DamagedSnapshot, after which the caches are unusable.
     """
+    _check(sum(piece.take for piece in pieces) == length, "tokens are missing")
     _check_layers(caches, pieces, state)
-    attention = window = recurrent = 0
+    attention = window = recurrent = other = 0
     slices = Slices()
     for leaf in leaves(caches):
         match kind(leaf):
@@ -248,13 +278,17 @@ def restore(
                 _check(sum(part[0].shape[2] for part in parts) == length, "attention KV is incomplete")
                 leaf.offset = length
                 attention += 1
-            case Kind.WINDOW:
+            case Kind.WINDOW | Kind.CHUNKED:
                 _restore_window(leaf, pieces, window, length)
                 window += 1
             case Kind.RECURRENT:
                 assert state is not None, "checked"
                 leaf.cache = state.layer(recurrent)
                 recurrent += 1
+            case Kind.OTHER:
+                assert state is not None, "checked"
+                state.fill(other, leaf)
+                other += 1
             case _:
                 raise TypeError(f"{type(leaf).__name__} cannot be restored")
         slices.add(state_arrays([leaf]))
@@ -264,17 +298,19 @@ def restore(
 def _check_layers(caches: LayerCaches, pieces: Sequence[StoredPiece], state: RecurrentState | None) -> None:
     """Check that the stored state has as many layers of each kind as the model."""
     kinds = [kind(leaf) for leaf in leaves(caches)]
-    num_recurrent = kinds.count(Kind.RECURRENT)
-    _check(num_recurrent == (0 if state is None else len(state.widths)), "recurrent state is missing")
+    wanted = kinds.count(Kind.RECURRENT) + kinds.count(Kind.OTHER), kinds.count(Kind.OTHER)
+    stored = (0, 0) if state is None else (len(state.widths), len(state.fields))
+    _check(wanted == stored, "recurrent or other state is missing")
     num_attention = 2 * kinds.count(Kind.ATTENTION)
     for piece in pieces:
         has_all = all(len(block.kv) == num_attention for block in piece.segment.blocks)
         _check(has_all, "attention layers are missing")
-        _check(len(piece.segment.windows) == 2 * kinds.count(Kind.WINDOW), "window layers are missing")
+        num_windows = kinds.count(Kind.WINDOW) + kinds.count(Kind.CHUNKED)
+        _check(len(piece.segment.windows) == 2 * num_windows, "window layers are missing")
 
 
 def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length: int) -> None:
-    first = max(0, length - leaf.max_size)
+    first = max(0, length - layers.window_of(leaf))
     parts = []
     for piece in pieces:
         end = piece.start + piece.take
@@ -284,7 +320,11 @@ def _restore_window(leaf: Any, pieces: Sequence[StoredPiece], index: int, length
     held = sum(keys.shape[2] for keys, _ in parts)
     _check(held == length - first, "a sliding window is incomplete")
     leaf.keys, leaf.values = (_join(parts, side, held) for side in (0, 1))
-    leaf.offset, leaf._idx = length, held
+    leaf.offset = length
+    if kind(leaf) is Kind.CHUNKED:
+        leaf.start_position = first
+    else:
+        leaf._idx = held
 
 
 def _join(parts: Sequence[KV], side: int, slots: int) -> mx.array:

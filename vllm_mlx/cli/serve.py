@@ -141,11 +141,12 @@ class Banner:
         """Features that are off, and why."""
         wanted = "--text-only is set" if self.text_only else "the checkpoint has no vision encoder"
         reason = self.loaded["no_shared_forward"]
+        switched_off = "--no-prefix-cache or --repeatable is set"
         checks = [
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
-            (self.loaded["prefix_cache"], "prefix cache: --no-prefix-cache or --repeatable is set"),
+            (self.loaded["prefix_cache"], f"prefix cache: {self.loaded['no_prefix_cache'] or switched_off}"),
             (self.loaded["reasoning_parser"], "reasoning in its own field: the chat template shows no format of it"),
             (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),
         ]
@@ -165,11 +166,14 @@ class Banner:
 def layers(loaded: Mapping[str, Any]) -> str:
     """The model's kinds of state, and where a prompt that was computed before is resumed."""
     windows = [f"windows of {window:,}" for window in loaded["sliding_windows"]]
-    if loaded["keeps_recurrent_state"]:
-        return ", ".join(["recurrent state beside attention", *windows]) + ": resumes at snapshots"
-    if windows:
-        return f"attention, {', '.join(windows)}: resumes where its window is kept"
-    return "attention: resumes at any token"
+    others = [f"{name} copied whole" for name in loaded["copied_whole"]]
+    attention = "recurrent state beside attention" if loaded["keeps_recurrent_state"] else "attention"
+    kinds = ", ".join([attention, *windows, *others])
+    if loaded["no_prefix_cache"]:
+        return f"{kinds}: computes every prompt from its first token"
+    if loaded["keeps_recurrent_state"] or others:
+        return f"{kinds}: resumes at snapshots"
+    return f"{kinds}: resumes where its window is kept" if windows else f"{kinds}: resumes at any token"
 
 
 def formats(loaded: Mapping[str, Any]) -> str:

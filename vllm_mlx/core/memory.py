@@ -23,22 +23,33 @@ def most_slots(num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFootprint:
-    """Memory of one row's state: attention KV grows with every token, windows up to their size, other state never."""
+    """Memory of one row's state: attention KV grows with every token, windows up to their size, recurrent state never.
+
+    State of other layers is copied whole. It grows with every token, too.
+    """
 
     bytes_per_token: int
-    fixed_bytes: int = 0
+    whole_bytes_per_token: int = 0  # layers that are copied whole
+    fixed_bytes: int = 0  # recurrent layers, and what the ones copied whole have at any length
+    spare_bytes: int = 0  # free slots of chunked layers, at most
     windows: tuple[tuple[int, int], ...] = ()  # (window in tokens, bytes per token), one pair per window size
     num_layers: int = 1  # layers that grow with every token: a long row consists of them
 
     def bytes_at(self, num_tokens: int) -> int:
         slots = most_slots(num_tokens)
         windowed = sum(min(slots, allocated_slots(window)) * size for window, size in self.windows)
-        return self.fixed_bytes + slots * self.bytes_per_token + windowed
+        growing = slots * (self.bytes_per_token + self.whole_bytes_per_token)
+        return self.fixed_bytes + growing + windowed + (self.spare_bytes if num_tokens else 0)
 
-    def copy_bytes(self, num_tokens: int) -> int:
-        """Exact size of a copy of the state of `num_tokens` successive tokens."""
+    def copy_bytes(self, num_tokens: int, length: int | None = None) -> int:
+        """Exact size of a copy of `num_tokens` successive tokens, with the state at their end.
+
+        They end at position `length`; None: the copy begins with the row's first token. What layers that are copied
+        whole take is an upper bound, because their buffers have free slots.
+        """
         windowed = sum(min(num_tokens, window) * size for window, size in self.windows)
-        return self.fixed_bytes + num_tokens * self.bytes_per_token + windowed
+        whole = most_slots(num_tokens if length is None else length) * self.whole_bytes_per_token
+        return self.fixed_bytes + num_tokens * self.bytes_per_token + windowed + whole
 
     def layer_bytes(self, rows_bytes: int) -> int:
         """The part of `rows_bytes` that must stay free for copying one layer of all rows, when a row joins a batch."""

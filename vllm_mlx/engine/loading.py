@@ -31,8 +31,8 @@ from ..runner.device import (
 from ..runner.family_check import check_family, media_fault
 from ..runner.kernels import longest_chunk
 from ..runner.model import Model, MultimodalModel, load_model, weight_arrays, weights_bytes
+from ..runner.resuming import prove_rows
 from ..runner.runner import Runner
-from ..runner.sharing import sharing_fault
 from ..runner.warm_up import warm_up
 from ..scheduler.mllm import MLLMScheduler
 from ..scheduler.prefill_pacer import PrefillPacer
@@ -145,7 +145,7 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
     apply_limits(total)
     model = load_model(checkpoint, trust_remote_code=config.trust_remote_code, text_only=config.text_only)
     calibration = calibrate(model)
-    model.no_shared_forward = sharing_fault(model)
+    prove_rows(model)
     if model.footprint.bytes_per_token and not calibration.attention:
         calibration = replace(calibration, attention=assumed(checkpoint.config))
     _wire(config, model)
@@ -268,6 +268,9 @@ def _engine_facts(
         calibration=measured.calibration,
         resume_rule=model.resume_rule,
         video_fault=measured.video_fault,
+        is_recurrent=model.is_recurrent,
+        copied_whole=model.copied_whole,
+        no_prefix_cache=model.no_prefix_cache,
         no_shared_forward=model.no_shared_forward,
     )
 
@@ -308,7 +311,7 @@ def _prefix_planner(
     if not config.prefix_cache:
         return None
     if model.resume_rule is None:
-        logger.warning("The prefix cache is off: %s keeps state that cannot be copied", checkpoint.architecture)
+        logger.warning("The prefix cache is off for %s: %s", checkpoint.architecture, model.no_prefix_cache)
         return None
     max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
     return PrefixPlanner(

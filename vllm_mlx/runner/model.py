@@ -16,9 +16,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_text_model
 
 from ..cache import layers, snapshot
+from ..cache.footprint import footprint
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.errors import ModelLoadError, first_line
+from ..core.memory import ALLOCATION_STEP
 from ..core.sequence import MediaItem, Sequence
 from ..tokens.remote_code import remote_code
 from .checkpoint import Checkpoint
@@ -37,12 +39,33 @@ class Model(ABC):
         caches = self.new_caches()
         self.vocab_size = int(self.forward(mx.array([[0]]), caches).shape[-1])  # width of the logits
         mx.eval(layers.state_arrays(caches))
-        self.footprint = layers.footprint(caches)
+        self.footprint = footprint(caches, self._whole_sizes())
         self.can_batch = layers.can_batch(caches)
         self.no_shared_forward: str | None = None  # why groups cannot share a forward pass; None: they can
         self.resume_rule = snapshot.resume_rule(caches)
-        # the window of sliding-window layers in tokens; None: the model has no such layers
-        self.window = None if self.resume_rule is None else self.resume_rule.window
+        self.no_prefix_cache = snapshot.copy_fault(caches)  # why nothing is cached; None: prefixes are
+        self.is_recurrent = any(layers.is_recurrent(leaf) for leaf in layers.leaves(caches))
+        # classes of the layers whose state is copied whole, at resume points only
+        self.copied_whole = tuple(sorted({type(leaf).__name__ for leaf in layers.copied_whole(self.structure)}))
+
+    @property
+    def window(self) -> int | None:
+        """The window of sliding-window layers in tokens; None: the model has no such layers."""
+        return None if self.resume_rule is None else self.resume_rule.window
+
+    def refuse_prefix_cache(self, reason: str) -> None:
+        """Cache no prefix of this model."""
+        self.resume_rule, self.no_prefix_cache = None, reason
+
+    def _whole_sizes(self) -> dict[int, int] | None:
+        """Bytes of the layers that are copied whole, of rows of two lengths. None: there are no such layers."""
+        if not layers.copied_whole(self.structure):
+            return None
+        caches, sizes = self.new_caches(), {}
+        for num_tokens in (ALLOCATION_STEP, 2 * ALLOCATION_STEP):
+            mx.eval(self.forward(mx.array([[0] * ALLOCATION_STEP]), caches), layers.state_arrays(caches))
+            sizes[num_tokens] = layers.state_bytes(layers.copied_whole(caches))
+        return sizes
 
     @property
     def media(self) -> MediaCache[Features] | None:
@@ -74,6 +97,11 @@ class Model(ABC):
 
 class TextModel(Model):
     """An mlx-lm checkpoint."""
+
+    def __init__(self, module: Any):
+        super().__init__(module)
+        if getattr(module, "model_type", None) == "afm7":  # turns queries by the width of a batch, padding included
+            self.can_batch = False
 
     def new_caches(self) -> LayerCaches:
         return list(make_prompt_cache(self.module))

@@ -1,4 +1,4 @@
-"""Proof at load that rows in separate groups can share a forward pass: three rows, against each of them alone.
+"""Proof at load that rows can share a batch, and a forward pass in separate groups: against each of them alone.
 
 This shows which families use keys, values or masks in a way of their own (`grouped.py`). A group of one row has no
 mask, one of unlike rows has one.
@@ -20,22 +20,35 @@ from .model import Model
 logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
-_SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and what is wrong is far from it
+SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and what is wrong is far from it
 
 
 def sharing_fault(model: Model) -> str | None:
     """Why rows of different groups cannot share a forward pass. None: they can."""
     if not model.can_batch:
-        return "the state of its layers cannot be batched"
+        return "rows of this model cannot share a batch"
     try:
         alone = mx.concatenate([_logits(model, [[num_tokens]]) for lengths in _GROUPS for num_tokens in lengths])
-        likeness = _least_cosine(alone, _logits(model, _GROUPS))
+        likeness = least_cosine(alone, _logits(model, _GROUPS))
     except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
         if device_fault(error) is not None:
             raise
         logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
         return "its layers compute attention in a way of their own"
-    return None if likeness >= _SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+    return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
+
+
+def batching_fault(model: Model) -> str | None:
+    """Why rows of different lengths cannot share a batch. None: they can."""
+    lengths = (_GROUPS[0],)
+    try:
+        alone = mx.concatenate([_logits(model, [[num_tokens]]) for num_tokens in lengths[0]])
+        likeness = least_cosine(alone, _logits(model, lengths))
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        if device_fault(error) is not None:
+            raise
+        return f"{type(error).__name__}: {first_line(error, 200)}"
+    return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
 
 
 def _row(model: Model, num_tokens: int) -> Batch:
@@ -62,6 +75,6 @@ def _gathered(batches: Iterable[Batch], groups: list[Group]) -> Batch:
     return Batch.gather(groups, {key: (batch, at) for batch in batches for at, key in enumerate(batch.seq_ids)})
 
 
-def _least_cosine(a: mx.array, b: mx.array) -> float:
+def least_cosine(a: mx.array, b: mx.array) -> float:
     norms = mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1)
     return float(mx.min((a * b).sum(axis=-1) / norms).item())

@@ -171,7 +171,8 @@ class PrefixPlanner:
             return None
         overhead = NODE_BYTES + WORD_BYTES * row_length
         promised = sum(self._planned.values())
-        enough = self.tree.make_room(self._footprint.copy_bytes(row_length - start) + overhead + promised)
+        copied = self._footprint.copy_bytes(row_length - start, row_length)
+        enough = self.tree.make_room(copied + overhead + promised)
         start = min(self.tree.common_length(space, key), row_length)  # making room may have evicted some of it
         end = row_length
         if not enough:
@@ -181,7 +182,7 @@ class PrefixPlanner:
                 self.num_skipped_captures += 1
                 return None
         capture = Capture(seq, start, end, row_length, key[: end * WORD_BYTES])
-        self._planned[id(capture)] = self._footprint.copy_bytes(end - start) + overhead
+        self._planned[id(capture)] = self._footprint.copy_bytes(end - start, end) + overhead
         return capture
 
     def forget_planned(self, but: Iterable[Capture] = ()) -> None:

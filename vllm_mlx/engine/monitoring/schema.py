@@ -47,7 +47,9 @@ class ModelFacts(TypedDict):
     sliding_windows: list[int]
     resumes_anywhere: bool
     keeps_recurrent_state: bool
+    copied_whole: list[str]  # classes of layers that nobody knows: prefixes resume at snapshots of their whole state
     prefix_cache: bool
+    no_prefix_cache: str | None  # why the model's state cannot be cached
     reasoning_parser: str | None
     tool_call_parser: str | None
     prefill_tokens_per_s_at_load: float
@@ -230,6 +232,9 @@ class EngineFacts:
     footprint: RowFootprint
     calibration: "Calibration"
     resume_rule: ResumeRule | None = None  # None: state cannot be copied
+    is_recurrent: bool = False  # some layers keep recurrent state
+    copied_whole: tuple[str, ...] = ()  # classes of the layers whose state is copied whole
+    no_prefix_cache: str | None = None  # why no prefix of this model is cached; None: it can be
     video_fault: str | None = None  # why videos are refused; None: they are served
     no_shared_forward: str | None = None  # why rows of different lengths need several forward passes; None: they do not
 
