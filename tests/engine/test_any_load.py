@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.checkpoints import ARCHITECTURES
+from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.drawing import examples
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import row
@@ -114,6 +114,6 @@ def test_every_reply_is_the_plain_loops(checkpoint: Callable[..., Path], name: s
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in USUAL])
+@pytest.mark.parametrize("name", [name for name in (*ARCHITECTURES, *OWN_STATE) if name not in USUAL])
 def test_of_every_architecture(checkpoint: Callable[..., Path], name: str) -> None:
     check_any_load(checkpoint(name))

@@ -5,7 +5,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
+from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, OWN_STATE
 from tests.support.engine_driver import Driver, ExpectedTokens, plain_loop
 
 NUM_TOKENS = 12
@@ -13,7 +13,7 @@ _random = random.Random(1)
 PROMPTS = [[_random.randrange(500) for _ in range(length)] for length in (1, 5, 40, 33, 70, 2, 300)]
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5"])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *OWN_STATE, *OWN_ATTENTION, "vision:qwen3_5"])
 def model(request, checkpoint):
     path = checkpoint(request.param)
     return path, [plain_loop(path, prompt, NUM_TOKENS)[0] for prompt in PROMPTS]

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.support.checkpoints import OWN_STATE
 from tests.support.engine_driver import GREEDY, Driver, plain_loop
 from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
@@ -151,7 +152,7 @@ def test_rows_that_rest_for_the_prompt_of_another_tenant_go_on_exactly(driver):
 
 
 @row("S1-9")
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss", *OWN_STATE])
 def test_preempted_rows_continue_exactly(checkpoint, name):
     """They resume from whatever the cache kept of them."""
     path = checkpoint(name)
@@ -195,7 +196,7 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
             load_engine(EngineConfig(model=str(path), **settings), find_checkpoint(path))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5", *OWN_STATE])
 def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
     driver = Driver(checkpoint(name), max_stall_ms=20_000)
     start = prompt(250)

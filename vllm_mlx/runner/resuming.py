@@ -27,6 +27,7 @@ def prove_rows(model: Model) -> None:
     if model.can_batch and model.no_shared_forward is not None and (fault := batching_fault(model)) is not None:
         logger.warning("Every row decodes alone: in a batch, %s", fault)
         model.can_batch = False
+        model.no_shared_forward = sharing_fault(model)
     if (fault := resume_fault(model)) is not None:
         model.refuse_prefix_cache(fault)
 

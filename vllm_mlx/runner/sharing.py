@@ -40,10 +40,12 @@ def sharing_fault(model: Model) -> str | None:
 
 def batching_fault(model: Model) -> str | None:
     """Why rows of different lengths cannot share a batch. None: they can."""
-    lengths = (_GROUPS[0],)
     try:
-        alone = mx.concatenate([_logits(model, [[num_tokens]]) for num_tokens in lengths[0]])
-        likeness = least_cosine(alone, _logits(model, lengths))
+        rows = [_row(model, num_tokens) for num_tokens in _GROUPS[0]]
+        merged = regroup([group for row in rows for group in row.groups], [{-num_tokens for num_tokens in _GROUPS[0]}])
+        together = _gathered(rows, merged).forward()
+        alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
+        likeness = least_cosine(mx.concatenate(alone), together)
     except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
         if device_fault(error) is not None:
             raise
