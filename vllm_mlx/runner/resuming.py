@@ -12,9 +12,9 @@ from ..cache import layers, snapshot
 from ..cache.node import Piece
 from ..core.errors import first_line
 from ..core.faults import device_fault
-from ..core.sequence import PromptInputs, Sequence, TokenSampling
+from ..core.sequence import Sequence
 from .model import Model
-from .sharing import SAME_LOGITS, batching_fault, least_cosine, sharing_fault
+from .sharing import LIBRARY_ERRORS, SAME_LOGITS, batching_fault, least_cosine, probe, sharing_fault
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +39,7 @@ def resume_fault(model: Model) -> str | None:
     names = ", ".join(model.copied_whole)
     try:
         likeness = _likeness(model)
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        IndexError,
-        RuntimeError,
-        snapshot.DamagedSnapshot,
-    ) as error:
+    except (*LIBRARY_ERRORS, snapshot.DamagedSnapshot) as error:
         if device_fault(error) is not None:
             raise
         logger.info("No row can resume: %s: %s", type(error).__name__, first_line(error, 200))
@@ -58,9 +50,7 @@ def resume_fault(model: Model) -> str | None:
 
 
 def _likeness(model: Model) -> float:
-    tokens = tuple(31 * place % model.vocab_size for place in range(_LENGTH + 1))
-    seq = Sequence(seq_id=-1, prompt=PromptInputs(token_ids=tokens), sampling=TokenSampling(), max_tokens=1)
-    row = model.new_caches()
+    seq, row = probe(model, _LENGTH), model.new_caches()
     _run(model, seq, row, 0, _COPIED)
     kv, states = layers.split(row)
     view = snapshot.view(kv, 0, states, 0, _COPIED)

@@ -20,6 +20,7 @@ from .model import Model
 logger = logging.getLogger(__name__)
 
 _GROUPS = ((9, 4), (6,))  # tokens of the rows of each group
+LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError)  # what libraries raise
 SAME_LOGITS = 0.98  # cosine; half precision rounds differently for two rows, and what is wrong is far from it
 
 
@@ -30,7 +31,7 @@ def sharing_fault(model: Model) -> str | None:
     try:
         alone = mx.concatenate([_logits(model, [[num_tokens]]) for lengths in _GROUPS for num_tokens in lengths])
         likeness = least_cosine(alone, _logits(model, _GROUPS))
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+    except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
         logger.info("Rows cannot share a forward pass: %s: %s", type(error).__name__, first_line(error, 200))
@@ -46,17 +47,22 @@ def batching_fault(model: Model) -> str | None:
         together = _gathered(rows, merged).forward()
         alone = [_row(model, num_tokens).forward() for num_tokens in _GROUPS[0]]
         likeness = least_cosine(mx.concatenate(alone), together)
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+    except LIBRARY_ERRORS as error:
         if device_fault(error) is not None:
             raise
         return f"{type(error).__name__}: {first_line(error, 200)}"
     return None if likeness >= SAME_LOGITS else f"the results differ from each row's alone (cosine {likeness:.2f})"
 
 
+def probe(model: Model, num_tokens: int) -> Sequence:
+    """A sequence that the proofs run, with one token more than `num_tokens`."""
+    prompt = PromptInputs(token_ids=tuple(31 * num_tokens * k % model.vocab_size for k in range(num_tokens + 1)))
+    return Sequence(seq_id=-num_tokens, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
+
+
 def _row(model: Model, num_tokens: int) -> Batch:
     """A row that has one token left to feed."""
-    prompt = PromptInputs(token_ids=tuple(31 * num_tokens * k % model.vocab_size for k in range(num_tokens + 1)))
-    seq = Sequence(seq_id=-num_tokens, prompt=prompt, sampling=TokenSampling(), max_tokens=1)
+    seq = probe(model, num_tokens)
     seq.num_computed_tokens = num_tokens + 1
     caches = model.new_caches()
     model.prefill(seq, 0, num_tokens, caches)
