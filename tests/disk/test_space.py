@@ -1,6 +1,7 @@
 """The limits hold for all servers together, and a folder that cannot be used is an error with advice."""
 
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -328,6 +329,22 @@ folder(Path(sys.argv[1])).add(run(), [("slow", "U8", (8,), slow())])
     assert records == [] and is_kept and counted == reserved > written
     assert list(place.scan()) == [] and not draft.exists() and not draft.parent.exists()
     assert place.usage().used_bytes == 0 and place.usage().written_bytes > 0
+
+
+def test_without_locks_only_old_drafts_are_removed(tmp_path, monkeypatch):
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    place = folder(tmp_path)
+    assert fill(place, 2) == ["", ""]
+    drafts = [
+        next(tmp_path.rglob("*.safetensors")).with_name(f".{'a' * 40}-7-{number:016x}.draft") for number in (1, 2)
+    ]
+    for draft in drafts:
+        draft.write_bytes(b"1")
+    os.utime(drafts[1], (0, 0))
+    assert len(list(place.scan())) == 2 and [draft.exists() for draft in drafts] == [True, False]
 
 
 def test_the_limit_of_open_files_is_not_reached(tmp_path):

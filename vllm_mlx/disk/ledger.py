@@ -72,10 +72,10 @@ class Ledger:
             os.close(file)
 
 
-def lock(file: int, *, wait: bool = True) -> bool:
-    """Lock a file until it is closed; False if another process or thread has the lock and `wait` is not set.
+def lock(file: int, *, wait: bool = True) -> bool | None:
+    """Lock a file until it is closed. Returns False if another process or thread has it, and `wait` is not set.
 
-    File systems that know no locks count as locked: they lie on servers in a network, where one machine uses a folder.
+    Some file systems in a network know no locks: None. One server alone keeps the limits there.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -84,6 +84,7 @@ def lock(file: int, *, wait: bool = True) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        return None
     return True
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ SUFFIX = ".safetensors"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(rf"[0-9a-f]{{40}}\{SUFFIX}")
 _DRAFT = re.compile(r"\.[0-9a-f]{40}-(\d+)-[0-9a-f]{16}\.draft")  # the number is the size that it will have
+_LONG_S = 24 * 3600
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -226,10 +228,11 @@ def _unlinked(path: Path) -> int:
 
 
 def _remove_abandoned(draft: Path) -> None:
-    """Remove a draft, unless its writer lives and has the lock."""
+    """Remove a draft, unless its writer lives and has the lock. Without locks, it must have been begun long ago."""
     file = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if lock(file, wait=False):
+        is_free = lock(file, wait=False)
+        if is_free or (is_free is None and time.time() - os.fstat(file).st_mtime > _LONG_S):
             draft.unlink()
     finally:
         os.close(file)
