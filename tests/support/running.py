@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from vllm_mlx.core.tenants import unnamed_keys
+from vllm_mlx.disk.memories import NO_MEMORIES
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.run import EngineServer, listen
@@ -46,7 +47,9 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
     config = ServerConfig(**{"served_model_names": ("tiny", "alias"), **settings})
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
-    server = EngineServer(create_app(engine, config), engine, drain_s=drain_s, started=started.set)
+    memories = getattr(engine, "memories", NO_MEMORIES)  # an engine of tests may have none
+    app = create_app(engine, config, memories.responses)
+    server = EngineServer(app, engine, drain_s=drain_s, started=started.set)
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()
     assert started.wait(30)

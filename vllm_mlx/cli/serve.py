@@ -73,7 +73,7 @@ def _serve(settings: Settings) -> None:
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
     )
-    app = create_app(engine, config)
+    app = create_app(engine, config, engine.memories.responses)
     run(
         app,
         engine,

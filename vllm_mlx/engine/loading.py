@@ -13,6 +13,7 @@ from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
+from ..disk.memories import NO_MEMORIES, Memories
 from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
@@ -66,8 +67,11 @@ def start_engine(config: EngineConfig) -> EngineClient:
     return serve_checkpoint(config, checkpoint)
 
 
-def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> EngineClient:
-    """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError."""
+def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint, *, memories: Memories = NO_MEMORIES) -> EngineClient:
+    """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError.
+
+    `memories`: of the checkpoint; the client closes them.
+    """
     media_root = MediaRoot(config.media.media_root)
     tokenizer = Tokenizer.load(
         checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
@@ -81,11 +85,14 @@ def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> EngineClie
         max_model_len=thread.facts.info.max_model_len,
         vocab_size=thread.facts.info.vocab_size,
         vision=vision,
+        memories=memories,
     )
+    if vision is not None:
+        vision.keep(memories, config.media)
     pool = PromptPool()
     media = _media_requests(config, vision, media_root, thread)
     preparations = Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s)
-    return EngineClient(config, processor, thread, pool, preparations)
+    return EngineClient(config, processor, thread, pool, preparations, memories)
 
 
 def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> VisionProcessor | None:

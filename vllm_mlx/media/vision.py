@@ -19,6 +19,7 @@ from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
 from ..disk.journal import Journal, Restored
+from ..disk.memories import Memories
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
 from .files import DIGEST_BYTES
 from .kept_renderings import MALFORMED, Key, name_of, rendering_of, rendering_value
@@ -139,6 +140,7 @@ class VisionProcessor:
         # By content and `max_side`, without encoder inputs. Nothing is kept before `set_memory`.
         self._known: LRU[Key, RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes, self._dropped)
         self._journal: Journal | None = None
+        self._probed: list[str] = []  # what was rendered at load
         self._room = ByteRoom()
 
     @classmethod
@@ -172,22 +174,20 @@ class VisionProcessor:
         self._room.max_bytes = memory.encoder_inputs_bytes
         self._known.resize(memory.rendered_bytes)
 
-    def keep(self, journal: Journal) -> None:
+    def keep(self, memories: Memories, media: MediaConfig) -> None:
         """Keep what is remembered for the next start, and remember what the last one kept. Call it after `set_memory`.
 
         Nobody waits for the latter: what is not remembered yet is rendered again, to the same ids.
         """
-        self._journal = journal
-        journal.restore(self._restore)
+        self._journal = memories.images(self._rendering(media))
+        if self._journal is not None:
+            self._journal.restore(self._restore)
 
-    def rendering(self, media: MediaConfig, probe: VisionProbe) -> str:
+    def _rendering(self, media: MediaConfig) -> str:
         """A digest of all that decides what is rendered from a file, besides the checkpoint."""
-        items = [*probe.images.prompt.media, *(() if probe.video is None else probe.video.prompt.media)]
-        items += [item for prompt in probe.sizes for item in prompt.media]
-        digests = [item.digest.hex() for item in items]
         versions = [version(name) for name in _DECODERS]
-        limits = (self._max_pixels, media.max_video_pixels, probe.max_image_tokens, self.no_videos)
-        return blake2b(repr((digests, versions, limits)).encode(), digest_size=8).hexdigest()
+        facts = (self._probed, versions, self._max_pixels, media.max_video_pixels)
+        return blake2b(repr(facts).encode(), digest_size=8).hexdigest()
 
     def _restore(self, kept: Restored) -> None:
         for value in kept.values:
@@ -291,6 +291,9 @@ class VisionProcessor:
             )
             largest = self._images.render(plain(self._max_pixels))
             video = self._video_trial()
+        prompts = [images.prompt, *([] if video is None else [video.prompt])]
+        media = [*(item for prompt in prompts for item in prompt.media), *small.items, *middle.items, *largest.items]
+        self._probed = [item.digest.hex() for item in media]
         return VisionProbe(images, video, (small.alone(), middle.alone()), len(largest.token_ids))
 
     def refuse_videos(self, reason: str) -> None:

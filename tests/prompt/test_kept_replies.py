@@ -1,0 +1,223 @@
+"""A reply memory that was read from its journal answers as the one that wrote it, whatever part of the file is left."""
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.drawing import examples
+from vllm_mlx.core.messages import (
+    ImagePart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    VideoPart,
+)
+from vllm_mlx.disk.frames import frames
+from vllm_mlx.disk.journal import Journals
+from vllm_mlx.output.reply import FinishedReply
+from vllm_mlx.prompt.kept_replies import message_of, message_value
+from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
+from vllm_mlx.prompt.reply_memory import RecalledConversation, ReplyMemory, TextDigest
+
+WORDS = st.text(st.characters(), max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=2),
+    max_leaves=4,
+)
+CALLS = st.builds(ToolCallPart, WORDS, WORDS, st.dictionaries(WORDS, VALUES, max_size=3))
+REPLIES = st.lists(st.builds(TextPart, WORDS) | st.builds(ReasoningPart, WORDS) | CALLS, max_size=3)
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # which of three conversations goes on
+        REPLIES,
+        st.booleans(),  # whether its next prompt is built on the ids of the last reply
+        st.booleans(),  # whether the client leaves out the reasoning
+    ),
+    min_size=1,
+    max_size=8,
+)
+SOURCES = WORDS | st.binary(max_size=8)
+IMAGES = st.builds(ImagePart, SOURCES, max_side=st.none() | st.integers(1, 9), text=WORDS, param=WORDS)
+VIDEOS = st.builds(VideoPart, SOURCES | st.lists(WORDS).map(tuple), fps=st.none() | st.floats(0.1, 9), text=WORDS)
+SHOWN = st.builds(TextPart, WORDS) | IMAGES | VIDEOS
+RESULTS = st.builds(ToolResultPart, WORDS, st.lists(SHOWN, max_size=2).map(tuple), st.none() | WORDS, st.booleans())
+PARTS = st.lists(SHOWN | RESULTS | CALLS | st.builds(ReasoningPart, WORDS), max_size=4).map(tuple)
+
+
+class Client:
+    """Three conversations whose replies a memory remembers."""
+
+    def __init__(self, memory: ReplyMemory) -> None:
+        self.memory = memory
+        self.sent: list[list[Message]] = [[Message("user", (TextPart(f"go {number}"),))] for number in range(3)]
+
+    def step(self, number: int, parts: list[Any], extends: bool, drops: bool) -> None:
+        sent = self.sent[number]
+        recalled = self.memory.recall(f"salt {number % 2}", sent)
+        base = recalled.replies[-1] if recalled.replies and extends else None
+        known = None if base is None else KnownPrefix(base, base.text_length, base.num_prompt_tokens + 1)
+        text = "x" * (10 * len(sent))
+        reply = Message("assistant", tuple(parts))
+        prompt_ids = [*([] if known is None else known.entry.token_ids(known.num_tokens)), len(sent), 2**32 - 1]
+        entry = RememberedReply(
+            salt=f"salt {number % 2}",
+            key=recalled.key,
+            text_length=len(text),
+            text_digest=TextDigest(text).value(),
+            base=known,
+            tail=array("I", prompt_ids[0 if known is None else known.num_tokens :]),
+            boundaries=(Boundary(len(text), len(prompt_ids)),),
+            reply=FinishedReply(message=reply, token_ids=array("I", range(number, number + 3))),
+            starts_in_reasoning=drops,
+        )
+        self.memory.add(entry, prompt_ids)
+        said = [part for part in parts if not (drops and isinstance(part, ReasoningPart))]
+        sent += [Message("assistant", tuple(said)), Message("user", (TextPart("more"),))]
+
+
+@contextmanager
+def opened(folder: Path, **options: Any) -> Iterator[tuple[ReplyMemory, Journals]]:
+    journals = Journals(folder)
+    try:
+        yield ReplyMemory(journal=journals.open("replies"), **options), journals
+    finally:
+        journals.close()
+
+
+def told(entry: RememberedReply) -> tuple[Any, ...]:
+    num_tokens = entry.num_prompt_tokens + len(entry.reply.token_ids)
+    return (
+        [link.name for link in entry.chain()],
+        entry.token_ids(num_tokens),
+        [entry.boundary_before(chars) for chars in range(0, entry.text_length + 5, 5)],
+        (entry.salt, entry.key, entry.text_length, entry.text_digest, entry.starts_in_reasoning),
+        (entry.reply.message, repr(entry.reply.message), entry.reply.is_complete),
+    )
+
+
+def answers(memory: ReplyMemory, client: Client) -> list[Any]:
+    """What a memory says of every start of every conversation. It does not count as a use of a reply."""
+    before = list(memory._recent.entries)
+    found: list[Any] = []
+    for number, sent in enumerate(client.sent):
+        for end in range(1, len(sent) + 1):
+            recalled: RecalledConversation = memory.recall(f"salt {number % 2}", sent[:end])
+            longest = recalled.longest("x" * 10 * end)
+            found.append((recalled.messages, recalled.key, [told(entry) for entry in recalled.replies]))
+            found.append(None if longest is None else longest.name)
+    for entry in before:
+        memory._recent.entries.move_to_end(entry)
+    return found
+
+
+def order(memory: ReplyMemory) -> list[str]:
+    return [entry.name for entry in memory._recent.entries]
+
+
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STEPS, st.sampled_from([3, 6, 100]))
+def test_it_answers_as_the_original(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, list[Any], bool, bool]], max_replies: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journals")
+    with opened(folder, max_replies=max_replies) as (memory, _):
+        client = Client(memory)
+        for step in steps:
+            client.step(*step)
+        expected = order(memory)
+        memory._journal = None  # what is asked now is not written any more
+        entries = answers(memory, client)
+    with opened(folder, max_replies=max_replies) as (memory, _):
+        memory._wait()
+        assert order(memory) == expected
+        memory._journal = None
+        assert answers(memory, client) == entries
+        objects = {id(link) for entry in memory._recent.entries for link in entry.chain()}
+        assert len(objects) == len(memory), "bases are shared, and none is held beside"
+
+
+def conversation_of(folder: Path, steps: Sequence[tuple[int, list[Any], bool, bool]]) -> tuple[list[Any], Client]:
+    """Writes a journal. Returns the answers after each number of records, and the client."""
+    states: list[Any] = []
+    with opened(folder, max_replies=4) as (memory, journals):
+        client = Client(memory)
+        for step in steps:
+            client.step(*step)
+            assert journals.flush()
+            states.append((len((folder / "replies.v1.journal").read_bytes()), order(memory)))
+        memory._journal = None
+    return states, client
+
+
+STORY = [
+    (0, [ReasoningPart("hm"), TextPart("a é🙂")], True, True),
+    (1, [ToolCallPart("c1", "f", {"x": [1.5, None]})], True, False),
+    (0, [TextPart("b")], True, False),
+    (0, [ReasoningPart("hm"), ToolCallPart("c2", "f", {})], True, True),
+    (2, [TextPart("c")], False, False),
+    (0, [TextPart("d")], True, True),
+    (1, [TextPart("e")], True, True),
+]
+
+
+def test_at_every_cut_it_is_a_memory_of_that_time(tmp_path: Path) -> None:
+    states, client = conversation_of(tmp_path / "whole", STORY)
+    whole = (tmp_path / "whole" / "replies.v1.journal").read_bytes()
+    file = tmp_path / "cut" / "replies.v1.journal"
+    file.parent.mkdir()
+    for end in range(0, len(whole) + 1, 7):
+        file.write_bytes(whole[:end])
+        with opened(tmp_path / "cut", max_replies=4) as (memory, _):
+            memory._wait()
+            complete = [names for size, names in states if size <= end]
+            following = next((names for size, names in states if size > end), [])
+            known = set(complete[-1] if complete else [])
+            assert set(order(memory)) <= known | set(following)
+            if end in [size for size, _ in states]:
+                assert order(memory) == complete[-1]
+            memory._journal = None
+            answers(memory, client)  # every chain is complete
+
+
+def test_a_damaged_byte_costs_a_reply_and_what_stands_on_it(tmp_path: Path) -> None:
+    _, client = conversation_of(tmp_path / "whole", STORY)
+    whole = (tmp_path / "whole" / "replies.v1.journal").read_bytes()
+    with opened(tmp_path / "whole", max_replies=4) as (memory, _):
+        memory._wait()
+        chains = {entry.name: [link.name for link in entry.chain()] for entry in memory._recent.entries}
+        expected = {entry.name: told(entry) for entry in memory._recent.entries}
+        memory._journal = None
+    file = tmp_path / "hurt" / "replies.v1.journal"
+    file.parent.mkdir()
+    identity = Journals(tmp_path / "none").open("replies")._file._identity
+    for place in range(0, len(whole), 5):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        hurt = next(frame for frame in frames(whole, identity) if frame.start <= place < frame.end)
+        words = hurt.data.split(b"\n")[0].decode()
+        with opened(tmp_path / "hurt", max_replies=8) as (memory, _):
+            memory._wait()
+            memory._journal = None
+            found = {entry.name: told(entry) for entry in memory._recent.entries}
+            lost = {name for name, chain in chains.items() if any(f'"put","{link}"' in words for link in chain)}
+            assert {name: found[name] for name in expected if name not in lost} == {
+                name: told_ for name, told_ in expected.items() if name not in lost
+            }
+            answers(memory, client)
+
+
+@given(st.sampled_from(["user", "assistant", "system", "tool"]), PARTS, st.none() | WORDS)
+def test_messages_are_the_same_afterwards(role: Any, parts: tuple[Any, ...], name: str | None) -> None:
+    message = Message(role, parts, name)
+    text = json.dumps(message_value(message), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    after = message_of(json.loads(text.decode("utf-8", "surrogatepass")))
+    assert after == message and repr(after) == repr(message)

@@ -1,0 +1,139 @@
+"""A server that is started again: prompts with tools, reasoning and images, and stored responses, go on."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.running import Running, serving
+from tests.support.shapes import draw_shape
+from vllm_mlx.api.openai.decode import decode_chat
+from vllm_mlx.api.openai.schema import ChatCompletionBody
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.disk.memories import Memories
+from vllm_mlx.engine.loading import serve_checkpoint
+from vllm_mlx.prompt.processor import PreparedRequest
+from vllm_mlx.runner.checkpoint import find_checkpoint
+
+from ..media.samples import encode
+
+PNG = "data:image/png;base64," + base64.b64encode(encode(draw_shape("red", "circle", 112))).decode()
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+KEYS = ("first", "second")
+
+
+@contextmanager
+def started(folder: Path, **settings: Any) -> Iterator[Running]:
+    config = EngineConfig(model="demo", memory_budget_bytes=2 << 30)
+    checkpoint = find_checkpoint("demo")
+    memories = Memories.at(folder, checkpoint.fingerprint(), cap_bytes=1 << 33, charge=lambda num_bytes: True)
+    with serving(serve_checkpoint(config, checkpoint, memories=memories), **settings) as running:
+        yield running
+
+
+def post(running: Running, path: str, body: dict[str, Any], key: str = "") -> dict[str, Any]:
+    with running.http(headers={"authorization": f"Bearer {key}"} if key else {}) as http:
+        reply = http.post(path, json={"temperature": 0, "max_tokens": 40, **body} if "messages" in body else body)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def prepared(running: Running, messages: list[dict[str, Any]]) -> PreparedRequest:
+    body = ChatCompletionBody.model_validate({"messages": messages, "tools": TOOLS})
+    request = decode_chat(body, reply_id="r", model="", created=0).requests[0]
+    found, _ = asyncio.run_coroutine_threadsafe(
+        running.engine._preparations.prepare(request), running.engine._loop
+    ).result(30)
+    return found
+
+
+def conversation(running: Running) -> list[dict[str, Any]]:
+    """Two turns, the first about an image. The client sends the replies back without their reasoning."""
+    shown = {"type": "image_url", "image_url": {"url": PNG}}
+    content = [{"type": "text", "text": "What is in this image?"}, shown]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    for question in ("And now?", "And then?"):
+        said = post(running, "/v1/chat/completions", {"messages": messages, "tools": TOOLS})["choices"][0]["message"]
+        messages.append({name: said[name] for name in ("role", "content", "tool_calls") if said.get(name)})
+        messages.append({"role": "user", "content": question})
+    return messages
+
+
+def told(found: PreparedRequest) -> tuple[Any, ...]:
+    assert found.chat is not None and found.compared is not None
+    media = [(item.digest, item.offset, item.length) for item in found.prompt.media]
+    points = found.prompt.snapshot_points
+    return found.prompt.token_ids, points, media, found.chat.request.messages, found.compared.expectation
+
+
+def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Path) -> None:
+    with started(tmp_path) as running:
+        messages = conversation(running)
+        expected = told(prepared(running, messages))
+    with started(tmp_path) as running:
+        post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        vision = running.engine._preparations._media._vision
+        assert len(vision._known._values) == 1, "what the image stands for is known"
+        assert told(prepared(running, messages)) == expected
+        with running.http() as http:
+            assert http.delete("/v1/cache").status_code == 200
+    kept = [file for file in (tmp_path / "journals").iterdir() if b"What is" in file.read_bytes()]
+    assert kept == [], "a cleared cache leaves nothing of its conversations"
+    with started(tmp_path) as running:
+        post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        assert told(prepared(running, messages))[-1] != expected[-1]
+
+
+def test_stored_responses_go_on(tmp_path: Path) -> None:
+    with started(tmp_path, api_keys=KEYS) as running:
+        first = post(running, "/v1/responses", {"input": "Say: hello", "temperature": 0}, "first")
+        body = {"input": "Again.", "previous_response_id": first["id"], "temperature": 0}
+        second = post(running, "/v1/responses", body, "first")
+        gone = post(running, "/v1/responses", {"input": "hi"}, "first")
+        with running.http(headers={"authorization": "Bearer first"}) as http:
+            assert http.delete(f"/v1/responses/{gone['id']}").status_code == 200
+            items = http.get(f"/v1/responses/{second['id']}/input_items").json()
+        body = {"input": "And again.", "previous_response_id": second["id"], "temperature": 0}
+        third = post(running, "/v1/responses", body, "first")
+    with started(tmp_path, api_keys=KEYS) as running:
+        again = post(running, "/v1/responses", body, "first")
+        assert [item["content"] for item in again["output"]] == [item["content"] for item in third["output"]]
+        with running.http(headers={"authorization": "Bearer first"}) as http:
+            assert http.get(f"/v1/responses/{first['id']}").json() == first
+            assert http.get(f"/v1/responses/{second['id']}/input_items").json() == items
+            assert http.get(f"/v1/responses/{gone['id']}").status_code == 404
+        with running.http(headers={"authorization": "Bearer second"}) as http:
+            assert http.get(f"/v1/responses/{first['id']}").status_code == 404
+            body["input"] = "x"
+            assert http.post("/v1/responses", content=json.dumps(body)).status_code == 400
+    content = (tmp_path / "journals" / "responses.v1.journal").read_bytes()
+    assert gone["id"].encode() not in content and first["id"].encode() in content
+
+
+def test_a_response_that_had_not_ended_has_failed(tmp_path: Path) -> None:
+    with started(tmp_path) as running:
+        body = {"input": "Count to one thousand.", "background": True, "max_output_tokens": 3000}
+        begun = post(running, "/v1/responses", body)
+        memories = running.engine.memories
+        assert memories._journals.flush()
+        content = (tmp_path / "journals" / "responses.v1.journal").read_bytes()
+    (tmp_path / "journals" / "responses.v1.journal").write_bytes(content)  # as a kill would have left it
+    with started(tmp_path) as running, running.http() as http:
+        found = http.get(f"/v1/responses/{begun['id']}").json()
+        if b'"status":"completed"' not in content:
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+
+
+def test_memories_of_a_tenant_are_cleared_alone(tmp_path: Path) -> None:
+    with started(tmp_path, api_keys=KEYS) as running:
+        for name in KEYS:
+            said = {"messages": [{"role": "user", "content": f"I am {name}."}]}
+            post(running, "/v1/chat/completions", said, name)
+        replies = running.engine.memories.replies
+        assert running.engine.memories._journals.flush() and len(replies._held) == 2
+        with running.http(headers={"authorization": "Bearer second"}) as http:
+            assert http.delete("/v1/cache").status_code == 200
+        assert len(replies._held) == 1
