@@ -18,6 +18,7 @@ from .core.config import EngineConfig
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.request import Request, SamplingParams
 from .core.tasks import together
+from .engine.disk import open_disk
 from .engine.loading import start_engine
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ class RequestOutput:
 class LLM:
     """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use a `with` block, or `close` it.
 
+    Nothing is kept on disk, unless `cache_disk_bytes` is given.
+
     Raises ConfigError if the model cannot be loaded, RequestError for a request that cannot be served.
     """
 
@@ -68,7 +71,9 @@ class LLM:
         unknown = config.keys() - {field.name for field in fields(EngineConfig)}
         if unknown:
             raise TypeError(f"LLM has no setting {', '.join(sorted(unknown))}")
-        self._engine = start_engine(EngineConfig(model=str(model), **config))
+        engine_config = EngineConfig(model=str(model), **config)
+        disk = open_disk(engine_config) if engine_config.cache_disk_bytes else None
+        self._engine = start_engine(engine_config, disk)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()

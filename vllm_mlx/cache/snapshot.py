@@ -131,12 +131,12 @@ class KVSegment:
 
     def attention(self, layer: int, num_tokens: int) -> list[KV]:
         """One attention layer's KV of the first `num_tokens`, as a list of parts."""
-        return [block.kv.kv(layer, *span) for block, span in self._spans(0, num_tokens)]
+        return [block.kv.kv(layer, *span) for block, span in self.spans(0, num_tokens)]
 
     def _blocks(self, start: int, end: int) -> tuple[Block, ...]:
-        return tuple(block.cut(*span) for block, span in self._spans(start, end))
+        return tuple(block.cut(*span) for block, span in self.spans(start, end))
 
-    def _spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
+    def spans(self, start: int, end: int) -> list[tuple[Block, tuple[int, int]]]:
         """The blocks that overlap `[start, end)`, each with the range inside the block that overlaps."""
         spans, position = [], 0
         for block in self.blocks:

@@ -103,6 +103,15 @@ class PrefixTree:
         leaf, common = self._store.nearest(space, key)
         return _deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
 
+    def path(self, space: Space, key: bytes) -> list[Node]:
+        """The nodes that hold the longest stored prefix of the key, the first one first. Callers change none."""
+        leaf, common = self._store.nearest(space, key)
+        return leaf.at(common).path() if leaf is not None and common else []
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, from the leaves on. Callers change none."""
+        return self._store.nodes()
+
     def release(self, match: Match) -> None:
         """Remove the match's pin. A second call does nothing."""
         node = self._pins.pop(match.pin_id, None)
@@ -245,18 +254,19 @@ class PrefixTree:
             self._retreat(leaf, keep)
         return before - self.used_bytes
 
-    def drop_state(self, space: Space, key: bytes) -> int:
+    def drop_state(self, space: Space, key: bytes, *, is_lost: bool = False) -> int:
         """Free the state at exactly the key's end, and tokens that can no longer be resumed without it.
 
-        For a resume point that was provisional. A state that is pinned, or from which a request has resumed, stays.
-        Returns the bytes freed.
+        For a resume point that was provisional. A state that is pinned, or from which a request has resumed, stays,
+        unless it `is_lost`. Returns the bytes freed.
         """
         leaf, common = self._store.nearest(space, key)
         before = self.used_bytes
         if leaf is None or common < num_tokens(key):
             return 0
         node = leaf.at(common)
-        if node.end == common and node.state is not None and not node.pins and not node.state_hits:
+        is_free = is_lost or (not node.pins and not node.state_hits)
+        if node.end == common and node.state is not None and is_free:
             self._store.set_state(node, None, now=self._now)
             self._retreat(node, node.end)
         return before - self.used_bytes

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _STOP_S = 10.0  # time for the running step to finish
+_SAVE_S = 20.0  # time to write what is not on disk yet
 
 
 class EngineClient:
@@ -175,7 +176,7 @@ class EngineClient:
         while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(EngineDead("The server is shutting down."))
-        await asyncio.to_thread(self._thread.stop, _STOP_S)
+        await asyncio.to_thread(self._thread.stop, _STOP_S, _SAVE_S)
         self._awake.close()
         self._pool.shutdown()
         await self._preparations.close()

@@ -14,6 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from ..cache.disk_tier import DiskTier
 from ..cache.stats import Entry
 from ..cache.tree import PrefixTree
 from ..core.errors import EngineDead, GenerationError, first_line
@@ -30,6 +31,7 @@ from .monitoring.status import image_status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_LOOK_S = 0.5  # between two looks at what settled state is to be written, while requests run
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 Deliver = Callable[[list[SequenceUpdate]], None]
 
@@ -37,6 +39,8 @@ Deliver = Callable[[list[SequenceUpdate]], None]
 class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, watch: DeviceWatch, facts: EngineFacts):
         self.facts = facts
+        self.disk: DiskTier | None = None
+        self._looked_s = 0.0
         self._scheduler = scheduler
         self._runner = runner
         self._watch = watch
@@ -68,14 +72,41 @@ class Engine:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
         media = self._runner.media
         freed = 0 if media is None else media.clear(salts)
+        if self.disk is not None:
+            self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
+
+    def attach(self, disk: DiskTier) -> None:
+        """Keep the prefix cache on disk too."""
+        assert self._scheduler.prefix_cache is not None
+        self.disk = self._scheduler.prefix_cache.disk = disk
+
+    def wake_on_news(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, on any thread, when something was read from disk or written."""
+        if self.disk is not None:
+            self.disk.wake = wake
+
+    def close(self, save_s: float) -> None:
+        """End what runs on other threads, after at most `save_s` to write what is not on disk yet."""
+        if self.disk is not None:
+            self.disk.write_all(save_s)
+            self.disk.close()
+
+    def _look_after_disk(self, *, is_idle: bool) -> None:
+        now = time.monotonic()
+        if self.disk is not None and (is_idle or now - self._looked_s >= _LOOK_S):
+            self._looked_s = now
+            self.disk.take_news()
+            self.disk.write(is_idle=is_idle)
 
     def live_bytes(self) -> int:
         return self._runner.live_bytes()
 
     def wake(self) -> None:
-        """Step again: images for which rows wait are ready."""
+        """Step again: images for which rows wait are ready, or something was read or written."""
         self._is_stalled = False
+        if self.disk is not None:
+            self.disk.take_news()
 
     def add(self, seqs: Iterable[Sequence]) -> None:
         self._is_stalled = False
@@ -109,6 +140,8 @@ class Engine:
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
             images=image_status(media),
             media_bytes=0 if media is None else media.used_bytes,
+            disk=None if self.disk is None else self.disk.report(),
+            reading=frozenset() if self.disk is None else self.disk.reading,
         )
 
     def rest(self) -> None:
@@ -120,6 +153,7 @@ class Engine:
         if self._watch.has_news:
             self.step(deliver)
             self.rest()
+        self._look_after_disk(is_idle=not self._scheduler.has_work)
 
     def step(self, deliver: Deliver) -> None:
         """Run one step. Tokens are delivered before the prefill of the same step runs.
@@ -139,6 +173,7 @@ class Engine:
             if plan.prefill:
                 num_tokens = max(chunk.end - chunk.start for chunk in plan.prefill)
                 self._take(self._runner.prefill(plan.prefill), deliver)
+            self._look_after_disk(is_idle=False)
         if fence.error is not None:
             self.recover(fence.error, deliver, num_tokens)
 
@@ -209,6 +244,7 @@ class EngineThread:
         self._loaded: Future[EngineFacts] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
+        self._save_s = 0.0
         self._end: EngineDead | None = None  # set once no message is handled any more
         self.step_started_s: float | None = None  # start of the running step, by the monotonic clock
         self.error: EngineDead | None = None  # why the thread ended, unless `stop` ended it
@@ -257,9 +293,11 @@ class EngineThread:
             self._refuse_questions(self._end)
         return answer
 
-    def stop(self, timeout_s: float | None = None) -> None:
+    def stop(self, timeout_s: float | None = None, save_s: float = 0.0) -> None:
+        """End the thread, and wait for that. It has `save_s` more to write what is not on disk yet."""
+        self._save_s = save_s
         self._inbox.put(None)
-        self._ended.wait(timeout_s)
+        self._ended.wait(None if timeout_s is None else timeout_s + save_s)
 
     def _run(self) -> None:
         self._work()
@@ -272,6 +310,7 @@ class EngineThread:
         except BaseException as error:
             self._loaded.set_exception(error)
             return
+        engine.wake_on_news(self.wake)
         self._loaded.set_result(engine.facts)
         try:
             while self._take_messages(engine):
@@ -287,6 +326,8 @@ class EngineThread:
             logger.exception("The engine thread ended")
             self.error = _end_of(error)
             self._died(self.error)
+        with Fence("the process, which ends"):
+            engine.close(self._save_s if self.error is None else 0.0)
         self._end = self.error or EngineDead("The engine has been shut down.")
         self._refuse_questions(self._end)
 

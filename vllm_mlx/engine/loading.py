@@ -41,6 +41,7 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
+from .disk import OpenDisk, start_tier
 from .engine import Engine, EngineThread
 from .macos import SystemWatch, memory_calls, wired_bytes
 from .media_requests import MediaRequests
@@ -61,13 +62,23 @@ _MAX_RENDERED_BYTES = 64 << 20
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
-def start_engine(config: EngineConfig) -> EngineClient:
-    """Find the checkpoint, download it if necessary, and load it. Raises ConfigError."""
+def start_engine(config: EngineConfig, disk: OpenDisk | None = None) -> EngineClient:
+    """Find the checkpoint, download it if necessary, and load it. Raises ConfigError.
+
+    `disk`: the result of `open_disk` for the same settings; None: nothing is kept on disk.
+    """
     checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
-    return serve_checkpoint(config, checkpoint)
+    memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
+    return serve_checkpoint(config, checkpoint, disk, memories=memories)
 
 
-def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint, *, memories: Memories = NO_MEMORIES) -> EngineClient:
+def serve_checkpoint(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    disk: OpenDisk | None = None,
+    *,
+    memories: Memories = NO_MEMORIES,
+) -> EngineClient:
     """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError.
 
     `memories`: of the checkpoint; the client closes them.
@@ -77,7 +88,7 @@ def serve_checkpoint(config: EngineConfig, checkpoint: Checkpoint, *, memories: 
         checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
     )
     vision = load_vision(config, checkpoint, tokenizer)
-    thread = _started_thread(config, checkpoint, vision)
+    thread = _started_thread(config, checkpoint, vision, disk)
     processor = RequestProcessor(
         tokenizer,
         config,
@@ -108,9 +119,11 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
     )
 
 
-def _started_thread(config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None) -> EngineThread:
+def _started_thread(
+    config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None, disk: OpenDisk | None
+) -> EngineThread:
     probe = None if vision is None else vision.probe()
-    thread = EngineThread(lambda: load_engine(config, checkpoint, probe))
+    thread = EngineThread(lambda: load_engine(config, checkpoint, probe, disk))
     thread.start()
     if vision is not None:
         vision.set_memory(thread.facts.memory)
@@ -186,7 +199,9 @@ def _wire(config: EngineConfig, model: Model) -> None:
         logger.warning("The weights are not wired: %s", reason)
 
 
-def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> Engine:
+def load_engine(
+    config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None, disk: OpenDisk | None = None
+) -> Engine:
     """Load weights, measure, and size everything to the available memory. Raises ConfigError.
 
     A model that takes images is tested with `probe`. Without a probe it takes no images.
@@ -194,7 +209,16 @@ def load_engine(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe
     config = _within_kernels(config, checkpoint)
     measured = load_measured(config, checkpoint, probe)
     warm_up(measured.model)
-    return build_engine(config, checkpoint, measured)
+    engine = build_engine(config, checkpoint, measured)
+    if disk is not None and (tree := engine.cache_tree) is not None:
+        s_per_token = 1 / measured.calibration.tokens_per_s
+        engine.attach(start_tier(disk, fingerprint(checkpoint, measured.model), measured.model, tree, s_per_token))
+    return engine
+
+
+def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
+    """What cached state depends on: the checkpoint, and which of the two libraries runs it."""
+    return f"{checkpoint.fingerprint()}-{'vision' if isinstance(model, MultimodalModel) else 'text'}"
 
 
 def _within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
@@ -327,7 +351,7 @@ def _prefix_planner(
             max_buffers=max_stored_buffers(),
             s_per_token=1 / measured.calibration.tokens_per_s,
         ),
-        checkpoint.fingerprint(),
+        fingerprint(checkpoint, model),
         model.resume_rule,
         model.footprint,
         max_bytes=max_bytes,

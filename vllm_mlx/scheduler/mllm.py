@@ -34,8 +34,8 @@ class MLLMScheduler(Scheduler):
 
     @property
     def awaits_inputs(self) -> bool:
-        """Whether a row waits for encoder inputs that are being made again."""
-        return self._awaits_inputs
+        """Whether a row waits for encoder inputs that are being made again, or for a read."""
+        return self._awaits_inputs or super().awaits_inputs
 
     def schedule(self, now: float = 0.0) -> StepPlan:
         self._encoding = None

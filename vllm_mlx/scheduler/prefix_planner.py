@@ -6,7 +6,7 @@ This is one model's view of the shared tree. It is pure: it hands state on witho
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.node import NODE_BYTES, Match, ResumeRule, Space
@@ -22,6 +22,26 @@ T = TypeVar("T")
 _MIN_GAIN = 256  # tokens that a snapshot before a fork of two prompts must save
 _STATES_OF_A_CONVERSATION = 4  # newest snapshots kept on one path: those of this turn and of the last one
 MIN_SHARED_TOKENS = 32  # waiting for another prefill to share fewer tokens costs more than it saves
+
+
+class SlowTier(Protocol):
+    """A tier below the tree, from which state can be brought into it."""
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def reading(self) -> frozenset[int]: ...
+
+    def awaits(self, seq_id: int, space: Space, key: bytes) -> bool: ...
+
+    def num_read(self, seq_id: int) -> int: ...
+
+    def forget(self, seq_id: int) -> None: ...
+
+    def trim(self, space: Space, key: bytes, keep: int) -> None: ...
+
+    def drop(self, space: Space, key: bytes) -> None: ...
 
 
 class PrefixPlanner:
@@ -54,6 +74,7 @@ class PrefixPlanner:
         self._unusable: set[int] = set()  # seq_ids whose match was damaged: they start without the cache
         self._fault: RuntimeError | None = None
         self.num_skipped_captures = 0  # because memory was short
+        self.disk: SlowTier | None = None  # set by the engine, if there is one
         tree.add_model(fingerprint, rule)
 
     def open(self, seq: Sequence) -> None:
@@ -65,6 +86,29 @@ class PrefixPlanner:
         self._lattice.pop(seq.seq_id, None)
         self._capture_soon.discard(seq.seq_id)
         self._unusable.discard(seq.seq_id)
+        if self.disk is not None:
+            self.disk.forget(seq.seq_id)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of cached state, and of what is being read."""
+        return self.tree.used_bytes + self._reserved_bytes
+
+    @property
+    def _reserved_bytes(self) -> int:
+        return 0 if self.disk is None else self.disk.reserved_bytes
+
+    @property
+    def is_reading(self) -> bool:
+        return self.disk is not None and bool(self.disk.reading)
+
+    def awaits_read(self, seq: Sequence) -> bool:
+        """Whether a sequence should wait, because more of its prefix than memory holds is being read from disk."""
+        if self.disk is None or seq.seq_id in self._unusable:
+            return False
+        with Fence("the row, which begins without what the disk holds"):
+            return self.disk.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
+        return False
 
     def resume(self, seq: Sequence, now: float) -> Restore | None:
         """Resume at the deepest stored point of prompt and reply, and plan the captures on the way.
@@ -80,6 +124,8 @@ class PrefixPlanner:
         if not seq.num_preemptions:
             seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
             seq.num_stored_tokens = min(match.common, seq.num_prompt_tokens)
+            num_read = 0 if self.disk is None else self.disk.num_read(seq.seq_id)
+            seq.num_disk_tokens = min(num_read, seq.num_cached_tokens)
             seq.cache_hit_kind = match.kind
         self.plan_points(seq, match.common)
         if not match.length:
@@ -115,13 +161,18 @@ class PrefixPlanner:
                 self._trims.append((seq, num_tokens))
             elif seq.num_tokens > num_tokens:
                 with self._hold_fault():
-                    self.tree.trim(self._space(seq), pack(seq.key()), num_tokens)
+                    key = pack(seq.key())
+                    self.tree.trim(self._space(seq), key, num_tokens)
+                    if self.disk is not None:
+                        self.disk.trim(self._space(seq), key, num_tokens)
 
     def drop(self, match: Match, seq: Sequence) -> None:
         """Remove a damaged path. The sequence continues without the cache."""
         self._unusable.add(seq.seq_id)
         with self._hold_fault():
             self.tree.drop(match.space, self._key(seq, match.length))
+            if self.disk is not None:
+                self.disk.drop(match.space, self._key(seq, match.length))
 
     def plan_points(self, seq: Sequence, num_common: int = 0) -> None:
         """Decide where the prefill of this sequence stops for a capture.
@@ -270,7 +321,7 @@ class PrefixPlanner:
     def shrink_to(self, num_bytes: int) -> None:
         """Limit cached state to `num_bytes`, because rows need the rest."""
         with self._hold_fault():
-            self.tree.set_limit(min(self._max_bytes, num_bytes))
+            self.tree.set_limit(max(0, min(self._max_bytes, num_bytes - self._reserved_bytes)))
 
     def _space(self, seq: Sequence) -> Space:
         return (self._fingerprint, seq.cache_salt)

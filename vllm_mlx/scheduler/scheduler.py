@@ -59,8 +59,8 @@ class Scheduler:
 
     @property
     def awaits_inputs(self) -> bool:
-        """Whether a row could not go on in the last step because its images are not ready."""
-        return False
+        """Whether a sequence waits for its images, or for state that is being read from disk."""
+        return self.prefix_cache is not None and self.prefix_cache.is_reading
 
     @property
     def num_waiting(self) -> int:
@@ -216,7 +216,7 @@ class Scheduler:
         seq.status = SequenceStatus.DECODING if is_ready else SequenceStatus.PREFILLING
 
     def _follows_another(self, seq: Sequence) -> bool:
-        """Whether a running prefill, or a row that just left, will soon hold more of this prompt than the cache does.
+        """Whether a running prefill, a row that just left, or a read will soon bring more of this prompt to the cache.
 
         The common prefix becomes a resume point of that prefill, and this sequence resumes from it. If the leader ends
         before, the first sequence that waited becomes the leader.
@@ -225,7 +225,7 @@ class Scheduler:
         if cache is None:
             return False
         is_coming = any(cache.awaits(seq, capture) for capture in self._pending.captures)
-        return is_coming or any(cache.follow(seq, leader) for leader in self._seqs.prefilling())
+        return is_coming or any(cache.follow(seq, row) for row in self._seqs.prefilling()) or cache.awaits_read(seq)
 
     def _preempt_if_short(self) -> None:
         """Make memory for the next step: evict cached state first, then preempt rows."""
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _kept_bytes(self) -> int:
         """Bytes of the pool that cached state takes."""
-        return 0 if self.prefix_cache is None else self.prefix_cache.tree.used_bytes
+        return 0 if self.prefix_cache is None else self.prefix_cache.held_bytes
 
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all rows, padded and with complete prompts, once each decoding row has grown by `extra` tokens."""

@@ -1,0 +1,57 @@
+"""State that outlives the process: a second engine on the same folder resumes what the first one computed."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import ARCHITECTURES, checkpoint
+from vllm_mlx.core.request import SamplingParams
+from vllm_mlx.engine.monitoring.schema import DiskStatus
+from vllm_mlx.llm import LLM
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
+FIRST = [7 + (5 * place * place + 3 * place) % 180 for place in range(700)]
+LONGER = [*FIRST, 11, 12, 13, 14]
+FORKED = [*FIRST[:500], *range(20, 80)]
+SAME = FIRST
+
+
+@contextmanager
+def opened(architecture: str, folder: Path | None, **settings: object) -> Iterator[LLM]:
+    disk = {"cache_disk_bytes": 0} if folder is None else {"cache_dir": str(folder), "cache_disk_bytes": 1 << 30}
+    with LLM(str(checkpoint(architecture)), max_model_len=2048, **disk, **settings) as llm:
+        yield llm
+
+
+def tokens_of(llm: LLM, prompt: Sequence[int]) -> list[int]:
+    [output] = llm.generate([list(prompt)], GREEDY)
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None
+    return [entry.token_id for entry in logprobs]
+
+
+def disk_of(llm: LLM) -> DiskStatus:
+    status = asyncio.run_coroutine_threadsafe(llm._engine.status(), llm._loop).result()
+    disk = status["cache"]["disk"]
+    assert disk is not None
+    return disk
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_second_process_computes_the_same_from_what_the_first_one_left(architecture: str, tmp_path: Path) -> None:
+    prompts = {"same": SAME, "longer": LONGER, "forked": FORKED}
+    with opened(architecture, None, prefix_cache=False) as llm:
+        expected = {name: tokens_of(llm, prompt) for name, prompt in prompts.items()}
+    with opened(architecture, tmp_path) as llm:
+        assert tokens_of(llm, FIRST) == expected["same"]
+    for name, prompt in prompts.items():
+        with opened(architecture, tmp_path) as llm:
+            assert tokens_of(llm, prompt) == expected[name], name
+            disk = disk_of(llm)
+        assert disk["off_reason"] is None
+        assert disk["hits"] == 1 or (name == "forked" and disk["hits"] == 0), (name, disk)
+        if name != "forked":
+            assert disk["tokens_read"] >= 600

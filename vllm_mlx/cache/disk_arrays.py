@@ -1,0 +1,250 @@
+"""Cached state as tensors of records on disk, and back. It knows arrays and their layout, but no tree and no files.
+
+A run's KV is cut into slabs of at most `SLAB_TOKENS` tokens, in the order of the tokens. So what a resume point needs
+is read without what follows it, to a slab.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..disk.record import Record, Tensor, TensorData
+from .layers import Slices
+from .snapshot import Block, DamagedSnapshot, KVSegment, RecurrentState, Stack
+
+SLAB_TOKENS = 256
+Key = tuple[str, int]  # a record's name and the index of one of its tensors
+
+# MLX's type, how safetensors spells it, and the type of NumPy that carries its bits
+_TYPES: tuple[tuple[mx.Dtype, str, Any], ...] = (
+    (mx.bfloat16, "BF16", np.uint16),
+    (mx.float16, "F16", np.uint16),
+    (mx.float32, "F32", np.uint32),
+    (mx.uint8, "U8", np.uint8),
+    (mx.int8, "I8", np.uint8),
+    (mx.bool_, "BOOL", np.uint8),
+    (mx.uint16, "U16", np.uint16),
+    (mx.int16, "I16", np.uint16),
+    (mx.uint32, "U32", np.uint32),
+    (mx.int32, "I32", np.uint32),
+    (mx.uint64, "U64", np.uint64),
+    (mx.int64, "I64", np.uint64),
+)
+_NAMES = {dtype: (name, bits) for dtype, name, bits in _TYPES}
+_DTYPES = {name: (dtype, bits) for dtype, name, bits in _TYPES}
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """KV of the next `length` tokens, at most `SLAB_TOKENS`: a range of tokens in arrays of shape (rows, heads, tokens,
+    width), which follow the places of their stack."""
+
+    stack: Stack
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The KV of successive tokens, as it is written: attention for all of them, window layers from an offset on."""
+
+    slabs: tuple[Slab, ...]
+    windows: tuple[Slab, ...]
+    window_offset: int
+
+
+def slabs_of(segment: KVSegment, start: int, end: int) -> Iterator[Slab]:
+    """The attention KV of the tokens `[start, end)` of a segment."""
+    for block, (low, high) in segment.spans(start, end):
+        yield from _slabs(block.kv, low, high)
+
+
+def window_slabs(segment: KVSegment, start: int, end: int) -> Iterator[Slab]:
+    """The window layers' KV of the tokens `[start, end)` of a segment, which has them from `window_offset` on."""
+    if segment.windows.buffers:
+        yield from _slabs(segment.windows, start - segment.window_offset, end - segment.window_offset)
+
+
+def _slabs(stack: Stack, start: int, end: int) -> Iterator[Slab]:
+    for low in range(start, end, SLAB_TOKENS):
+        yield Slab(stack, low, min(SLAB_TOKENS, end - low))
+
+
+def run_tensors(run: Run) -> tuple[dict[str, Any], list[TensorData]]:
+    """The layout and the tensors of a run. The bytes are copied when they are written, a tensor at a time.
+
+    Raises DamagedSnapshot if the slabs differ in more than their lengths.
+    """
+    layout = {"slabs": [slab.length for slab in run.slabs], "window_offset": run.window_offset}
+    layout |= {"window_slabs": [slab.length for slab in run.windows]}
+    layout |= {"places": _places(run.slabs), "window_places": _places(run.windows)}
+    return layout, [*_slab_tensors("kv", run.slabs), *_slab_tensors("window", run.windows)]
+
+
+def _places(slabs: Sequence[Slab]) -> list[Any]:
+    places = {slab.stack.places for slab in slabs}
+    if len(places) > 1:
+        raise DamagedSnapshot("blocks of one run differ in their layers")
+    return [place and list(place) for place in next(iter(places), ())]
+
+
+def _slab_tensors(name: str, slabs: Iterable[Slab]) -> Iterator[TensorData]:
+    for index, slab in enumerate(slabs):
+        for number, buffer in enumerate(slab.stack.buffers):
+            rows, heads, _, width = buffer.shape
+            bits = _bits(buffer)
+            data = partial(_copied, bits[:, :, slab.start : slab.start + slab.length])
+            shape = (rows, heads, slab.length, width)
+            yield f"{name}.{index}.{number}", _NAMES[buffer.dtype][0], shape, _Once(data)
+
+
+def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorData]]:
+    """The layout and the tensors of a state."""
+    layout = {
+        "places": [place and list(place) for place in state.arrays.places],
+        "widths": list(state.widths),
+        "fields": list(state.fields),
+    }
+    tensors: list[TensorData] = [
+        (f"state.{number}", _NAMES[buffer.dtype][0], tuple(buffer.shape), _Once(partial(_copied, _bits(buffer))))
+        for number, buffer in enumerate(state.arrays.buffers)
+    ]
+    return layout, tensors
+
+
+class _Once:
+    """The bytes of one tensor, copied when they are asked for."""
+
+    def __init__(self, copied: Any) -> None:
+        self._copied = copied
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield self._copied()
+
+
+def _bits(buffer: mx.array) -> np.ndarray:
+    """A view of an evaluated array as whole numbers of its width. It keeps the array alive, and copies nothing."""
+    bits: np.ndarray = np.frombuffer(memoryview(buffer), dtype=_NAMES[buffer.dtype][1])  # type: ignore[arg-type]
+    return bits.reshape(buffer.shape)
+
+
+def _copied(bits: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
+
+
+def can_store(buffers: Iterable[mx.array]) -> bool:
+    return all(buffer.dtype in _NAMES for buffer in buffers)
+
+
+def array_of(tensor: Tensor, data: np.ndarray) -> mx.array:
+    """The array of a tensor whose bytes were read. It copies them. Raises DamagedSnapshot for a type unknown to MLX."""
+    if tensor.dtype not in _DTYPES:
+        raise DamagedSnapshot(f"no array has the type {tensor.dtype}")
+    dtype, bits = _DTYPES[tensor.dtype]
+    return mx.array(data.view(bits).reshape(tensor.shape)).view(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens of one record that are read, counted from the record's first token. `windows`: those with window KV."""
+
+    record: Record
+    start: int
+    end: int
+    windows: tuple[int, int]
+
+    def tensors(self) -> Iterator[Key]:
+        """The tensors to read, in the order of the file."""
+        layout = self.record.header.layout
+        by_name = {tensor.name: index for index, tensor in enumerate(self.record.tensors)}
+        for name, places, spans in (
+            ("kv", layout["places"], _overlapping(layout["slabs"], 0, self.start, self.end)),
+            ("window", layout["window_places"], self._window_spans()),
+        ):
+            for index, _ in spans:
+                for number in range(_num_buffers(places)):
+                    if (found := by_name.get(f"{name}.{index}.{number}")) is None:
+                        raise DamagedSnapshot("a record lacks a tensor")
+                    yield self.record.name, found
+
+    def blocks(self, arrays: Mapping[Key, mx.array]) -> Iterator[Block]:
+        """The attention KV. Slabs that are used in part are copied lazily."""
+        layout = self.record.header.layout
+        stacks = self._stacks("kv", layout["places"], arrays)
+        for index, (low, high) in _overlapping(layout["slabs"], 0, self.start, self.end):
+            yield Block(layout["slabs"][index], stacks(index)).cut(low, high)
+
+    def window_kv(self, arrays: Mapping[Key, mx.array]) -> Iterator[Stack]:
+        """The window layers' KV, slab by slab."""
+        layout = self.record.header.layout
+        stacks = self._stacks("window", layout["window_places"], arrays)
+        for index, (low, high) in self._window_spans():
+            yield stacks(index).cut(low, high)
+
+    def _window_spans(self) -> list[tuple[int, tuple[int, int]]]:
+        layout = self.record.header.layout
+        return _overlapping(layout["window_slabs"], layout["window_offset"], *self.windows)
+
+    def _stacks(self, name: str, places: Sequence[Any], arrays: Mapping[Key, mx.array]) -> Any:
+        by_name = {tensor.name: (self.record.name, index) for index, tensor in enumerate(self.record.tensors)}
+
+        def stack(index: int) -> Stack:
+            buffers = (arrays[by_name[f"{name}.{index}.{number}"]] for number in range(_num_buffers(places)))
+            return Stack(tuple(buffers), _as_places(places))
+
+        return stack
+
+
+def segment_of(parts: Sequence[Part], arrays: Mapping[Key, mx.array]) -> KVSegment:
+    """The KV of successive parts. Window layers have it from the first part on that has any."""
+    blocks = tuple(block for part in parts for block in part.blocks(arrays))
+    stacks = [stack for part in parts for stack in part.window_kv(arrays)]
+    length = sum(part.end - part.start for part in parts)
+    num_windowed = sum(part.windows[1] - part.windows[0] for part in parts)
+    slices = Slices()
+    windows = _joined(stacks)
+    for stack in (*(block.kv for block in blocks), windows):
+        slices.add(stack.buffers)
+    slices.finish()
+    return KVSegment(length, blocks, windows, length - num_windowed)
+
+
+def state_of(record: Record, arrays: Mapping[Key, mx.array]) -> RecurrentState:
+    layout = record.header.layout
+    buffers = tuple(arrays[record.name, index] for index in range(len(record.tensors)))
+    slices = Slices()
+    slices.add(buffers)
+    slices.finish()
+    stack = Stack(buffers, _as_places(layout["places"]))
+    return RecurrentState(stack, tuple(layout["widths"]), tuple(layout["fields"]))
+
+
+def _joined(stacks: Sequence[Stack]) -> Stack:
+    """The tokens of all stacks one after the other, in buffers of their own."""
+    if not stacks:
+        return Stack((), ())
+    columns = zip(*(stack.buffers for stack in stacks), strict=True)
+    return Stack(tuple(mx.concatenate(list(column), axis=2) for column in columns), stacks[0].places)
+
+
+def _overlapping(lengths: Sequence[int], offset: int, start: int, end: int) -> list[tuple[int, tuple[int, int]]]:
+    """The slabs that overlap `[start, end)`, each with the range inside the slab. The first begins at `offset`."""
+    found, position = [], offset
+    for index, length in enumerate(lengths):
+        low, high = max(start - position, 0), min(end - position, length)
+        if low < high:
+            found.append((index, (low, high)))
+        position += length
+    return found
+
+
+def _num_buffers(places: Iterable[Any]) -> int:
+    return 1 + max((place[0] for place in places if place is not None), default=-1)
+
+
+def _as_places(places: Iterable[Any]) -> tuple[tuple[int, int] | None, ...]:
+    return tuple(None if place is None else (place[0], place[1]) for place in places)

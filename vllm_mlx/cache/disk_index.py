@@ -1,0 +1,189 @@
+"""What the folder on disk holds, as a prefix tree whose segments are ranges of files. It reads and writes no file.
+
+It is made from the headers of the records, so it can always be made again. All checkpoints of the folder are in it,
+because they share its limit.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..disk.record import Header, Record
+from .index import WORD_BYTES
+from .node import Node, ResumeRule, Space
+from .tree import PrefixTree
+
+_WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are not cut
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """The tokens `[first, first + length)` of a run on disk, counted from the run's first token."""
+
+    record: Record
+    first: int
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes_before(self.first + self.length) - self._bytes_before(self.first)
+
+    @property
+    def num_buffers(self) -> int:
+        return 0
+
+    def split(self, at: int) -> tuple["FileRange", "FileRange"]:
+        return (
+            FileRange(self.record, self.first, at),
+            FileRange(self.record, self.first + at, self.length - at),
+        )
+
+    def _bytes_before(self, position: int) -> int:
+        header = self.record.header
+        return self.record.file_bytes * position // max(1, header.end - header.start)
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    record: Record
+
+    @property
+    def nbytes(self) -> int:
+        return self.record.file_bytes
+
+    @property
+    def num_buffers(self) -> int:
+        return 0
+
+
+def rule_json(rule: ResumeRule) -> dict[str, Any]:
+    return {"needs_state": rule.needs_state, "window": rule.window}
+
+
+class DiskIndex:
+    """Belongs to the engine thread. Times are seconds since the epoch, as files have them."""
+
+    def __init__(self) -> None:
+        self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
+        self._records: dict[str, Record] = {}
+        self._rules: dict[str, ResumeRule] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add_model(self, fingerprint: str, rule: ResumeRule, s_per_token: float) -> None:
+        self._rules[fingerprint] = rule
+        self.tree.add_model(fingerprint, rule, s_per_token=s_per_token)
+
+    def add(self, record: Record) -> bool:
+        """Add a record. Returns False if it is of no use: what it continues is missing, or is stored already."""
+        header = record.header
+        rule = _rule(header)
+        if rule is None or self._rules.setdefault(header.fingerprint, rule) != rule:
+            return False
+        self.tree.add_model(header.fingerprint, rule, s_per_token=header.s_per_token)
+        key = self._key(header)
+        if key is None:
+            return False
+        if header.kind == "state":
+            has_all = self.tree.common_length(space_of(header), key) == header.start
+            is_stored = has_all and not self.has_state(space_of(header), key)
+            segment, window_start, state = FileRange(record, 0, 0), header.start, FileState(record)
+        else:
+            is_stored = self.tree.common_length(space_of(header), key) < header.end
+            segment, state = FileRange(record, 0, header.end - header.start), None
+            window_start = header.start + min(int(header.layout["window_offset"]), header.end - header.start)
+        if not is_stored:
+            return False
+        self._records[record.name] = record
+        if not self.tree.insert(
+            space_of(header),
+            key,
+            start=header.start,
+            segment=segment,
+            window_start=window_start,
+            state=state,
+            now=record.used_s,
+        ):
+            del self._records[record.name]
+            return False
+        return True
+
+    def window_of(self, fingerprint: str) -> int | None:
+        return self._rules[fingerprint].window
+
+    def has_state(self, space: Space, key: bytes) -> bool:
+        """Whether a state is stored at exactly the key's end."""
+        path = self.tree.path(space, key)
+        return bool(path) and path[-1].end * WORD_BYTES == len(key) and path[-1].state is not None
+
+    def age(self) -> None:
+        """Give the nodes the times at which their files were used last, once they have been added in any order."""
+        for node in self.tree.nodes():
+            node.last_used = node.segment.record.used_s  # type: ignore[attr-defined]
+            if node.state is not None:
+                node.state_used = node.state.record.used_s  # type: ignore[attr-defined]
+
+    def run_before(self, space: Space, key: bytes) -> Record | None:
+        """The run that holds the last token of the key, all of which is stored; None for the empty key."""
+        path = self.tree.path(space, key)
+        return next(_records(path[-1])) if path else None
+
+    def records_on(self, space: Space, key: bytes) -> list[Record]:
+        return [record for node in self.tree.path(space, key) for record in _records(node)]
+
+    def lose(self, names: Iterable[str]) -> None:
+        """Forget records whose files are gone, and what continues them."""
+        for name in names:
+            record = self._records.get(name)
+            if record is None:
+                continue
+            header, key = record.header, self._key(record.header)
+            if key is not None and header.kind == "run":
+                self.tree.drop(space_of(header), key, start=header.start)
+            elif key is not None:
+                self.tree.drop_state(space_of(header), key, is_lost=True)
+            self._records.pop(name, None)
+
+    def unused(self) -> list[Record]:
+        """Forget the records that no node uses any more, and return them: their files can go."""
+        used = {record.name for node in self.tree.nodes() for record in _records(node)}
+        unused = [record for name, record in self._records.items() if name not in used]
+        for record in unused:
+            del self._records[record.name]
+        return unused
+
+    def _key(self, header: Header) -> bytes | None:
+        """The packed path up to the record's end. None if a record before it is unknown."""
+        parts, end = [header.words], header.start
+        while header.parent:
+            parent = self._records.get(header.parent)
+            if parent is None or not parent.header.start < end <= parent.header.end:
+                return None
+            header = parent.header
+            parts.append(header.words[: (end - header.start) * WORD_BYTES])
+            end = header.start
+        return b"".join(reversed(parts)) if end == 0 else None
+
+
+def space_of(header: Header) -> Space:
+    return (header.fingerprint, header.salt)
+
+
+def _records(node: Node) -> Iterator[Record]:
+    """The run whose tokens the node holds, and its state."""
+    yield node.segment.record  # type: ignore[attr-defined]
+    if node.state is not None:
+        yield node.state.record  # type: ignore[attr-defined]
+
+
+def _rule(header: Header) -> ResumeRule | None:
+    """The rule of the header's checkpoint; None if it is none."""
+    match header.rule:
+        case {"needs_state": bool(needs_state), "window": None | int(_) as window} if window is None or window > 0:
+            return ResumeRule(needs_state=needs_state, window=window)
+        case _:
+            return None

@@ -1,0 +1,339 @@
+"""Reads state from disk for sequences that wait, and inserts it into the tree in memory.
+
+A read is made if the disk holds a deeper resume point than memory does, and reading is faster than computing. The
+sequence waits for it in the queue, while other rows go on. Then it resumes from memory like any other.
+
+The files are read on threads of their own; the engine thread makes arrays of the bytes between two steps.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Semaphore
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from ..disk.folder import Folder
+from ..disk.record import Damaged, Record
+from ..disk.space import FolderUnusable
+from .disk_arrays import Key, Part, array_of, segment_of, state_of
+from .disk_index import DiskIndex
+from .index import WORD_BYTES, common_tokens, num_tokens
+from .node import Match, Space
+from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
+from .tree import PrefixTree
+
+logger = logging.getLogger(__name__)
+
+MIN_GAIN = 32  # tokens: reading fewer is not worth a file's opening
+_READ_S = 0.005  # what a read takes beside its bytes: it is queued, and the sequence waits for a step to end
+_NUM_AHEAD = 4  # tensors that are read before the engine thread has taken them
+_NUM_READERS = 2
+_MALFORMED = (
+    DamagedSnapshot,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)  # layouts that nobody of ours wrote raise these
+
+
+class Owner(Protocol):
+    """The tier, as the reader uses it."""
+
+    def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
+        ...
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Have `act` called on the engine thread. May be called on any thread."""
+        ...
+
+    def lose(self, records: Iterable[Record]) -> None:
+        """Remove records that cannot be used."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Note an error of the folder."""
+        ...
+
+    def turn_off(self, reason: str) -> None: ...
+
+
+class Check(Protocol):
+    """Compares restored KV of a prompt's first tokens with computed KV. Returns what differs, or None."""
+
+    def __call__(self, words: bytes, segment: KVSegment) -> str | None: ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Reading:
+    """What one sequence waits for."""
+
+    seq_id: int
+    key: bytes  # ends at the resume point
+    space: Space
+    match: Match  # pinned in the index
+    start: int  # position of the first token that is read
+    parts: tuple[Part, ...]
+    state: Record | None
+    loads: tuple[tuple[Record, int], ...]  # the tensors to read, as a record and an index, in the order of the files
+    num_gained: int  # tokens beyond what memory holds
+    current: Record | None = None  # what is being read
+    arrays: dict[Key, mx.array] = field(default_factory=dict)
+    room: Semaphore = field(default_factory=lambda: Semaphore(_NUM_AHEAD))
+    is_cancelled: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(record.tensors[index].nbytes for record, index in self.loads)
+
+
+class DiskReader:
+    """Belongs to the engine thread, but for `_read`."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        memory: PrefixTree,
+        index: DiskIndex,
+        owner: Owner,
+        *,
+        read_bytes_per_s: float,
+        s_per_token: float,
+        check: Check,
+        clock: Callable[[], float],
+    ):
+        self._folder, self._memory, self._index, self._owner = folder, memory, index, owner
+        self._read_bytes_per_s, self._s_per_token = read_bytes_per_s, s_per_token
+        self._check = check
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="disk-read")
+        self._readings: dict[int, _Reading] = {}  # by seq_id
+        self._read_tokens: dict[int, int] = {}  # by seq_id: 0 where nothing was read
+        self._is_checked = False
+        self._is_closed = False
+        self.num_hits = self.num_tokens = self.num_bytes = self.num_not_made = 0
+
+    def submit(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Run other work on one of the threads."""
+        self._threads.submit(self._owner.attempt, work, failed)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for reading in list(self._readings.values()):
+            self._cancel(reading)
+        self._readings.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that running reads will take."""
+        return sum(reading.num_bytes for reading in self._readings.values())
+
+    @property
+    def reading(self) -> frozenset[int]:
+        """The seq_ids of sequences whose state is being read."""
+        return frozenset(self._readings)
+
+    def awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
+        """Whether a sequence should wait, because its prefix is being read. The first call begins the read."""
+        if seq_id in self._readings:
+            return True
+        if self._is_closed or seq_id in self._read_tokens:
+            return False
+        if any(self._overlap(reading, space, key) for reading in self._readings.values()):
+            return True
+        self._read_tokens[seq_id] = 0
+        reading = self._plan(seq_id, space, key)
+        if reading is None:
+            return False
+        self._readings[seq_id] = reading
+        self.submit(partial(self._read, reading), partial(self._read_failed, reading))
+        return True
+
+    def _overlap(self, reading: _Reading, space: Space, key: bytes) -> bool:
+        """Whether a running read brings more of this key than memory holds."""
+        if reading.space != space:
+            return False
+        return common_tokens(reading.key, key) - self._memory.common_length(space, key) >= MIN_GAIN
+
+    def num_read(self, seq_id: int) -> int:
+        """Tokens that were read for this sequence."""
+        return self._read_tokens.get(seq_id, 0)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended. What is being read for it is dropped."""
+        self._read_tokens.pop(seq_id, None)
+        reading = self._readings.pop(seq_id, None)
+        if reading is not None:
+            self._cancel(reading)
+
+    def _cancel(self, reading: _Reading) -> None:
+        reading.is_cancelled = True
+        reading.room.release()
+        self._index.tree.release(reading.match)
+        reading.arrays.clear()
+
+    def _plan(self, seq_id: int, space: Space, key: bytes) -> _Reading | None:
+        """What to read for the key. None if memory holds as much, computing is faster, or memory has no room."""
+        length = self._index.tree.resume_length(space, key)
+        held = self._memory.resume_length(space, key)
+        if length - held < MIN_GAIN:
+            return None
+        match = self._index.tree.match(space, key, now=self._clock())
+        try:
+            reading = self._reading(seq_id, key[: length * WORD_BYTES], match, length - held)
+        except _MALFORMED as error:
+            self._index.tree.release(match)
+            self._drop(match, error)
+            return None
+        seconds = _READ_S + reading.num_bytes / self._read_bytes_per_s
+        if seconds >= reading.num_gained * self._s_per_token:
+            self.num_not_made += 1
+        elif self._memory.make_room(reading.num_bytes + self.reserved_bytes):
+            return reading
+        self._index.tree.release(match)
+        return None
+
+    def _reading(self, seq_id: int, key: bytes, match: Match, num_gained: int) -> _Reading:
+        """Read what memory lacks of the KV, and of the windows at the resume point."""
+        end, space = match.length, match.space
+        start = min(self._memory.common_length(space, key), end - 1) if self._is_checked else 0
+        window = self._index.window_of(space[0])
+        first_windowed = end if window is None else max(0, end - window)
+        start = min(start, first_windowed)
+        parts = []
+        for piece in match.pieces:
+            low, high = max(piece.start, start), piece.start + piece.take
+            if low < high:
+                at = piece.segment.first - piece.start  # type: ignore[attr-defined]
+                windowed = max(first_windowed, low)
+                windows = (windowed + at, high + at) if windowed < high else (high + at, high + at)
+                parts.append(Part(piece.segment.record, low + at, high + at, windows))  # type: ignore[attr-defined]
+        state = None if match.state is None else match.state.record  # type: ignore[attr-defined]
+        return _Reading(
+            seq_id=seq_id,
+            key=key,
+            space=space,
+            match=match,
+            start=start,
+            parts=tuple(parts),
+            state=state,
+            loads=tuple(_loads(parts, state)),
+            num_gained=num_gained,
+        )
+
+    def _read(self, reading: _Reading) -> None:
+        """Read the files. Runs on a reader's thread; the engine thread makes the arrays."""
+        for record, index in reading.loads:
+            reading.room.acquire()
+            if reading.is_cancelled or self._is_closed:
+                return
+            reading.current = record
+            data = np.empty(record.tensors[index].nbytes, np.uint8)
+            self._folder.read_into(record, index, data.data)
+            self._owner.post(partial(self._arrived, reading, record, index, data))
+        self._owner.post(partial(self._read_done, reading))
+        for record in _records(reading.match):
+            try:
+                self._folder.touch(record)
+            except (FileNotFoundError, FolderUnusable):
+                logger.debug("A record that was read is gone", exc_info=True)
+
+    def _arrived(self, reading: _Reading, record: Record, index: int, data: np.ndarray) -> None:
+        if reading.is_cancelled:
+            return
+        try:
+            reading.arrays[record.name, index] = array_of(record.tensors[index], data)
+        except _MALFORMED as error:
+            reading.current = record
+            self._read_failed(reading, error)
+        reading.room.release()
+
+    def _read_failed(self, reading: _Reading, error: Exception) -> None:
+        """The sequence computes what could not be read."""
+        if not reading.is_cancelled:
+            self._readings.pop(reading.seq_id, None)
+            self._cancel(reading)
+        if isinstance(error, (Damaged, FileNotFoundError, *_MALFORMED)):
+            self._owner.lose([] if reading.current is None else [reading.current])
+        else:
+            self._owner.fail(error)
+
+    def _drop(self, match: Match, error: Exception) -> None:
+        """Remove records that are intact, and not what their headers say."""
+        logger.warning("Records of the cache on disk cannot be used: %s", error)
+        self._owner.lose(_records(match))
+
+    def _read_done(self, reading: _Reading) -> None:
+        """Insert what was read into the tree in memory."""
+        if reading.is_cancelled:
+            return
+        del self._readings[reading.seq_id]
+        try:
+            segment = segment_of(reading.parts, reading.arrays)
+            state = None if reading.state is None else state_of(reading.state, reading.arrays)
+        except _MALFORMED as error:
+            self._cancel(reading)
+            self._drop(reading.match, error)
+            return
+        if self._is_right(reading, segment):
+            self._insert(reading, segment, state)
+        self._cancel(reading)
+
+    def _insert(self, reading: _Reading, segment: KVSegment, state: RecurrentState | None) -> None:
+        end = num_tokens(reading.key)
+        window_start = reading.start + segment.window_offset
+        is_stored = self._memory.insert(
+            reading.space,
+            reading.key,
+            start=reading.start,
+            segment=segment,
+            window_start=window_start if window_start < end else reading.start,
+            state=state,
+            now=time.monotonic(),
+        )
+        if not is_stored:
+            return
+        self._memory.mark_copied(reading.space, reading.key)
+        self.num_hits += 1
+        self.num_tokens += reading.num_gained
+        self.num_bytes += reading.num_bytes
+        self._read_tokens[reading.seq_id] = reading.num_gained
+
+    def _is_right(self, reading: _Reading, segment: KVSegment) -> bool:
+        """Compare the first restored tokens since the start with computed ones; a difference turns the tier off."""
+        if self._is_checked:
+            return True
+        self._is_checked = True
+        difference = self._check(reading.key, segment)
+        if difference is None:
+            return True
+        self._owner.turn_off(
+            f"What was read differs from what the model computes now ({difference}). Clear the cache on disk once: "
+            "its files come from another version of the model or of MLX."
+        )
+        return False
+
+
+def _loads(parts: Iterable[Part], state: Record | None) -> Iterator[tuple[Record, int]]:
+    seen: set[Key] = set()
+    for part in parts:
+        for key in part.tensors():
+            if key not in seen:
+                seen.add(key)
+                yield part.record, key[1]
+    if state is not None:
+        yield from ((state, index) for index in range(len(state.tensors)))
+
+
+def _records(match: Match) -> list[Record]:
+    records = {piece.segment.record.name: piece.segment.record for piece in match.pieces}  # type: ignore[attr-defined]
+    state = [] if match.state is None else [match.state.record]  # type: ignore[attr-defined]
+    return [*records.values(), *state]

@@ -1,0 +1,257 @@
+"""The disk tier below the prefix cache: its index, and what reads and writes the files.
+
+Everything here belongs to the engine thread. Other threads read and write files; they put what they have done into
+`_news`, which the engine thread takes in between two steps.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event
+
+from ..core.fence import Fence
+from ..disk.folder import Folder
+from ..disk.record import Record
+from ..disk.space import FolderUnusable
+from .disk_index import DiskIndex
+from .disk_reader import Check, DiskReader
+from .disk_writer import DiskWriter
+from .node import ResumeRule, Space
+from .stats import DiskReport
+from .tree import PrefixTree
+
+logger = logging.getLogger(__name__)
+
+_LOAD_S = 10.0  # the longest wait for the index at start
+_BATCH = 256  # records that are added to the index at a time
+
+
+class DiskTier:
+    def __init__(
+        self,
+        folder: Folder,
+        memory: PrefixTree,
+        *,
+        fingerprint: str,
+        rule: ResumeRule,
+        s_per_token: float,
+        read_bytes_per_s: float,
+        check: Check,
+        report: DiskReport,
+        clock: Callable[[], float] = time.time,
+    ):
+        """`memory`: the tree of the engine's cache. `s_per_token`: what computing a token of its model takes.
+
+        `report` has the settings; `DiskTier.report` adds what happens.
+        """
+        self._folder = folder
+        self._settings = report
+        self._index = DiskIndex()
+        self._index.add_model(fingerprint, rule, s_per_token)
+        speeds = {"read_bytes_per_s": read_bytes_per_s, "s_per_token": s_per_token}
+        self._reader = DiskReader(folder, memory, self._index, self, check=check, clock=clock, **speeds)
+        self._writer = DiskWriter(
+            folder,
+            memory,
+            self._index,
+            self,
+            fingerprint=fingerprint,
+            rule=rule,
+            max_bytes=report.max_bytes,
+            **speeds,
+        )
+        self.wake: Callable[[], None] = _nobody_waits  # called on any thread when there are news
+        self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._off_reason: str | None = None
+        self._is_closed = False
+        self._loaded = Event()
+        memory.read_bytes_per_s = read_bytes_per_s
+
+    # -- the index at start
+
+    def load(self) -> None:
+        """Begin to read the headers of the folder's records."""
+        self._reader.submit(self._scan, self._scan_failed)
+
+    def await_load(self, timeout_s: float = _LOAD_S) -> None:
+        """Wait for the index, so that the first request finds what there is. Called on the engine thread."""
+        deadline = time.monotonic() + timeout_s
+        while not self._loaded.is_set() and (rest_s := deadline - time.monotonic()) > 0:
+            self.take_news(min(0.1, rest_s))
+
+    def _scan(self) -> None:
+        """Read all headers. Runs on a reader's thread."""
+        batch: list[Record] = []
+        for record in self._folder.scan():
+            batch.append(record)
+            if len(batch) == _BATCH:
+                self.post(partial(self._add, batch))
+                batch = []
+            if self._is_closed:
+                return
+        self.post(partial(self._add, batch))
+        self.post(self._end_of_scan)
+
+    def _scan_failed(self, error: Exception) -> None:
+        self.fail(error)
+        self._end_of_scan()
+
+    def _add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if not self._index.add(record):
+                self._remove([record])
+
+    def _end_of_scan(self) -> None:
+        self._index.age()
+        self._loaded.set()
+        logger.info("The cache on disk has %d records", len(self._index))
+
+    # -- news
+
+    @property
+    def has_news(self) -> bool:
+        return not self._news.empty()
+
+    def take_news(self, timeout_s: float = 0.0) -> None:
+        """Take in what the threads have done, without waiting longer than `timeout_s` for it."""
+        while True:
+            try:
+                act = self._news.get(timeout_s > 0, timeout_s)
+            except Empty:
+                return
+            act()
+            timeout_s = 0.0
+
+    def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
+        with Fence("the server, which goes on without what is on disk", is_logged=False) as fence:
+            work()
+        if fence.error is not None:
+            self.post(partial(failed, fence.error))
+
+    def post(self, act: Callable[[], None]) -> None:
+        self._news.put(act)
+        self.wake()
+
+    # -- reads: the sequences that wait
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that running reads will take."""
+        return self._reader.reserved_bytes
+
+    @property
+    def reading(self) -> frozenset[int]:
+        """The seq_ids of sequences whose state is being read."""
+        return self._reader.reading
+
+    def awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
+        """Whether a sequence should wait, because its prefix is being read. The first call begins the read."""
+        return self._off_reason is None and self._reader.awaits(seq_id, space, key)
+
+    def num_read(self, seq_id: int) -> int:
+        """Tokens that were read for this sequence."""
+        return self._reader.num_read(seq_id)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended. What is being read for it is dropped."""
+        self._reader.forget(seq_id)
+
+    # -- writes, and what leaves the disk
+
+    def write(self, *, is_idle: bool) -> None:
+        """Begin to write the next piece of settled state, if there is any. Called between two steps."""
+        if self._off_reason is None and not self._is_closed and self._loaded.is_set():
+            self._writer.next(is_idle=is_idle)
+
+    def write_all(self, timeout_s: float) -> None:
+        """Write what is not on disk yet, for at most `timeout_s`. Called on the engine thread at a clean stop."""
+        deadline = time.monotonic() + timeout_s
+        while (rest_s := deadline - time.monotonic()) > 0:
+            if self._off_reason is not None or not self._loaded.is_set():
+                return
+            if not self._writer.is_writing and not self._writer.next(is_idle=True, is_last=True):
+                return
+            self.take_news(min(0.1, rest_s))
+
+    def trim(self, space: Space, key: bytes, keep: int) -> None:
+        """Remove what no later turn can use, like `PrefixTree.trim`."""
+        if self._index.tree.trim(space, key, keep):
+            self._sweep()
+
+    def drop(self, space: Space, key: bytes) -> None:
+        """Remove the path that was restored and cannot be used."""
+        self._index.tree.drop(space, key)
+        self._sweep()
+
+    def clear(self, salts: str = "") -> int:
+        """Remove all files of salts that begin with `salts`. Returns their bytes."""
+        freed = self._index.tree.clear(salts=salts)
+        self._sweep()
+        return freed
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Remove the files of least worth, so that `num_bytes` more fit. Returns False if nothing could be removed."""
+        before = self._index.tree.used_bytes
+        self._index.tree.shrink_to(max(0, before - num_bytes))
+        removed = self._index.unused()
+        self._remove(removed)
+        return bool(removed)
+
+    def lose(self, records: Iterable[Record]) -> None:
+        """Remove records that cannot be used, and what continues them."""
+        records = list(records)
+        self._index.lose(record.name for record in records)
+        self._remove(records)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        self._remove(self._index.unused())
+
+    def _remove(self, records: Iterable[Record]) -> None:
+        records = list(records)
+        if records:
+            self._writer.submit(partial(self._remove_files, records), self.fail)
+
+    def _remove_files(self, records: Iterable[Record]) -> None:
+        """Runs on the writer's thread, so that it comes before the next write."""
+        for record in records:
+            self._folder.remove(record)
+
+    # -- the state of the tier
+
+    def fail(self, error: Exception) -> None:
+        """The folder cannot be used now. The tier goes on, because a folder may come back."""
+        if isinstance(error, FolderUnusable):
+            logger.warning("%s", error)
+            return
+        logger.exception("The cache on disk failed", exc_info=error)
+        self.turn_off(f"An error turned it off: {type(error).__name__}: {error}.")
+
+    def turn_off(self, reason: str) -> None:
+        if self._off_reason is None:
+            logger.warning("The cache on disk is off: %s", reason)
+            self._off_reason = reason
+
+    def report(self) -> DiskReport:
+        return self._writer.complete(
+            self._settings,
+            off_reason=self._off_reason,
+            hits=self._reader.num_hits,
+            tokens_read=self._reader.num_tokens,
+            bytes_read=self._reader.num_bytes,
+            reads_not_made=self._reader.num_not_made,
+            num_damaged=len(self._folder.damages),
+        )
+
+    def close(self) -> None:
+        """End the threads. Nothing is read or written any more."""
+        self._is_closed = True
+        self._reader.close()
+        self._writer.close()
+
+
+def _nobody_waits() -> None:
+    """Stand in for `wake` until it is set."""

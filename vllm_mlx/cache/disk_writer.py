@@ -1,0 +1,340 @@
+"""Chooses what of the tree in memory is written to disk, and writes it on a thread of its own, one record at a time.
+
+A path is written once nothing has used it for a while, so that what a later turn cannot contain has left it before. Of
+a model that resumes only at states, few states of a path are written: the others would save little.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from ..disk.folder import Folder, FolderUsage
+from ..disk.record import Header, Record, TensorData
+from ..disk.space import FolderUnusable, NoRoom
+from .disk_arrays import Run, Slab, can_store, run_tensors, slabs_of, state_tensors, window_slabs
+from .disk_index import DiskIndex, rule_json
+from .index import WORD_BYTES
+from .node import Node, ResumeRule
+from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
+from .stats import DiskReport
+from .tree import NEAR_FORK, PrefixTree
+
+logger = logging.getLogger(__name__)
+
+SETTLED_S = 2.0  # a reply's end is trimmed within this time
+STATE_SETTLED_S = 20.0  # a state of a growing conversation is worth little once the next turn has one
+MAX_RUN_TOKENS = 4096
+MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
+_BESIDE_BYTES_PER_S = 200e6  # while rows run, which need the bandwidth of the memory
+_LOOK_S = 5.0  # between two looks at the size of the folder
+_PAUSE_S = 60.0  # without room, nothing is tried for this time
+_STATES_OF_A_PATH = 2  # the newest ones, beside those at forks
+_CAP_SLACK = 20  # one part in so many of the cap is removed at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    leaf: Node
+    header: Header
+    tensors: list[TensorData]
+    num_bytes: int
+
+
+class Owner(Protocol):
+    """The tier, as the writer uses it."""
+
+    def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
+        ...
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Have `act` called on the engine thread. May be called on any thread."""
+        ...
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Remove the files of least worth. Returns whether any was removed."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Note an error of the folder."""
+        ...
+
+
+class DiskWriter:
+    """Belongs to the engine thread, but for the job that writes."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        memory: PrefixTree,
+        index: DiskIndex,
+        owner: Owner,
+        *,
+        fingerprint: str,
+        rule: ResumeRule,
+        s_per_token: float,
+        read_bytes_per_s: float,
+        max_bytes: int,
+    ):
+        self._folder, self._memory, self._index, self._owner = folder, memory, index, owner
+        self._fingerprint, self._rule = fingerprint, rule
+        self._s_per_token, self._read_bytes_per_s = s_per_token, read_bytes_per_s
+        self._max_bytes = max_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk-write")
+        self._job: _Job | None = None
+        self._is_beside = False  # whether rows run beside the job
+        self._paused_until_s = 0.0
+        self._usage = FolderUsage(
+            used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0, other_bytes=0
+        )
+        self._looked_s = float("-inf")
+        self._skipped: dict[int, int] = {}  # node_id of a leaf that is not worth a write -> its end
+
+    @property
+    def is_writing(self) -> bool:
+        return self._job is not None
+
+    def submit(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Run other work on the writer's thread, after what is being written."""
+        try:
+            self._thread.submit(self._owner.attempt, work, failed)
+        except RuntimeError:  # it is closed
+            logger.debug("Work came after the writer's end")
+
+    def next(self, *, is_idle: bool, is_last: bool = False) -> bool:
+        """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
+        self._is_beside = not is_idle
+        if self._job is not None or time.monotonic() < self._paused_until_s:
+            return False
+        for leaf in self._due(is_last=is_last):
+            try:
+                job = self._plan(leaf)
+            except DamagedSnapshot as error:
+                logger.warning("Cached state is not written to disk: %s", error)
+                job = None
+            if job is not None:
+                self._job = job
+                self.submit(partial(self._write, job), partial(self._not_written, job))
+                return True
+            self._skipped[leaf.node_id] = leaf.end
+        return False
+
+    def _due(self, *, is_last: bool) -> Iterator[Node]:
+        """Leaves of this checkpoint that are not on disk and have settled, the longest unused first."""
+        now = time.monotonic()
+        settled_s = 0.0 if is_last or self._is_filling else SETTLED_S
+        if self._rule.needs_state and settled_s:
+            settled_s = STATE_SETTLED_S
+        leaves = [
+            node
+            for node in self._memory.nodes()
+            if node.key is not None
+            and not node.is_copied
+            and node.space[0] == self._fingerprint
+            and now - node.last_used >= settled_s
+            and self._skipped.get(node.node_id) != node.end
+        ]
+        yield from sorted(leaves, key=lambda node: node.last_used)
+
+    @property
+    def _is_filling(self) -> bool:
+        """Whether memory will soon evict: what is not written then is lost."""
+        return self._memory.used_bytes > 0.85 * self._memory.max_bytes
+
+    def _plan(self, leaf: Node) -> _Job | None:
+        """The next record of a path. None: everything worth writing is on disk."""
+        key = leaf.key
+        assert key is not None
+        path = leaf.path()
+        end = leaf.end if leaf.resumable_up_to(leaf.end) is not None else leaf.previous_resumable
+        states = self._states(path, end, key)
+        if self._rule.needs_state:
+            end = states[-1].end if states else 0
+        elif sum(node.segment_bytes for node in path) >= end * self._bytes_worth_a_token:
+            return None
+        stored = min(end, self._index.tree.common_length(leaf.space, key))
+        for node in states:
+            if node.end <= stored and not self._index.has_state(leaf.space, key[: node.end * WORD_BYTES]):
+                return self._state_job(leaf, node)
+        if stored < end:
+            return self._run_job(leaf, path, stored, end)
+        if end == leaf.end:
+            self._memory.mark_copied(leaf.space, key)
+        return None
+
+    @property
+    def _bytes_worth_a_token(self) -> float:
+        """Bytes that are read in the time in which a token is computed."""
+        return self._s_per_token * self._read_bytes_per_s
+
+    def _states(self, path: list[Node], end: int, key: bytes) -> list[Node]:
+        """The nodes up to `end` whose states are worth a file: the first, the last ones, and those before forks.
+
+        Reading a state must take less than computing from the one before it.
+        """
+        stateful = [node for node in path if node.state is not None and node.end <= end]
+        forks = [node.end for node in path if node.num_children > 1]
+        before_forks = {
+            max((n.end for n in stateful if fork - NEAR_FORK <= n.end <= fork), default=0) for fork in forks
+        }
+        edges = {*before_forks, *(node.end for node in (*stateful[:1], *stateful[-_STATES_OF_A_PATH:]))}
+        chosen: list[Node] = []
+        for node in stateful:
+            if node.end not in edges:
+                continue
+            before = chosen[-1].end if chosen else 0
+            is_stored = self._index.has_state(node.space, key[: node.end * WORD_BYTES])
+            if is_stored or node.state_bytes < (node.end - before) * self._bytes_worth_a_token:
+                chosen.append(node)
+        return chosen
+
+    def _state_job(self, leaf: Node, node: Node) -> _Job | None:
+        state, key = node.state, leaf.key
+        assert isinstance(state, RecurrentState) and key is not None
+        parent = self._index.run_before(leaf.space, key[: node.end * WORD_BYTES])
+        if parent is None or not can_store(state.arrays.buffers):
+            return None
+        layout, tensors = state_tensors(state)
+        header = self._header("state", leaf, parent, node.end, b"", layout)
+        return _Job(leaf, header, tensors, state.nbytes)
+
+    def _run_job(self, leaf: Node, path: list[Node], start: int, end: int) -> _Job | None:
+        key = leaf.key
+        assert key is not None
+        most_tokens = _tokens_in(MAX_RUN_BYTES, path)
+        slabs: list[Slab] = []
+        nodes: list[Node] = []
+        position = start
+        for node in path:
+            if node.end <= position:
+                continue
+            if nodes and (nodes[-1].num_children > 1 or position >= start + most_tokens):
+                break
+            stop = min(node.end, end, start + most_tokens)
+            segment = node.segment
+            assert isinstance(segment, KVSegment)
+            slabs += slabs_of(segment, position - node.start, stop - node.start)
+            nodes.append(node)
+            position = stop
+        windows, window_offset = _windows(nodes, start, position)
+        if not all(can_store(slab.stack.buffers) for slab in (*slabs, *windows)):
+            return None
+        parent = self._index.run_before(leaf.space, key[: start * WORD_BYTES])
+        layout, tensors = run_tensors(Run(tuple(slabs), tuple(windows), window_offset))
+        header = self._header("run", leaf, parent, start, key[start * WORD_BYTES : position * WORD_BYTES], layout)
+        return _Job(leaf, header, tensors, sum(node.segment_bytes for node in nodes))
+
+    def _header(
+        self, kind: Any, leaf: Node, parent: Record | None, start: int, words: bytes, layout: dict[str, Any]
+    ) -> Header:
+        return Header(
+            kind=kind,
+            fingerprint=leaf.space[0],
+            salt=leaf.space[1],
+            parent="" if parent is None else parent.name,
+            start=start,
+            words=words,
+            layout=layout,
+            s_per_token=self._s_per_token,
+            rule=rule_json(self._rule),
+        )
+
+    # -- the job
+
+    def _write(self, job: _Job) -> None:
+        """Write a record. Runs on the writer's thread."""
+        tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
+        record = self._folder.add(job.header, tensors)
+        self._owner.post(partial(self._written, job, record))
+
+    def _paced(self, data: Any) -> Iterator[memoryview]:
+        for part in data:
+            yield part
+            if self._is_beside:
+                time.sleep(part.nbytes / _BESIDE_BYTES_PER_S)
+
+    def _written(self, job: _Job, record: Record) -> None:
+        self._job = None
+        if record.name not in self._index and not self._index.add(record):
+            self.submit(partial(self._folder.remove, record), self._owner.fail)
+            return
+        space, header = (record.header.fingerprint, record.header.salt), record.header
+        if header.kind == "state" and job.leaf.key is not None:
+            self._index.tree.thin(space, job.leaf.key, keep_last=_STATES_OF_A_PATH)
+            self._owner.make_room(0)
+
+    def _not_written(self, job: _Job, error: Exception) -> None:
+        self._job = None
+        match error:
+            case NoRoom(limit="cap" | "free"):
+                slack = self._max_bytes // _CAP_SLACK
+                if not self._owner.make_room(job.num_bytes + slack):
+                    self._pause(error)
+            case NoRoom() | FolderUnusable():
+                self._pause(error)
+            case FileNotFoundError():  # another server has removed the record that this one continues
+                self._index.lose([job.header.parent])
+                self._owner.make_room(0)
+            case _:
+                self._owner.fail(error)
+
+    def _pause(self, error: Exception) -> None:
+        logger.warning("Nothing is written to the cache on disk for a minute: %s", error)
+        self._paused_until_s = time.monotonic() + _PAUSE_S
+
+    # -- figures
+
+    def complete(self, report: DiskReport, **counts: Any) -> DiskReport:
+        """The figures of the folder are a few seconds old, because a look at all files takes longer than a report."""
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            self._looked_s = time.monotonic()
+            self.submit(self._look, self._owner.fail)
+        return replace(
+            report,
+            used_bytes=self._usage.used_bytes,
+            written_today_bytes=self._usage.written_bytes,
+            num_records=self._usage.num_records,
+            num_waiting_bytes=self._num_waiting_bytes(),
+            **counts,
+        )
+
+    def _look(self) -> None:
+        """Runs on the writer's thread."""
+        self._usage = self._folder.usage()
+
+    def _num_waiting_bytes(self) -> int:
+        return sum(
+            node.segment_bytes + node.state_bytes
+            for node in self._memory.nodes()
+            if node.key is not None and not node.is_copied and self._skipped.get(node.node_id) != node.end
+        )
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _tokens_in(num_bytes: int, path: list[Node]) -> int:
+    """How many tokens of a path fit, in whole slabs."""
+    per_token = max(1, sum(node.segment_bytes for node in path) // path[-1].end)
+    return max(256, min(MAX_RUN_TOKENS, num_bytes // per_token) // 256 * 256)
+
+
+def _windows(nodes: list[Node], start: int, end: int) -> tuple[list[Slab], int]:
+    """The window layers' KV that ends at `end` without a gap, and where it begins, counted from `start`."""
+    slabs: list[Slab] = []
+    first = end
+    for node in reversed(nodes):
+        segment = node.segment
+        assert isinstance(segment, KVSegment)
+        low = max(node.window_start, start)
+        if not segment.windows.buffers or low >= first:
+            break
+        slabs[:0] = window_slabs(segment, low - node.start, first - node.start)
+        first = low
+        if low > node.start:
+            break
+    return slabs, first - start

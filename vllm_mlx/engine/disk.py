@@ -1,0 +1,109 @@
+"""Opens the folder that keeps the prefix cache on disk, and puts the tier together for a loaded model."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+from ..cache.disk_tier import DiskTier
+from ..cache.stats import DiskReport
+from ..cache.tree import PrefixTree
+from ..core.config import EngineConfig
+from ..disk.cipher import Cipher
+from ..disk.folder import Folder
+from ..disk.memories import Memories
+from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
+from ..disk.read_speed import measure_read
+from ..runner.model import Model
+from ..runner.restored_check import difference
+
+logger = logging.getLogger(__name__)
+
+_ASSUMED_BYTES_PER_S = 1e9  # where nothing can be measured
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDisk:
+    """The folder, which can be used, and what reports say of it. Its speed is measured while the weights are loaded."""
+
+    folder: Folder
+    report: DiskReport
+    _speed: "_Speed"
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        return self._speed.result()
+
+    def memories(self, fingerprint: str) -> Memories:
+        """What else a restarted server needs for the same prompts: journals in the same folder."""
+        return Memories.at(
+            self.folder.root,
+            fingerprint,
+            cap_bytes=self.report.max_bytes,
+            charge=self.folder.charge,
+            cipher=self.folder.cipher,
+        )
+
+
+class _Speed:
+    """How fast the folder reads, measured on a thread of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._bytes_per_s: float | None = None
+        self._thread = Thread(target=self._measure, name="disk-speed", daemon=True)
+        self._thread.start()
+
+    def _measure(self) -> None:
+        self._bytes_per_s = measure_read(self._folder)
+
+    def result(self) -> float:
+        self._thread.join()
+        return self._bytes_per_s or _ASSUMED_BYTES_PER_S
+
+
+def open_disk(config: EngineConfig) -> OpenDisk | None:
+    """None: nothing is kept on disk, by a setting or because the folder cannot be used. Raises ConfigError for a key
+    that cannot be used."""
+    if config.cache_disk_bytes == 0 or not config.prefix_cache:
+        return None
+    path = folder_of(config.cache_dir)
+    cipher = None if config.cache_disk_key_file is None else Cipher.from_file(Path(config.cache_disk_key_file))
+    if (fault := prepare(path)) is not None:
+        logger.warning("Nothing is kept on disk: %s", fault)
+        return None
+    max_bytes = default_max_bytes(path) if config.cache_disk_bytes is None else config.cache_disk_bytes
+    folder = Folder(
+        path,
+        max_bytes=max_bytes,
+        daily_bytes=config.cache_disk_daily_bytes,
+        floor_bytes=floor_bytes(path),
+        cipher=cipher,
+    )
+    report = DiskReport(
+        folder=str(path),
+        is_encrypted=cipher is not None,
+        max_bytes=max_bytes,
+        daily_bytes=config.cache_disk_daily_bytes,
+    )
+    return OpenDisk(folder, report, _Speed(path))
+
+
+def start_tier(disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTree, s_per_token: float) -> DiskTier:
+    """Put the tier together, and read the index. Called on the engine thread."""
+    rule = model.resume_rule
+    assert rule is not None, "there is a prefix cache"
+    tier = DiskTier(
+        disk.folder,
+        memory,
+        fingerprint=fingerprint,
+        rule=rule,
+        s_per_token=s_per_token,
+        read_bytes_per_s=disk.read_bytes_per_s,
+        check=partial(difference, model),
+        report=disk.report,
+    )
+    tier.load()
+    tier.await_load()
+    return tier
