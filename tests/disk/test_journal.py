@@ -187,6 +187,23 @@ def test_clearing_a_salt_leaves_no_trace_of_it(tmp_path: Path) -> None:
     assert kept(tmp_path) == {"c": "secret of c", "d": "secret of d", "a": "new"}
 
 
+def test_clearing_reaches_the_journals_of_other_checkpoints(tmp_path: Path) -> None:
+    for fingerprint in ("f1", "f2"):
+        with journals(tmp_path) as opened:
+            for kind in ("notes", "letters", "bills"):
+                journal = opened.open(kind, fingerprint)
+                put(journal, "a", "of one", "one/")
+                put(journal, "b", "of two", "two/")
+    with journals(tmp_path) as opened:
+        mine = opened.open("notes", "f2")
+        restored(mine)
+        opened.clear("one/", {"notes", "letters"})
+        assert opened.flush() and "a" not in mine and "b" in mine
+    with_one = sorted(file.name for file in tmp_path.iterdir() if b"of one" in file.read_bytes())
+    assert with_one == ["bills-f1.v1.journal", "bills-f2.v1.journal"]
+    assert all(b"of two" in file.read_bytes() for file in tmp_path.iterdir())
+
+
 def test_a_full_journal_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:
     with journals(tmp_path, max_bytes=100_000) as opened:
         journal = opened.open("notes")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.fence import Fence
-from .journal_file import Charge, Cipher, JournalFile
+from .journal_file import Charge, Cipher, JournalFile, names_in
 from .replay import Kept, Replay, drop_record, put_record, use_record
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Journal:
             names = {name for name, (salt, _) in self._held.items() if salt.startswith(salts)}
             self._forget(names)
             self._journals.discard(self, names)
-            self._journals.soon(partial(self._clear, salts))
+            self._journals.soon(partial(self.erase, salts))
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
@@ -200,8 +200,8 @@ class Journal:
             else:
                 self._dead_bytes += len(frame)
 
-    def _clear(self, salts: str) -> None:
-        """If there is no room to write what stays, nothing stays."""
+    def erase(self, salts: str) -> None:
+        """Write the file without the values of all salts that begin so. If there is no room for that, nothing stays."""
         try:
             self._compacted(self._file.compact(self._journals.charge, clears=salts))
         except OSError as error:
@@ -249,7 +249,7 @@ class Journals:
         self._waiting: list[tuple[Journal, _Change]] = []
         self._waiting_bytes = 0
         self._write_at_s = 0.0  # by the monotonic clock
-        self._opened: list[Path] = []
+        self._opened: dict[str, Journal] = {}  # by name
         self._is_busy = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="journals", daemon=True)
@@ -262,9 +262,16 @@ class Journals:
 
     def open(self, kind: str, fingerprint: str = "") -> Journal:
         """The journal of one kind, and of one checkpoint unless what it keeps belongs to none."""
-        file = JournalFile(self._folder, kind, fingerprint, max_bytes=self._max_bytes, cipher=self._cipher)
-        self._opened.append(file.path)
-        return Journal(self, file)
+        name = "-".join(part for part in (kind, fingerprint) if part)
+        self._opened[name] = Journal(self, self._file(name))
+        return self._opened[name]
+
+    def clear(self, salts: str, kinds: Container[str]) -> None:
+        """Drop the values of all salts that begin with `salts` from journals of these kinds, of every checkpoint."""
+        for name, journal in self._opened.items():
+            if _kind(name) in kinds:
+                journal.clear(salts)
+        self.soon(partial(self._clear_others, salts, kinds))
 
     def soon(self, job: Callable[[], None]) -> bool:
         """Do something on the thread, before anything else is written. Returns False after the end."""
@@ -355,12 +362,24 @@ class Journals:
                 self._waiting_bytes = sum(change.num_bytes for _, change in self._waiting)
                 self._write_at_s = time.monotonic() + _RETRY_S
 
+    def _clear_others(self, salts: str, kinds: Container[str]) -> None:
+        for name in names_in(self._folder):
+            if name not in self._opened and _kind(name) in kinds:
+                Journal(self, self._file(name)).erase(salts)
+
+    def _file(self, name: str) -> JournalFile:
+        return JournalFile(self._folder, name, max_bytes=self._max_bytes, cipher=self._cipher)
+
     def _tidy(self) -> None:
         """Remove the files that were not written for longest, if there are too many."""
         found = sorted(_files(self._folder), key=lambda file: file.stat().st_mtime, reverse=True)
         for file in found[MAX_JOURNALS:]:
-            if file not in self._opened:
+            if file.name.partition(".")[0] not in self._opened:
                 file.unlink(missing_ok=True)
+
+
+def _kind(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def _files(folder: Path) -> Iterator[Path]:

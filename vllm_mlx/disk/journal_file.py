@@ -36,8 +36,7 @@ class Cipher(Protocol):
 class JournalFile:
     """Used by one thread. Any method may raise OSError."""
 
-    def __init__(self, folder: Path, kind: str, fingerprint: str, *, max_bytes: int, cipher: Cipher | None):
-        name = "-".join(part for part in (kind, fingerprint) if part)
+    def __init__(self, folder: Path, name: str, *, max_bytes: int, cipher: Cipher | None):
         self.path = folder / f"{name}{_SUFFIX}"
         self.max_bytes = max_bytes
         self._identity = blake2b(f"{VERSION} {name}".encode(), digest_size=32).digest()
@@ -148,7 +147,12 @@ def clear_journals(root: Path, salts: str, cipher: Cipher | None) -> None:
             path.unlink(missing_ok=True)
             continue
         name = path.name.removesuffix(_SUFFIX)
-        JournalFile(path.parent, name, "", max_bytes=sys.maxsize, cipher=cipher).compact(lambda _: True, clears=salts)
+        JournalFile(path.parent, name, max_bytes=sys.maxsize, cipher=cipher).compact(lambda _: True, clears=salts)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of all journals in the folder that can be read here."""
+    return [file.name.removesuffix(_SUFFIX) for file in folder.glob(f"*{_SUFFIX}")]
 
 
 def _lock(file: int) -> None:

@@ -7,6 +7,7 @@ from .journal import MAX_BYTES, Journal, Journals
 from .journal_file import Charge, Cipher
 from .space import JOURNALS
 
+_CACHED = frozenset({"replies", "prompts", "images"})  # kinds that a cleared cache takes along
 _CAP_SHARE = 32  # a journal takes at most one part in so many of the tier's cap
 
 
@@ -17,10 +18,9 @@ class Memories:
         """`fingerprint`: the checkpoint's."""
         self._journals = journals
         self._fingerprint = fingerprint
-        self._cached: list[Journal] = []
         self.replies = self._open("replies", fingerprint)
         self.prompts = self._open("prompts", fingerprint)
-        self.responses = None if journals is None else journals.open("responses")
+        self.responses = self._open("responses")
 
     @classmethod
     def at(cls, root: Path, fingerprint: str, *, cap_bytes: int, charge: Charge, cipher: Cipher | None = None) -> Self:
@@ -38,21 +38,20 @@ class Memories:
         return 0 if self._journals is None else self._journals.num_bytes
 
     def clear(self, salts: str = "") -> None:
-        """Drop what belongs to salts that begin with `salts`. Stored responses stay: clients delete these."""
-        for journal in self._cached:
-            journal.clear(salts)
+        """Drop what belongs to salts that begin with `salts`, for every checkpoint of the folder.
+
+        Stored responses stay: clients delete them.
+        """
+        if self._journals is not None:
+            self._journals.clear(salts, _CACHED)
 
     def close(self) -> None:
         """Write what waits to be written."""
         if self._journals is not None:
             self._journals.close()
 
-    def _open(self, kind: str, fingerprint: str) -> Journal | None:
-        if self._journals is None:
-            return None
-        journal = self._journals.open(kind, fingerprint)
-        self._cached.append(journal)
-        return journal
+    def _open(self, kind: str, fingerprint: str = "") -> Journal | None:
+        return None if self._journals is None else self._journals.open(kind, fingerprint)
 
 
 NO_MEMORIES = Memories()
