@@ -8,6 +8,8 @@ import signal
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # mlx reads it once. With TF32, products of fp32 matrices on newer Macs have 10 bits, and a row alone has all 23.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+# Servers that tests start keep nothing in the user's own folder. A test that keeps something says where.
+os.environ.setdefault("VLLM_MLX_CACHE_DISK", "0")
 
 from collections.abc import Callable
 from pathlib import Path

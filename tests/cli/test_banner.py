@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from vllm_mlx.cache.stats import DiskReport
 from vllm_mlx.cli.serve import Banner, layers
 from vllm_mlx.cli.settings import is_local, local_url
 from vllm_mlx.core.config import ModelInfo
@@ -26,6 +27,9 @@ LOADED = {
 }
 
 
+DISK = DiskReport(folder="/caches/vllm-mlx", max_bytes=38_200_000_000)
+
+
 def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = (), host: str = "127.0.0.1") -> Banner:
     info = ModelInfo(
         model="/models/a [b]", architecture="qwen3", max_model_len=40960, weights_bytes=4_600_000_000,
@@ -33,7 +37,8 @@ def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = ()
     )  # fmt: skip
     url = local_url(host, 8000)
     return Banner(
-        info=info, loaded=LOADED, text_only=False, budget_bytes=12 * 10**9, load_s=1.0, names=names,
+        info=info, loaded=LOADED, text_only=False, budget_bytes=12 * 10**9, disk=DISK, wants_disk=True,
+        load_s=1.0, names=names,
         api_keys=api_keys, url=url, host=host,
     )  # fmt: skip
 
@@ -55,6 +60,31 @@ def test_layers_formats_and_what_is_off_are_said() -> None:
         "images and videos: the checkpoint has no vision encoder",
         "tool calls: the chat template shows no format of them",
     ]
+
+
+KEPT = "conversations are kept in /caches/vllm-mlx, up to 38.2 GB, {}; --cache-disk 0 turns this off"
+
+
+@pytest.mark.parametrize(
+    ("disk", "wanted", "on", "off"),
+    [
+        (DISK, True, [KEPT.format("not encrypted")], []),
+        (replace(DISK, is_encrypted=True), True, [KEPT.format("encrypted")], []),
+        (None, False, [], ["prefix cache on disk: --cache-disk 0 is set"]),
+        (None, True, [], ["prefix cache on disk: its folder cannot be used, see above"]),
+    ],
+)
+def test_what_is_kept_on_disk_is_said_and_how_to_turn_it_off(
+    disk: DiskReport | None, wanted: bool, on: list[str], off: list[str]
+) -> None:
+    facts = replace(banner(), disk=disk, wants_disk=wanted).facts()
+    assert [fact for name, fact in facts if name == "On disk"] == on
+    assert [fact for name, fact in facts if name == "Off" and "on disk" in fact] == off
+
+
+def test_without_a_prefix_cache_nothing_more_is_said_of_the_disk() -> None:
+    facts = replace(banner(), disk=None, loaded={**LOADED, "prefix_cache": False}).facts()
+    assert not [fact for _, fact in facts if "on disk" in fact]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.support.commands import run
 
 
@@ -20,6 +22,33 @@ def test_a_machine_that_can_serve_and_its_self_test() -> None:
     assert result.returncode == 0, result.stdout
     for line in ("✓ Python", "MLX", "✓ Memory", "✓ Port", "✓ Model        demo: qwen3_5", "✓ Self-test    cold and"):
         assert line in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "verdict", "words"),
+    [
+        ({"VLLM_MLX_CACHE_DISK": "0"}, "good", "not kept on disk, because a setting"),
+        ({"VLLM_MLX_PREFIX_CACHE": "false", "VLLM_MLX_CACHE_DISK": ""}, "good", "not kept on disk, because a setting"),
+        ({"VLLM_MLX_CACHE_DISK": "900TB"}, "warning", "has less than --cache-disk asks for"),
+        ({"VLLM_MLX_CACHE_DISK": "10MB"}, "warning", "which is little"),
+        ({"VLLM_MLX_CACHE_DISK": "6GB"}, "good", "of at most 6.0 GB"),
+    ],
+)
+def test_the_folder_of_cached_state_is_looked_at(
+    tmp_path: Path, variables: dict[str, str], verdict: str, words: str
+) -> None:
+    folder = str(tmp_path / "kept")
+    code, found = verdicts("--quick", VLLM_MLX_PORT="0", VLLM_MLX_CACHE_DIR=folder, **variables)
+    assert (code, found["Cache"][0]) == (0, verdict)
+    assert words in found["Cache"][1] and ("a second" in found["Cache"][1]) == ("6GB" in variables.values())
+
+
+def test_a_folder_that_cannot_hold_cached_state_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    variables = {"VLLM_MLX_CACHE_DIR": str(tmp_path / "file"), "VLLM_MLX_CACHE_DISK": "1GB"}
+    code, found = verdicts("--quick", VLLM_MLX_PORT="0", **variables)
+    assert (code, found["Cache"][0]) == (0, "warning")
+    assert "--cache-dir names a folder" in found["Cache"][1]
 
 
 def test_a_port_that_another_program_holds_is_bad() -> None:

@@ -80,7 +80,7 @@ import sys
 from vllm_mlx.cli.main import main
 from vllm_mlx.engine import loading
 
-def start(config):
+def start(config, disk):
     raise ValueError("nobody thought of this")
 
 loading.start_engine = start

@@ -156,14 +156,36 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "keep_awake": False,
     }
     config = load_settings(given).engine_config()
+    disk = {"cache_disk": "100GB", "cache_dir": "d", "cache_disk_daily": "2GB", "cache_disk_key_file": "k"}
+    kept = load_settings(disk).engine_config()  # without a prefix cache, nothing could be kept
     default = EngineConfig(model="demo")
     unchanged = [
-        f.name for f in dataclasses.fields(EngineConfig) if getattr(config, f.name) == getattr(default, f.name)
+        f.name
+        for f in dataclasses.fields(EngineConfig)
+        if getattr(config, f.name) == getattr(kept, f.name) == getattr(default, f.name)
     ]
     assert unchanged == []
+    assert (kept.cache_disk_bytes, kept.cache_disk_daily_bytes) == (100 * 10**9, 2 * 10**9)
     assert config.memory_budget_bytes == 2 * 10**9
     assert config.chat_template == "{{ messages }}"
     assert (config.defaults.temperature, config.defaults.max_tokens, config.defaults.top_p) == (0.5, 9, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"cache_disk": "20"}, "--cache-disk: give bytes, such as 100GB, or 0, got '20'."),
+        ({"cache_disk": "half"}, "--cache-disk: give bytes, such as 100GB, or 0, got 'half'."),
+        ({"cache_disk_daily": "-1GB"}, "--cache-disk-daily: give bytes, such as 100GB, or 0, got '-1GB'."),
+        ({"cache_disk": "0", "cache_disk_key_file": "k"}, "--cache-disk-key-file encrypts what is kept on disk"),
+        ({"cache_disk": "1GB", "prefix_cache": "false"}, "--cache-disk keeps the prefix cache on disk"),
+        ({"cache_disk": "1GB", "repeatable": "true"}, "with --repeatable there is no prefix cache"),
+    ],
+)
+def test_a_cache_on_disk_that_could_not_work_is_refused(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(flags).engine_config()
+    assert words in refused.value.message
 
 
 @row("S1-5")

@@ -1,25 +1,125 @@
 """`vllm-mlx cache`: what a running server's prefix cache holds, or what is kept on this machine's disk."""
 
 import json
+from collections.abc import Mapping
 from operator import itemgetter
+from pathlib import Path
 from typing import Annotated, Any
 
 from rich.tree import Tree
 
 from .remote import KeyOption, UrlOption, find_server
 from .status import disk_line
-from .terminal import AsJson, console, option, readable
+from .terminal import AsJson, WrongUsage, console, option, readable
 
 _MAX_ENTRIES = 200
 
 
 def cache(
-    clear: Annotated[bool, option("--clear", None, "Remove all cached state. Running replies go on.")] = False,
+    clear: Annotated[
+        bool, option("--clear", None, "Remove all cached state, on disk too. Running replies go on.")
+    ] = False,
     as_json: AsJson = False,
     url: UrlOption = None,
     api_key: KeyOption = None,
+    disk: Annotated[
+        bool, option("--disk", None, "Look at the folder on this machine's disk; no server has to run.")
+    ] = False,
+    cache_dir: Annotated[
+        str | None, option("--cache-dir", "DIR", "With --disk: the folder. Default: as `serve` is set.")
+    ] = None,
+    key_file: Annotated[
+        str | None,
+        option("--cache-disk-key-file", "FILE", "With --disk: the key of encrypted files. Default: as `serve` is set."),
+    ] = None,
+    text: Annotated[
+        bool, option("--text", None, "With --disk: print how each conversation begins where it leaves the others.")
+    ] = False,
+    verify: Annotated[
+        bool, option("--verify", None, "With --disk: read every byte, and remove damaged files.")
+    ] = False,
+    prune: Annotated[
+        str | None,
+        option(
+            "--prune",
+            "SIZE|AGE|gone",
+            "With --disk: remove what was used longest ago until SIZE is left (20GB), what was not used for AGE (30d), "
+            "or what belongs to checkpoints that are gone.",
+        ),
+    ] = None,
+    salt: Annotated[
+        str | None, option("--salt", "TEXT", "With --disk --clear: only what belongs to salts that begin so.")
+    ] = None,
+    export: Annotated[
+        Path | None, option("--export", "FILE", "With --disk: write the conversation --id to a file.")
+    ] = None,
+    wanted: Annotated[str, option("--id", "ID", "With --export: the conversation, as the list names it.")] = "",
+    import_: Annotated[
+        Path | None, option("--import", "FILE", "With --disk: add a conversation that was exported.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        option("--model", "MODEL", "With --import: the checkpoint, if its files were copied or fetched again since."),
+    ] = None,
+    yes: Annotated[bool, option("--yes", None, "With --disk: remove files without a question.")] = False,
 ) -> None:
-    """Print what the server's prefix cache holds, or clear it."""
+    """Print what the server's prefix cache holds, or clear it; with --disk, look after what is kept on disk."""
+    actions = {"--verify": verify, "--prune": prune is not None, "--clear": clear,
+               "--export": export is not None, "--import": import_ is not None}  # fmt: skip
+    given = [flag for flag, is_given in actions.items() if is_given]
+    details = {"--cache-dir": cache_dir is not None, "--cache-disk-key-file": key_file is not None,
+               "--text": text, "--salt": salt is not None, "--id": bool(wanted), "--model": model is not None,
+               "--yes": yes}  # fmt: skip
+    _check(disk, given, details, has_server=url is not None or api_key is not None)
+    if not disk:
+        _of_server(url, api_key, clear=clear, as_json=as_json)
+        return
+    from . import disk as files  # here, because a running server needs none of it
+
+    kept = files.Kept.open(cache_dir, key_file, makes=import_ is not None)
+    if kept is None:
+        files.nothing(cache_dir, as_json=as_json)
+    elif verify:
+        files.check(kept, as_json=as_json)
+    elif prune is not None:
+        files.prune(kept, prune, is_sure=yes, as_json=as_json)
+    elif clear:
+        files.clear(kept, salt, is_sure=yes, as_json=as_json)
+    elif export is not None:
+        files.export(kept, export, wanted)
+    elif import_ is not None:
+        files.import_(kept, import_, model)
+    else:
+        files.show(kept, as_json=as_json, with_text=text)
+
+
+def _check(disk: bool, actions: list[str], details: Mapping[str, bool], *, has_server: bool) -> None:
+    """Raises WrongUsage for flags that mean nothing together."""
+    extra = [flag for flag, is_given in details.items() if is_given]
+    if not disk:
+        for flag in (*(action for action in actions if action != "--clear"), *extra):
+            raise WrongUsage(f"{flag} is about the files on disk: give it with --disk.")
+        return
+    if has_server:
+        raise WrongUsage("--disk looks at files of this machine, --url and --api-key at a server: leave one out.")
+    if len(actions) > 1:
+        raise WrongUsage(f"{actions[0]} and {actions[1]} are two different things: give one at a time.")
+    action = actions[0] if actions else "the list"
+    places = {
+        "--salt": ("--clear",),
+        "--id": ("--export",),
+        "--model": ("--import",),
+        "--text": ("the list",),
+        "--yes": ("--clear", "--prune"),
+    }
+    for flag in extra:
+        if action not in places.get(flag, (action,)):
+            raise WrongUsage(f"{flag} belongs to {' or '.join(places[flag])}.")
+    if actions == ["--export"] and not details["--id"]:
+        raise WrongUsage("--export needs --id, the conversation: `vllm-mlx cache --disk` lists them.")
+
+
+def _of_server(url: str | None, api_key: str | None, *, clear: bool, as_json: bool) -> None:
     server = find_server(url, api_key, as_admin=True)
     held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
     if as_json:

@@ -71,6 +71,7 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
     if device.verdict != "bad":
         yield check_memory(settings)
     yield check_downloads()
+    yield check_cache_folder(settings)
     yield check_port(settings)
     if device.verdict != "bad":
         yield check_model(settings)
@@ -157,6 +158,33 @@ def check_downloads() -> Check:
     if free < _LITTLE_DISK:
         return Check("Downloads", "warning", f"{text}: that is little for a checkpoint. HF_HOME may name another disk")
     return Check("Downloads", "good", text)
+
+
+_LITTLE_CACHE = 5_000_000_000  # bytes: some hundred thousand tokens of a small model
+
+
+def check_cache_folder(settings: Settings) -> Check:
+    """Whether conversations can be kept on disk, and how fast they are read."""
+    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, prepare
+    from ..disk.read_speed import measure_read
+
+    config = settings.engine_config()
+    if not config.prefix_cache or config.cache_disk_bytes == 0:
+        return Check("Cache", "good", "conversations are not kept on disk, because a setting turns it off")
+    folder = folder_of(config.cache_dir)
+    if (trouble := prepare(folder)) is not None:
+        return Check("Cache", "warning", f"{trouble}. Conversations are not kept on disk; --cache-dir names a folder")
+    held, free = held_bytes(folder), free_bytes(folder)
+    limit = config.cache_disk_bytes or default_max_bytes(folder)
+    text = f"{folder}, {readable(held)} of at most {readable(limit)}, {readable(free)} free"
+    if limit > held + free:
+        return Check("Cache", "warning", f"{text}: its disk has less than --cache-disk asks for")
+    if limit < _LITTLE_CACHE:
+        return Check(
+            "Cache", "warning", f"{text}, which is little. Set --cache-disk, or name another disk with --cache-dir"
+        )
+    speed = measure_read(folder)
+    return Check("Cache", "good", text + ("" if speed is None else f"; it reads {readable(int(speed))} a second"))
 
 
 def check_port(settings: Settings) -> Check:

@@ -24,6 +24,7 @@ from .values import (
     Form,
     media_limits,
     read_bytes,
+    read_disk,
     read_list,
     read_media_limits,
     read_memory,
@@ -58,7 +59,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the do
     "Engine and memory": (
         "max_model_len", "max_num_seqs", "memory_budget", "wired", "keep_awake", "max_stall_ms", "max_prefill_chunk",
         "max_pixels", "prefix_cache", "repeatable", "cache_memory", "snapshot_every", "cache_reasoning",
-        "cache_thinking_tokens",
+        "cache_thinking_tokens", "cache_disk", "cache_dir", "cache_disk_daily", "cache_disk_key_file",
     ),
     "Images and videos": (
         "limit_mm_per_prompt", "max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels",
@@ -75,6 +76,10 @@ _MEMORY = Form("SIZE", "Write bytes, such as `24GB`, or a share of the machine's
 FORMS: Mapping[str, Form] = {
     "memory_budget": _MEMORY,
     "cache_memory": _MEMORY,
+    "cache_disk": Form("SIZE|0", "Write bytes, such as `100GB`.", read_disk),
+    "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
+    "cache_dir": Form("DIR", "", lambda value: value),
+    "cache_disk_key_file": Form("FILE", "", lambda value: value),
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,
     "max_video_bytes": _BYTES,
@@ -131,6 +136,12 @@ class Settings(BaseModel):
     """Memory of the prefix cache, within the budget. Default: all that running replies leave free."""
     cache_thinking_tokens: bool = False
     """Another name for `--cache-reasoning keep`."""
+    cache_disk: int | None = None
+    """Size of the prefix cache on disk, where conversations outlive the server; 0: nothing is kept there. Default: a
+    tenth of what is free while it is empty."""
+    cache_disk_daily: int | None = None
+    """Bytes that are written to the prefix cache on disk in one day at most, by all servers that share its folder; 0:
+    what is kept is read only. Default: 50 GB."""
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
     """Images and videos that one request may hold."""
 
@@ -168,8 +179,11 @@ class Settings(BaseModel):
                 raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
             values["cache_reasoning"] = "keep"
         limits = media_limits(self.limit_mm_per_prompt)
+        if self.cache_disk_daily is not None:
+            values["cache_disk_daily_bytes"] = self.cache_disk_daily
         return EngineConfig(
             **values,
+            cache_disk_bytes=self.cache_disk,
             memory_budget_bytes=self.memory_budget,
             cache_memory_bytes=self.cache_memory,
             defaults=self._sampling_defaults(),

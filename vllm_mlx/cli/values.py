@@ -31,6 +31,7 @@ _SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[a-z]*", re.IGNORECASE)  # `ByteSize` alo
 _SHARE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%?)")
 _BYTE_SIZE = TypeAdapter(ByteSize)
 _LEAST_MEMORY = 10**6  # bytes; a smaller number lacks its unit
+_DISK_HINT = "give bytes, such as 100GB, or 0"
 _MEMORY_HINT = "give bytes, such as 24GB or 800MiB, or a share of the machine's memory, such as 0.7"
 
 
@@ -60,6 +61,17 @@ def read_memory(value: object) -> int | None:
             raise ValueError(_MEMORY_HINT) from error
     if num_bytes < _LEAST_MEMORY:
         raise ValueError(_MEMORY_HINT)
+    return num_bytes
+
+
+def read_disk(value: object) -> int:
+    """Bytes, or 0. A small number lacks its unit."""
+    try:
+        num_bytes = read_bytes(value)
+    except ValueError as error:
+        raise ValueError(_DISK_HINT) from error
+    if 0 < num_bytes < _LEAST_MEMORY:
+        raise ValueError(_DISK_HINT)
     return num_bytes
 
 
