@@ -31,8 +31,9 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with engine_served(demo_path(), max_num_seqs=8) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    kept = tmp_path_factory.mktemp("kept")
+    with engine_served(demo_path(), max_num_seqs=8, cache_dir=str(kept), cache_disk_bytes=10**9) as running:
         yield running
 
 
@@ -104,6 +105,16 @@ def test_it_chats_in_text_and_shows_thoughts_folded(page) -> None:
     page.locator("#cache rect").first.wait_for(state="attached")
     page.locator("#replies tr").nth(1).wait_for()
     picture(page, "chat")
+
+
+def test_it_says_what_is_kept_on_disk(page) -> None:
+    send(page, "Count to 9.")
+    last_answer(page)
+    page.locator("#disk rect").first.wait_for(state="attached")
+    assert "not encrypted" in page.locator("#disk-summary").inner_text()
+    assert page.locator("#disk-held").get_attribute("aria-label").endswith("of 1.00 GB, 0 %")
+    assert "Written today" in page.locator("#disk-written-text").inner_text()
+    picture(page, "disk")
 
 
 def test_who_opens_it_later_sees_what_was(page, server: Running) -> None:

@@ -12,13 +12,15 @@ import httpx
 from tests.support.running import Running, serving
 from vllm_mlx.cli.remote import events_of
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import start_engine
 
 
 @contextlib.contextmanager
 def engine_served(path: Path, *, options: dict | None = None, **settings: object) -> Iterator[Running]:
     config = EngineConfig(model=str(path), memory_budget_bytes=2 << 30, **settings)
-    with serving(start_engine(config), **(options or {})) as running:
+    disk = open_disk(config) if config.cache_dir is not None else None
+    with serving(start_engine(config, disk), **(options or {})) as running:
         yield running
 
 

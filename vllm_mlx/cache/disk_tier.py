@@ -19,7 +19,7 @@ from .disk_index import DiskIndex
 from .disk_reader import Check, DiskReader
 from .disk_writer import DiskWriter
 from .node import ResumeRule, Space
-from .stats import DiskReport
+from .stats import DiskReport, Entry
 from .tree import PrefixTree
 
 logger = logging.getLogger(__name__)
@@ -234,6 +234,9 @@ class DiskTier:
         if self._off_reason is None:
             logger.warning("The cache on disk is off: %s", reason)
             self._off_reason = reason
+
+    def entries(self) -> list[Entry]:
+        return list(self._index.tree.entries())
 
     def report(self) -> DiskReport:
         return self._writer.complete(

@@ -306,7 +306,7 @@ def _is_gone(note: Note | None, *, if_unknown: bool = False) -> bool:
 
 
 def clear(kept: Kept, salt: str | None, *, is_sure: bool, as_json: bool) -> None:
-    """Remove everything, or what belongs to salts that begin with `salt`: remembered replies and stored responses too."""
+    """Remove everything, or what belongs to salts that begin with `salt`, stored responses too."""
     chosen = with_what_follows(kept.records, lambda record: record.header.salt.startswith(salt or ""))
     remove(kept, chosen, is_sure=is_sure, as_json=as_json)
     with _explained():

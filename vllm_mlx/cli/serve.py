@@ -58,11 +58,13 @@ def _serve(settings: Settings) -> None:
     screen = console()
     screen.print(f"Loading {settings.model}", markup=False)
 
+    from ..engine.disk import open_disk
     from ..engine.loading import start_engine
     from ..server.app import create_app
 
     started_s = time.monotonic()
-    engine = start_engine(engine_config)
+    disk = open_disk(engine_config)
+    engine = start_engine(engine_config, disk)
     banner = Banner(
         info=engine.info,
         loaded=engine.model_facts,

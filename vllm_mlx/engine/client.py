@@ -157,6 +157,10 @@ class EngineClient:
         ]
         return was_preparing or any(was_running)
 
+    async def disk_entries(self) -> list[Entry]:
+        """Describe what is kept on disk; times are seconds since the epoch. Raises EngineDead."""
+        return await self._ask(lambda engine: engine.disk_entries())
+
     async def cache_entries(self) -> list[Entry]:
         """The nodes of the prefix cache's tree. Raises EngineDead."""
         return await self._ask(lambda engine: engine.cache_entries())

@@ -10,6 +10,7 @@ from ..cache.disk_tier import DiskTier
 from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
+from ..disk.checkpoints import Note, write_note
 from ..disk.cipher import Cipher
 from ..disk.folder import Folder
 from ..disk.memories import Memories
@@ -34,6 +35,11 @@ class OpenDisk:
     @property
     def read_bytes_per_s(self) -> float:
         return self._speed.result()
+
+    def note(self, fingerprint: str, model: str, path: Path) -> None:
+        """Note whose state is kept, for tools that list the folder."""
+        note = Note(fingerprint=fingerprint, model=model, path=str(path.resolve()))
+        write_note(self.folder.root, note, self.folder.cipher)
 
     def memories(self, fingerprint: str) -> Memories:
         """What else a restarted server needs for the same prompts: journals in the same folder."""
@@ -69,7 +75,8 @@ def open_disk(config: EngineConfig) -> OpenDisk | None:
     if config.cache_disk_bytes == 0 or not config.prefix_cache:
         return None
     path = folder_of(config.cache_dir)
-    cipher = None if config.cache_disk_key_file is None else Cipher.from_file(Path(config.cache_disk_key_file))
+    key_file = config.cache_disk_key_file
+    cipher = None if key_file is None else Cipher.from_file(Path(key_file).expanduser())
     if (fault := prepare(path)) is not None:
         logger.warning("Nothing is kept on disk: %s", fault)
         return None

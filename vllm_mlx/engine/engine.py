@@ -68,6 +68,10 @@ class Engine:
     def cache_entries(self) -> list[Entry]:
         return [] if self.cache_tree is None else list(self.cache_tree.entries())
 
+    def disk_entries(self) -> list[Entry]:
+        """What is kept on disk; times are seconds since the epoch."""
+        return [] if self.disk is None else self.disk.entries()
+
     def clear_cache(self, salts: str = "") -> int:
         """Remove cached state and image features of salts that begin with `salts`. Returns the bytes freed."""
         media = self._runner.media

@@ -212,7 +212,9 @@ def load_engine(
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
         s_per_token = 1 / measured.calibration.tokens_per_s
-        engine.attach(start_tier(disk, fingerprint(checkpoint, measured.model), measured.model, tree, s_per_token))
+        name = fingerprint(checkpoint, measured.model)
+        disk.note(name, config.model, checkpoint.path)
+        engine.attach(start_tier(disk, name, measured.model, tree, s_per_token))
     return engine
 
 

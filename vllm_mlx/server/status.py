@@ -32,6 +32,7 @@ from .guards import is_admin, managed_salts, tenant_of
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30
+MAX_DISK_ENTRIES = 1000  # a folder may hold many more
 SAMPLE_EVERY_S = 2.0
 HISTORY_S = 600.0
 _PATHS = frozenset(
@@ -133,10 +134,14 @@ _ENTRY_NAMES = [field.name for field in fields(Entry) if field.name != "space"]
 
 
 class CacheTree(TypedDict):
-    """The prefix cache: its entries, each of which follows its parent, and its figures."""
+    """The prefix cache: its entries, each of which follows its parent, and its figures.
+
+    `disk` has the entries that are kept on disk, of all checkpoints: the ones used last, and what they follow.
+    """
 
     object: Literal["list"]
     data: list[CacheEntry]
+    disk: list[CacheEntry]
     cache: CacheStatus
 
 
@@ -298,8 +303,13 @@ def _add_cache(router: APIRouter, engine: EngineClient) -> None:
     @router.get("/v1/cache", responses={200: {"model": CacheTree}})
     async def cache() -> Response:
         """List the prefix cache's tree: each entry is a run of tokens that follows its parent's."""
-        entries = [_cache_entry(entry) for entry in await engine.cache_entries()]
-        tree: CacheTree = {"object": "list", "data": entries, "cache": (await engine.status())["cache"]}
+        held, kept = await engine.cache_entries(), await engine.disk_entries()
+        tree: CacheTree = {
+            "object": "list",
+            "data": [_cache_entry(entry, time.monotonic()) for entry in held],
+            "disk": [_cache_entry(entry, time.time()) for entry in _last_used(kept)],
+            "cache": (await engine.status())["cache"],
+        }
         return _json(tree)
 
     @router.delete("/v1/cache")
@@ -309,9 +319,22 @@ def _add_cache(router: APIRouter, engine: EngineClient) -> None:
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
 
 
-def _cache_entry(entry: Entry) -> CacheEntry:
+def _last_used(entries: list[Entry]) -> list[Entry]:
+    """At most about MAX_DISK_ENTRIES of them: those used last, and all that these follow."""
+    by_id = {entry.node_id: entry for entry in entries}
+    chosen: dict[int, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: -entry.last_used)[:MAX_DISK_ENTRIES]:
+        follows: Entry | None = entry
+        while follows is not None and follows.node_id not in chosen:
+            chosen[follows.node_id] = follows
+            follows = by_id.get(follows.parent_id) if follows.parent_id is not None else None
+    return list(chosen.values())
+
+
+def _cache_entry(entry: Entry, now: float) -> CacheEntry:
+    """`now`: by the clock of `entry.last_used`."""
     fingerprint, salt = entry.space
-    age_s = round(max(0.0, time.monotonic() - entry.last_used), 1)
+    age_s = round(max(0.0, now - entry.last_used), 1)
     values = {name: getattr(entry, name) for name in _ENTRY_NAMES}
     return cast(CacheEntry, {**values, "age_s": age_s, "fingerprint": fingerprint, "salted": bool(salt)})
 

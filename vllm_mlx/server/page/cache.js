@@ -1,21 +1,28 @@
-// Draws the prefix cache: one line per stored conversation; runs of tokens that several share span their lines.
+// Draws the prefix cache in memory and on disk: one line per stored conversation; runs of tokens that several share span
+// their lines. Both drawings have the same scale.
 
 import { bytes, byId, count, element, seconds, svg } from "./dom.js";
 
 const MIN_WIDTH = 240, ROW = 16, MAX_ROWS = 200;
 
-export function drawCache({ data, cache }) {
-  const nodes = new Map(data.map((entry) => [entry.node_id, { ...entry, children: [] }]));
-  for (const node of nodes.values()) nodes.get(node.parent_id)?.children.push(node);
-  const roots = [...nodes.values()].filter((node) => node.parent_id === null);
-  const rows = roots.reduce((row, root) => place(root, row), 0);
+export function drawCache({ data, disk, cache }) {
+  const [held, kept] = [laidOut(data), laidOut(disk)];
+  const longest = Math.max(1, ...data.map((entry) => entry.end), ...disk.map((entry) => entry.end));
   const paths = cache.entry_count === 1 ? "1 conversation" : `${count(cache.entry_count)} conversations`;
   byId("cache-summary").textContent = cache.enabled
     ? `${paths}, ${data.length === 1 ? "1 run" : `${count(data.length)} runs`} of tokens, ${bytes(cache.current_memory_mb * 1e6)} of ${bytes(cache.max_memory_mb * 1e6)}. ` +
       "Each line is a conversation; a run that several share spans their lines. Recently used runs are darker; an orange edge marks a snapshot of recurrent state."
     : "The prefix cache is off.";
-  byId("cache").replaceChildren(...(data.length ? [drawing([...nodes.values()], rows)] : []));
+  byId("cache").replaceChildren(...(data.length ? [drawing(held, longest, "cache")] : []));
+  byId("disk").replaceChildren(...(disk.length ? [drawing(kept, longest, "disk")] : []));
   byId("cache-rows").replaceChildren(...data.slice(0, MAX_ROWS).map(tableRow));
+}
+
+function laidOut(entries) {
+  const nodes = new Map(entries.map((entry) => [entry.node_id, { ...entry, children: [] }]));
+  for (const node of nodes.values()) nodes.get(node.parent_id)?.children.push(node);
+  const roots = [...nodes.values()].filter((node) => !nodes.has(node.parent_id));
+  return { nodes: [...nodes.values()], rows: roots.reduce((row, root) => place(root, row), 0) };
 }
 
 // A node spans the rows of what follows it.
@@ -26,9 +33,8 @@ function place(node, row) {
   return node.end_row;
 }
 
-function drawing(nodes, rows) {
-  const longest = Math.max(1, ...nodes.map((node) => node.end));
-  const width = Math.max(MIN_WIDTH, byId("cache").clientWidth);  // so that text keeps its size
+function drawing({ nodes, rows }, longest, id) {
+  const width = Math.max(MIN_WIDTH, byId(id).clientWidth);  // so that text keeps its size
   const x = (tokens) => (tokens / longest) * width;
   const height = Math.min(rows, MAX_ROWS) * ROW;
   const visible = nodes.filter((node) => node.row < MAX_ROWS);
@@ -41,7 +47,7 @@ function drawing(nodes, rows) {
   });
   return svg("svg", {
     viewBox: `0 0 ${width} ${height + 16}`, role: "img",
-    "aria-label": `${rows} stored conversations, the longest of ${longest} tokens; the table below has the same data`,
+    "aria-label": `${rows} stored conversations, the longest of ${Math.max(...nodes.map((node) => node.end))} tokens${id === "cache" ? "; the table below has the same data" : ", on disk"}`,
   }, ...boxes, svg("text", { x: 0, y: height + 13 }, "0"), svg("text", { x: width, y: height + 13, "text-anchor": "end" }, `${count(longest)} tokens`));
 }
 

@@ -1,0 +1,95 @@
+"""What a server says of its cache on disk, beside what the folder holds: before and after a restart."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.running import eventually, serving
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.disk.checkpoints import read_notes
+from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.loading import start_engine
+
+QUESTION = {"messages": [{"role": "user", "content": "Count to 9. " * 200}], "max_tokens": 3, "temperature": 0}
+
+
+@contextmanager
+def served(checkpoint: Path, folder: Path, **settings: Any) -> Iterator[httpx.Client]:
+    config = EngineConfig(
+        model=str(checkpoint), memory_budget_bytes=2 << 30, cache_disk_bytes=10**9, cache_dir=str(folder), **settings
+    )
+    with serving(start_engine(config, open_disk(config))) as running, running.http() as client:
+        yield client
+
+
+def status(client: httpx.Client) -> dict[str, Any]:
+    return client.get("/v1/status").json()
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.safetensors"))
+
+
+def metrics(client: httpx.Client) -> dict[str, float]:
+    """The samples by name and tier."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {
+        f"{sample.name} {sample.labels.get('tier', '')}".strip(): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_what_is_kept_is_reported_read_after_a_restart_and_cleared(checkpoint: Any, tmp_path: Path) -> None:
+    path, folder = checkpoint("qwen3"), tmp_path / "kept"
+    with served(path, folder) as client:
+        assert status(client)["cache"]["disk"]["num_records"] == 0
+        first = client.post("/v1/chat/completions", json=QUESTION).json()
+    held = files(folder)
+    [note] = read_notes(folder).values()
+    assert note.path == str(path.resolve())
+    assert held, "a clean stop writes what is not on disk yet"
+
+    with served(path, folder) as client:
+        eventually(lambda: status(client)["cache"]["disk"]["num_records"] == len(held))
+        disk = status(client)["cache"]["disk"]
+        assert (disk["folder"], disk["max_bytes"], disk["off_reason"]) == (str(folder), 10**9, None)
+        assert disk["used_bytes"] >= sum(file.stat().st_size for file in held)
+        assert not disk["is_encrypted"] and disk["hits"] == 0
+        tree = client.get("/v1/cache").json()
+        assert tree["data"] == [] and max(entry["end"] for entry in tree["disk"]) >= first["usage"]["prompt_tokens"] - 8
+        assert all(entry["age_s"] < 600 for entry in tree["disk"])
+
+        again = client.post("/v1/chat/completions", json=QUESTION)
+        cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert again.json()["choices"] == first["choices"] and cached > 1000
+        assert f"tier=disk; disk={cached}" in again.headers["x-cache-receipt"]
+        eventually(lambda: status(client)["last_replies"])
+        now = status(client)
+        assert (now["last_replies"][0]["tier"], now["last_replies"][0]["disk_tokens"]) == ("disk", cached)
+        assert now["cache"]["hits_by_tier"] == {"memory": 0, "disk": 1} and now["total_disk_tokens"] == cached
+        assert (now["cache"]["disk"]["hits"], now["cache"]["disk"]["tokens_read"]) == (1, cached)
+        assert 0 < now["cache"]["disk"]["bytes_read"] <= disk["used_bytes"]
+        figures = metrics(client)
+        assert figures["vllm_mlx_cached_tokens_total disk"] == figures["vllm_mlx_disk_tokens_read_total"] == cached
+        assert figures["vllm_mlx_cache_hits_total disk"] == figures["vllm_mlx_disk_works"] == 1
+
+        third = client.post("/v1/chat/completions", json=QUESTION)
+        assert "tier=memory" in third.headers["x-cache-receipt"]
+        client.delete("/v1/cache").raise_for_status()
+        eventually(lambda: not files(folder))
+
+
+@pytest.mark.parametrize("settings", [{}, {"cache_disk_bytes": 0}])
+def test_a_server_that_keeps_nothing_says_so(checkpoint: Any, settings: dict[str, Any]) -> None:
+    config = EngineConfig(model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, **settings)
+    disk = open_disk(config) if settings else None
+    with serving(start_engine(config, disk)) as running, running.http() as client:
+        assert status(client)["cache"]["disk"] is None
+        assert client.get("/v1/cache").json()["disk"] == []
+        assert not [name for name in metrics(client) if "disk_works" in name]
