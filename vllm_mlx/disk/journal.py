@@ -123,7 +123,7 @@ class Journal:
                 found = {name: (kept.salt, len(kept.frame)) for name, kept in replay.values.items()}
                 self._held = {**found, **self._held}
                 self._dead_bytes = self._num_bytes - replay.num_bytes
-            if replay.has_dropped or self._dead_bytes * _START_SHARE > self._num_bytes:
+            if replay.has_gaps or self._dead_bytes * _START_SHARE > self._num_bytes:
                 self._journals.soon(self._compact)
             take(Restored(list(replay.values.values()), list(replay.order)))
         finally:

@@ -104,6 +104,7 @@ class JournalFile:
             self._take(frame, content[frame.start : frame.end], replay)
         if num_whole < len(content):
             logger.warning("%d bytes of %s are damaged and skipped", len(content) - num_whole, self.path)
+            replay.has_gaps = True
         return replay
 
     def _take(self, frame: Frame, whole: bytes, replay: Replay) -> None:

@@ -46,7 +46,7 @@ class Replay:
         self.values: dict[str, Kept] = {}  # in the order in which they were put
         self.order: OrderedDict[str, None] = OrderedDict()  # their names, those first whose last use is longest ago
         self.unread: list[bytes] = []  # frames of records that cannot be read here
-        self.has_dropped = False  # whether there were values that are not kept
+        self.has_gaps = False  # whether there were values that are not kept
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +92,7 @@ class Replay:
 
     def _drop(self, names: Iterable[Any]) -> None:
         for name in names:
-            self.has_dropped |= self.values.pop(name, None) is not None
+            self.has_gaps |= self.values.pop(name, None) is not None
             self.order.pop(name, None)
 
     def _use(self, name: str | None) -> None:
