@@ -13,6 +13,7 @@ from tests.support.shapes import draw_shape
 from vllm_mlx.api.openai.decode import decode_chat
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.events import Finished
 from vllm_mlx.disk.memories import Memories
 from vllm_mlx.engine.loading import serve_checkpoint
 from vllm_mlx.prompt.processor import PreparedRequest
@@ -85,6 +86,23 @@ def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Pat
     with started(tmp_path) as running:
         post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
         assert told(prepared(running, messages))[-1] != expected[-1]
+
+
+def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path) -> None:
+    checkpoint = find_checkpoint("demo")
+    memories = Memories.at(tmp_path, checkpoint.fingerprint(), cap_bytes=1 << 33, charge=lambda num_bytes: True)
+    engine = serve_checkpoint(EngineConfig(model="demo", memory_budget_bytes=2 << 30), checkpoint, memories=memories)
+    body = {"messages": [{"role": "user", "content": "Say: hello"}], "temperature": 0, "max_tokens": 40}
+    request = decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="", created=0).requests[0]
+
+    async def main() -> None:
+        async with await engine.submit(request) as generation:
+            stopping = asyncio.create_task(engine.shutdown(60))
+            assert isinstance([event async for _, event in generation][-1], Finished)
+        await stopping
+
+    asyncio.run(main())
+    assert b'"put"' in (tmp_path / "journals" / f"replies-{checkpoint.fingerprint()}.v1.journal").read_bytes()
 
 
 def test_stored_responses_go_on(tmp_path: Path) -> None:

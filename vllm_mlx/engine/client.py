@@ -74,6 +74,7 @@ class EngineClient:
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
         self._is_closing = False
+        self._has_drained = False  # what ends from then on was cut by the stop
         thread.listen(self._deliver, self._engine_died)
 
     @property
@@ -179,6 +180,7 @@ class EngineClient:
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
+        self._has_drained = True
         self._fail_all(EngineDead("The server is shutting down."))
         await asyncio.to_thread(self._thread.stop, _STOP_S, _SAVE_S)
         self._awake.close()
@@ -228,7 +230,7 @@ class EngineClient:
 
         An aborted reply counts as far as it was received: clients send that part back.
         """
-        if self._is_closing or self.is_dead:
+        if self._has_drained or self.is_dead:
             return
         finished = reply.finished
         with Fence("the reply, which the next turn will not recognise"):
