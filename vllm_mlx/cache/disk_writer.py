@@ -26,7 +26,8 @@ from .tree import NEAR_FORK, PrefixTree
 logger = logging.getLogger(__name__)
 
 SETTLED_S = 2.0  # a reply's end is trimmed within this time
-STATE_SETTLED_S = 20.0  # a state of a growing conversation is worth little once the next turn has one
+MAX_SETTLED_S = 20.0
+_STATE_BYTES_PER_S = 8e6  # a large state waits longer: the next turn has a newer one, and a disk wears
 MAX_RUN_TOKENS = 4096
 MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
 _BESIDE_BYTES_PER_S = 200e6  # while rows run, which need the bandwidth of the memory
@@ -126,16 +127,14 @@ class DiskWriter:
     def _due(self, *, is_last: bool) -> Iterator[Node]:
         """Leaves of this checkpoint that are not on disk and have settled, the longest unused first."""
         now = time.monotonic()
-        settled_s = 0.0 if is_last or self._is_filling else SETTLED_S
-        if self._rule.needs_state and settled_s:
-            settled_s = STATE_SETTLED_S
+        is_urgent = is_last or self._is_filling
         leaves = [
             node
             for node in self._memory.nodes()
             if node.key is not None
             and not node.is_copied
             and node.space[0] == self._fingerprint
-            and now - node.last_used >= settled_s
+            and (is_urgent or now - node.last_used >= _settled_s(node.state_bytes))
             and self._skipped.get(node.node_id) != node.end
         ]
         yield from sorted(leaves, key=lambda node: node.last_used)
@@ -315,6 +314,11 @@ class DiskWriter:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _settled_s(state_bytes: int) -> float:
+    """How long a path must be unused before it is written."""
+    return max(SETTLED_S, min(MAX_SETTLED_S, state_bytes / _STATE_BYTES_PER_S))
 
 
 def _tokens_in(num_bytes: int, path: list[Node]) -> int:
