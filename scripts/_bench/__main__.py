@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, device, encoding, guiding, lengths, parts, records, serving, stepping, vision, watching
+from . import caching, device, encoding, guiding, keeping, lengths, parts, records, serving, stepping, vision, watching
 from .checkpoint import ARCHITECTURES, write_heavy, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -47,7 +47,8 @@ def parse_arguments() -> argparse.Namespace:
         prog="scripts/bench",
         description="Measures this server beside `python -m mlx_lm.server`, run by run in turn, and prints medians and "
         "ratios. The machine should have nothing else to do.",
-        epilog="`scripts/bench device` prints tables that are computed for Apple chips.",
+        epilog="`scripts/bench device` prints tables that are computed for Apple chips, `scripts/bench keep` what "
+        "eviction costs.",
     )
     parser.add_argument(
         "workload", nargs="?", choices=[*COMPARISONS, *WORKLOADS], default="serving", help="what to measure"
@@ -128,6 +129,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinds, so that servers are stopped
     if sys.argv[1:2] == ["device"]:
         device.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["keep"]:
+        keeping.main(sys.argv[2:])
         return
     try:
         run(parse_arguments())

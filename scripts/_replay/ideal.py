@@ -88,7 +88,7 @@ class Ideals:
     def _prompt(self, outcome: Outcome, seen: dict[int, _Prompt]) -> _Prompt:
         protocol = outcome.recorded.protocol
         assert protocol is not None
-        request = _decode(protocol, outcome.bodies.given)
+        request = decode(protocol, outcome.bodies.given)
         chat = self._processor.prepare(request).chat
         assert chat is not None
         ends = [end for _, end in self._tokenizer.encoding(chat.text).offsets]
@@ -124,7 +124,7 @@ def _texts(message: Message) -> list[str]:
     return [part.text for part in message.parts if isinstance(part, TextPart | ReasoningPart)]
 
 
-def _decode(protocol: Protocol, body: dict[str, Any]) -> Request:
+def decode(protocol: Protocol, body: dict[str, Any]) -> Request:
     if protocol is CHAT:
         return decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="m", created=0).requests[0]
     if protocol is MESSAGES:

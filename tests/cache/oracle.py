@@ -23,6 +23,8 @@ class Run:
     state_bytes: int | None = None
     hits: int = 0
     state_hits: int = 0
+    forks: int = 0
+    has_branched: bool = False
     pins: int = 0
     is_stored_end: bool = True
 
@@ -146,6 +148,7 @@ class FlatCache:
         for end in table.ends_on(ids[:length]):
             table.runs[end].last_used = now
             table.runs[end].hits += 1
+            table.runs[end].forks += common == len(ids)
         last = table.runs[table.run_end(ids[:length])]
         last.state_used, last.state_hits, last.pins = now, last.state_hits + 1, last.pins + 1
         return Found(kinds[0] if is_end else kinds[1], length, common, last)
@@ -179,6 +182,11 @@ class FlatCache:
             run.state_bytes, run.state_used, run.state_hits, run.is_stored_end = state, self._now, 0, True
         if table.rule.window is not None:
             changed |= self._fill_windows(table, ids[:common], start, window_start)
+        if 0 < common < len(ids):
+            parent = table.runs[ids[:common]]
+            for end in table.ends_on(ids[:common]):
+                table.runs[end].forks += parent.has_branched
+            parent.has_branched = True
         for n in range(common + 1, len(ids) + 1):
             table.window_held[ids[:n]] = n > window_start
         if common < len(ids):
@@ -207,6 +215,7 @@ class FlatCache:
             lower = table.runs[table.run_end(position)]
             run = self._new_run()
             run.last_used, run.hits, run.is_stored_end = lower.last_used, lower.hits, False
+            run.forks, run.has_branched = lower.forks, True
             table.runs[position] = run
 
     def _restore(self, tables: dict[Space, Table]) -> None:
@@ -273,15 +282,17 @@ class FlatCache:
 
     def _worth(self, table: Table, end: Ids, s_per_token: float) -> float:
         run, children, start = table.runs[end], table.num_children(end), table.run_start(end)
-        tokens = len(end) - (table.deepest(end[:start]) if table.rule.needs_state else start)
+        tokens = len(end) - (start if table.rule == ResumeRule() else table.deepest(end[:start]))
         if children:
             tokens = tokens if table.can_resume(end) else 0
-            size, uses, used = run.state_bytes or 0, run.state_hits + children - 1, run.state_used
+            size, forks, goes_on, used = run.state_bytes or 0, children - 1, 0.1, run.state_used
         else:
             tokens = tokens if table.deepest(end) > start else 0
             size = table.run_bytes(end) + (run.state_bytes or 0) + NODE_BYTES + KEY_BYTES * (len(end) - start)
-            uses, used = run.hits, run.last_used
-        return s_per_token * tokens * (1 + uses) / max(1, size) / (1.0 + max(0.0, self._now - used))
+            forks, goes_on, used = run.forks, 1.0, run.last_used
+        age = 60.0 + max(0.0, self._now - used)
+        expected = forks + 4096 / (4096 + len(end))
+        return s_per_token * tokens / max(1, size) * (goes_on * 60.0 / age + 0.05 * expected) / age
 
     def trim(self, space: Space, ids: Ids, keep: int) -> None:
         table = self.table(space)

@@ -189,7 +189,7 @@ def contents_of_tree(tree: PrefixTree) -> dict[Any, Any]:
             node.num_children,
             node.pins,
             node.last_used,
-            (node.hits, node.state_hits if node.state is not None else 0),
+            (node.hits, node.forks, node.state_hits if node.state is not None else 0),
         )
         for space, paths in tree._store.spaces.items()
         for key, leaf in paths
@@ -206,7 +206,7 @@ def contents_of_oracle(flat: FlatCache) -> dict[Any, Any]:
             table.num_children(end),
             run.pins,
             run.last_used,
-            (run.hits, run.state_hits if run.state_bytes is not None else 0),
+            (run.hits, run.forks, run.state_hits if run.state_bytes is not None else 0),
         )
         for space, table in flat.tables.items()
         for end, run in table.runs.items()

@@ -196,7 +196,7 @@ def test_what_is_left_of_a_trimmed_path_is_no_younger_than_before() -> None:
     tree = tree_of()
     put(tree, range(50), now=1.0)
     put(tree, range(60), start=50, now=1.0)
-    put(tree, range(100, 150), now=2.0)
+    put(tree, range(100, 150), now=500.0)
     tree.trim(SPACE, pack(range(60)), 50)
     assert stored(tree, range(51)) == 50
     tree.shrink_to(tree.used_bytes - 1)

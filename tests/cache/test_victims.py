@@ -32,8 +32,18 @@ def test_a_shared_system_prompt_outlives_one_shot_requests_of_its_age() -> None:
         resumed(tree, [*range(100), 300 + turn], now=0.0)
     for other in range(4):
         put(tree, [400 + other, *range(50)], now=0.0)
+    put(tree, [999], now=3600.0)
     tree.shrink_to(tree.used_bytes - 4 * 50 * 250)
-    assert resumed(tree, [*range(100), 1], now=0.0)[1] == 100
+    assert resumed(tree, [*range(100), 1], now=3600.0)[1] == 100
+
+
+def test_of_two_beginnings_as_old_the_short_one_outlives_the_long_one() -> None:
+    tree = tree_of()
+    put(tree, [1] * 8000, now=0.0)
+    put(tree, [2] * 400, now=0.0)
+    put(tree, [999], now=3600.0)
+    tree.shrink_to(tree.used_bytes - 10_000)
+    assert resumed(tree, [2] * 400)[1] == 399 and resumed(tree, [1] * 8000)[1] < 7990
 
 
 def test_a_state_others_resumed_from_outlives_one_of_the_same_age() -> None:

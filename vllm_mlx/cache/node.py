@@ -73,6 +73,8 @@ class Node:
     is_stored_end: bool = True  # False: a split created this end, and no insert ended here
     last_used: float = 0.0
     state_used: float = 0.0
+    forks: int = 0  # requests that had its tokens and then left the stored paths behind it, or were stored completely
+    has_branched: bool = False  # tokens have been stored after it
     hits: int = 0  # requests that resumed from its tokens
     state_hits: int = 0  # requests that resumed from its state
 
@@ -130,10 +132,27 @@ class Node:
             node = node.parent
         return node
 
-    def count_hit(self, now: float) -> None:
-        """Count a request that resumes in this node."""
+    def count_branch(self) -> bool:
+        """Count tokens that are stored after it: a fork, unless they are the first. Returns whether it is a fork."""
+        is_fork, self.has_branched = self.has_branched, True
+        if is_fork:
+            self._count_forks(1)
+        return is_fork
+
+    def uncount_branch(self, is_fork: bool) -> None:
+        self.has_branched = is_fork
+        if is_fork:
+            self._count_forks(-1)
+
+    def _count_forks(self, num: int) -> None:
+        for part in self.path():
+            part.forks += num
+
+    def count_hit(self, now: float, *, is_repeated: bool) -> None:
+        """Count a request that resumes in this node. `is_repeated`: all of its prompt is stored."""
         for part in self.path():
             part.hits += 1
+        self._count_forks(int(is_repeated))
         self.state_hits += 1
         self.state_used = now
 

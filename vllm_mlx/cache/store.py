@@ -106,6 +106,7 @@ class NodeStore:
         upper = self._make(node.space, node.parent, node.start, at, first, min(node.window_start, at))
         upper.num_children, upper.is_stored_end = 1, False
         upper.last_used, upper.hits, upper.is_copied = node.last_used, node.hits, node.is_copied
+        upper.forks, upper.has_branched = node.forks, True
         node.parent, node.start = upper, at
         node.segment, node.segment_bytes = second, second.nbytes
         node.window_start = max(node.window_start, at)
@@ -199,6 +200,8 @@ class Insertion:
         if node is not None and first is not None:
             self._fill_windows(node, start, common, first, window_start)
         if rest is not None:
+            if node is not None:
+                self._undo_steps.append(partial(node.uncount_branch, node.count_branch()))
             node = self._store.add_leaf(
                 self._space,
                 self._key,

@@ -79,7 +79,7 @@ class PrefixTree:
         kind = hit_kind(leaf, common, num_tokens(key))
         self._counters.count_hit(kind, length)
         self._touch(node)
-        node.count_hit(self._now)
+        node.count_hit(self._now, is_repeated=common == num_tokens(key))
         found = Match(
             space=space,
             length=length,
@@ -117,6 +117,13 @@ class PrefixTree:
         node = self._pins.pop(match.pin_id, None)
         if node is not None:
             node.pins -= 1
+
+    def touch(self, space: Space, key: bytes, *, now: float) -> None:
+        """Note that the key's tokens were used elsewhere: by a match in a tree that holds copies of them."""
+        self._now = max(self._now, now)
+        leaf, common = self._store.nearest(space, key)
+        if leaf is not None and common:
+            self._touch(leaf.at(common))
 
     def _touch(self, node: Node) -> None:
         for part in node.path():

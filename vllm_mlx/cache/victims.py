@@ -5,7 +5,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .index import WORD_BYTES
-from .node import NODE_BYTES, Node
+from .node import NODE_BYTES, Node, ResumeRule
+
+_SOON_S = 60.0  # the next request of a conversation that goes on comes about so soon
+_FORK_SHARE = 0.05  # weight of a fork, beside that of a conversation that goes on
+_SHARED_TOKENS = 4096  # typical length of a beginning that conversations share
+_RETRIES = 0.1  # share of requests that go on before the end of their conversation
 
 
 def is_victim(node: Node) -> bool:
@@ -26,15 +31,19 @@ Worth = Callable[[Node, Prices], float]
 
 
 def worth(node: Node, prices: Prices) -> float:
-    """Seconds that the node saves per byte, times the requests that used it, divided by its age.
+    """Seconds that the node saves per byte, times the chance that it is used soon.
 
-    One second is added to the age, so that nodes used within the same second count as equally old.
+    A conversation that goes on does so soon, so that the chance falls with the square of the age. Other conversations
+    begin like it at any time: the chance falls with the age itself, and it grows with the forks that were seen. A first
+    fork is expected as well, rather of a short beginning than of a long one. An inner state serves forks and retries.
     """
     if node.num_children == 0:
-        used, num_uses = node.last_used, node.hits
+        used, forks, goes_on = node.last_used, node.forks, 1.0
     else:
-        used, num_uses = node.state_used, node.state_hits + node.num_children - 1
-    return saved_s_per_byte(node, prices) * (1 + num_uses) / (1.0 + max(0.0, prices.now - used))
+        used, forks, goes_on = node.state_used, node.num_children - 1, _RETRIES
+    age = _SOON_S + max(0.0, prices.now - used)
+    expected = forks + _SHARED_TOKENS / (_SHARED_TOKENS + node.end)
+    return saved_s_per_byte(node, prices) * (goes_on * _SOON_S / age + _FORK_SHARE * expected) / age
 
 
 def saved_s_per_byte(node: Node, prices: Prices) -> float:
@@ -54,7 +63,7 @@ def _tail_tokens(leaf: Node) -> int:
     """Number of tokens to recompute once the leaf is evicted; 0 if no request can resume in it now."""
     if leaf.resumable_up_to(leaf.end) is None:
         return 0
-    return leaf.end - (leaf.previous_resumable if leaf.rule.needs_state else leaf.start)
+    return leaf.end - (leaf.previous_resumable if leaf.rule != ResumeRule() else leaf.start)
 
 
 def _state_tokens(node: Node) -> int:
