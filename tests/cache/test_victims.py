@@ -130,3 +130,21 @@ def test_what_is_kept_elsewhere_too_goes_first_if_it_is_read_sooner_than_compute
         tree.shrink_to(tree.used_bytes * 2 // 3)
         for first in (0, 500):
             assert (resumed(tree, range(first, first + 100), now=50.0)[1] < 99) == (first == lost)
+
+
+def test_what_was_used_elsewhere_is_young_again() -> None:
+    tree = tree_of()
+    put(tree, range(100), now=0.0)
+    put(tree, range(500, 600), now=10.0)
+    tree.touch(SPACE, pack(range(50)), now=1000.0)
+    tree.shrink_to(tree.used_bytes * 2 // 3)
+    assert resumed(tree, range(100), now=1000.0)[1] == 99
+
+
+def test_turns_of_one_conversation_are_no_forks() -> None:
+    tree = tree_of()
+    for end in range(100, 200, 10):
+        put(tree, range(end), start=end - 10 if end > 100 else 0, now=0.0)
+    put(tree, [*range(500, 600), 1], now=0.0)
+    put(tree, [*range(500, 600), 2], now=0.0)
+    assert sorted(node.forks for node in tree._store.nodes() if node.start == 0) == [0, 1]
