@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
+_KEEPS_NOTHING = {"VLLM_MLX_CACHE_DISK": "0"}  # in the user's own folder, unless a flag or a variable names another
 COMMAND = [sys.executable, "-c", "from vllm_mlx.cli.main import main; main()"]
 
 
@@ -21,7 +22,7 @@ def served(
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env={**os.environ, **variables},
+        env={**_KEEPS_NOTHING, **os.environ, **variables},
     )
     assert process.stdout is not None
     lines: list[str] = []
@@ -45,7 +46,7 @@ def address(printed: str) -> str:
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **variables}
+    environment = {**_KEEPS_NOTHING, **os.environ, "COLUMNS": "200", "NO_COLOR": "1", **variables}
     command = [*COMMAND, *arguments]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, env=environment, timeout=120, check=False
