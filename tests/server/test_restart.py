@@ -15,7 +15,8 @@ from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
 from vllm_mlx.disk.memories import Memories
-from vllm_mlx.engine.loading import serve_checkpoint
+from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.loading import serve_checkpoint, start_engine
 from vllm_mlx.prompt.processor import PreparedRequest
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
@@ -61,6 +62,40 @@ def conversation(running: Running) -> list[dict[str, Any]]:
         messages.append({name: said[name] for name in ("role", "content", "tool_calls") if said.get(name)})
         messages.append({"role": "user", "content": question})
     return messages
+
+
+@contextmanager
+def started_with_disk(folder: Path) -> Iterator[Running]:
+    config = EngineConfig(model="demo", memory_budget_bytes=2 << 30, cache_dir=str(folder), cache_disk_bytes=1 << 30)
+    with serving(start_engine(config, open_disk(config))) as running:
+        yield running
+
+
+def answered(running: Running, messages: list[dict[str, Any]]) -> tuple[int, int]:
+    """Ask for a reply, which joins the conversation. Returns the tokens of the prompt, and how many were cached."""
+    body = {"messages": messages, "tools": TOOLS, "max_tokens": 60}
+    reply = post(running, "/v1/chat/completions", body)
+    said, usage = reply["choices"][0]["message"], reply["usage"]
+    assert "cache_shortfall" not in usage
+    messages.append({name: said[name] for name in ("role", "content", "tool_calls") if said.get(name)})
+    messages.append({"role": "user", "content": "And now?"})
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_restarts_between_turns_cost_no_cached_token(tmp_path: Path) -> None:
+    """With an image, and replies that come back without their reasoning."""
+    rules = " ".join(f"Rule {number}: be kind to {7 * number}." for number in range(120))
+    shown = {"type": "image_url", "image_url": {"url": PNG}}
+    question = {"role": "user", "content": [{"type": "text", "text": "What is in this image?"}, shown]}
+    lasting, restarted = ([{"role": "system", "content": rules}, question] for _ in range(2))
+    with started_with_disk(tmp_path / "lasting") as running:
+        expected = [answered(running, lasting) for _ in range(3)]
+    found = []
+    for _ in range(3):
+        with started_with_disk(tmp_path / "restarted") as running:
+            found.append(answered(running, restarted))
+    assert (restarted, found) == (lasting, expected)
+    assert all(num_cached > 0.95 * num_tokens for num_tokens, num_cached in found[1:])
 
 
 def told(found: PreparedRequest) -> tuple[Any, ...]:
