@@ -4,8 +4,10 @@ It is made from the headers of the records, so it can always be made again. All 
 because they share its limit.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..disk.record import Header, Record
@@ -16,6 +18,12 @@ from .tree import PrefixTree
 _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are not cut
 
 
+class _Use:
+    """What all parts of the tree hold that need one record's file. When the last of them goes, it goes too."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """The tokens `[first, first + length)` of a run on disk, counted from the run's first token."""
@@ -23,6 +31,7 @@ class FileRange:
     record: Record
     first: int
     length: int
+    use: _Use
 
     @property
     def nbytes(self) -> int:
@@ -34,8 +43,8 @@ class FileRange:
 
     def split(self, at: int) -> tuple["FileRange", "FileRange"]:
         return (
-            FileRange(self.record, self.first, at),
-            FileRange(self.record, self.first + at, self.length - at),
+            FileRange(self.record, self.first, at, self.use),
+            FileRange(self.record, self.first + at, self.length - at, self.use),
         )
 
     def _bytes_before(self, position: int) -> int:
@@ -46,6 +55,7 @@ class FileRange:
 @dataclass(frozen=True, slots=True)
 class FileState:
     record: Record
+    use: _Use
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +76,8 @@ class DiskIndex:
     def __init__(self) -> None:
         self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
         self._records: dict[str, Record] = {}
+        self._uses: dict[str, weakref.ref[_Use]] = {}  # by the names of records
+        self._ended: list[str] = []  # names of records whose last use has ended, perhaps of an earlier file
         self._rules: dict[str, ResumeRule] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -81,21 +93,24 @@ class DiskIndex:
     def add(self, record: Record) -> bool:
         """Add a record. Returns False if it is of no use: what it continues is missing, or is stored already."""
         header = record.header
-        rule = _rule(header)
+        rule, offset = _rule(header), header.layout.get("window_offset", 0)
+        if not isinstance(offset, int) or offset < 0:
+            return False
         if rule is None or self._rules.setdefault(header.fingerprint, rule) != rule:
             return False
         self.tree.add_model(header.fingerprint, rule, s_per_token=header.s_per_token)
         key = self._key(header)
         if key is None:
             return False
+        use = _Use()
         if header.kind == "state":
             has_all = self.tree.common_length(space_of(header), key) == header.start
             is_stored = has_all and not self.has_state(space_of(header), key)
-            segment, window_start, state = FileRange(record, 0, 0), header.start, FileState(record)
+            segment, window_start, state = FileRange(record, 0, 0, use), header.start, FileState(record, use)
         else:
             is_stored = self.tree.common_length(space_of(header), key) < header.end
-            segment, state = FileRange(record, 0, header.end - header.start), None
-            window_start = header.start + min(int(header.layout["window_offset"]), header.end - header.start)
+            segment, state = FileRange(record, 0, header.end - header.start, use), None
+            window_start = header.start + min(offset, header.end - header.start)
         if not is_stored:
             return False
         self._records[record.name] = record
@@ -110,7 +125,11 @@ class DiskIndex:
         ):
             del self._records[record.name]
             return False
+        self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))
         return True
+
+    def _has_ended(self, name: str, _: object) -> None:
+        self._ended.append(name)
 
     def window_of(self, fingerprint: str) -> int | None:
         return self._rules[fingerprint].window
@@ -149,11 +168,16 @@ class DiskIndex:
             self._records.pop(name, None)
 
     def unused(self) -> list[Record]:
-        """Forget the records that no node uses any more, and return them: their files can go."""
-        used = {record.name for node in self.tree.nodes() for record in _records(node)}
-        unused = [record for name, record in self._records.items() if name not in used]
-        for record in unused:
-            del self._records[record.name]
+        """Forget the records that nothing uses any more, and return them: their files can go.
+
+        A read that runs is a use.
+        """
+        unused = []
+        while self._ended:
+            name = self._ended.pop()
+            if name in self._records and self._uses[name]() is None:
+                unused.append(self._records.pop(name))
+                del self._uses[name]
         return unused
 
     def _key(self, header: Header) -> bytes | None:

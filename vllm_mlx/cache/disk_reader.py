@@ -9,7 +9,6 @@ The files are read on threads of their own; the engine thread makes arrays of th
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
@@ -23,6 +22,7 @@ from ..disk.record import Damaged, Record
 from ..disk.space import FolderUnusable
 from .disk_arrays import Key, Part, array_of, segment_of, state_of
 from .disk_index import DiskIndex
+from .disk_threads import Workers
 from .index import WORD_BYTES, common_tokens, num_tokens
 from .node import Match, Space
 from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
@@ -65,10 +65,20 @@ class Owner(Protocol):
     def turn_off(self, reason: str) -> None: ...
 
 
-class Check(Protocol):
-    """Compares restored KV of a prompt's first tokens with computed KV. Returns what differs, or None."""
+class Comparison(Protocol):
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were compared."""
+        ...
 
-    def __call__(self, words: bytes, segment: KVSegment) -> str | None: ...
+    @property
+    def difference(self) -> str | None: ...
+
+
+class Check(Protocol):
+    """Compares what was restored of a prompt's first tokens with what is computed."""
+
+    def __call__(self, words: bytes, segment: KVSegment, state: RecurrentState | None) -> Comparison: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -113,7 +123,7 @@ class DiskReader:
         self._read_bytes_per_s, self._s_per_token = read_bytes_per_s, s_per_token
         self._check = check
         self._clock = clock
-        self._threads = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="disk-read")
+        self._threads = Workers(_NUM_READERS, "disk-read")
         self._readings: dict[int, _Reading] = {}  # by seq_id
         self._read_tokens: dict[int, int] = {}  # by seq_id: 0 where nothing was read
         self._is_checked = False
@@ -122,14 +132,18 @@ class DiskReader:
 
     def submit(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Run other work on one of the threads."""
-        self._threads.submit(self._owner.attempt, work, failed)
+        self._threads.submit(partial(self._owner.attempt, work, failed))
 
     def close(self) -> None:
         self._is_closed = True
+        self.cancel()
+        self._threads.close(0.0)
+
+    def cancel(self, salts: str = "") -> None:
+        """Drop what is being read of salts that begin with `salts`. The sequences compute it."""
         for reading in list(self._readings.values()):
-            self._cancel(reading)
-        self._readings.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+            if reading.space[1].startswith(salts):
+                self._end(reading)
 
     @property
     def reserved_bytes(self) -> int:
@@ -154,6 +168,7 @@ class DiskReader:
         if reading is None:
             return False
         self._readings[seq_id] = reading
+        self._memory.set_limit(self._memory.max_bytes - reading.num_bytes)  # what is being read takes this room
         self.submit(partial(self._read, reading), partial(self._read_failed, reading))
         return True
 
@@ -170,11 +185,13 @@ class DiskReader:
     def forget(self, seq_id: int) -> None:
         """The sequence has ended. What is being read for it is dropped."""
         self._read_tokens.pop(seq_id, None)
-        reading = self._readings.pop(seq_id, None)
-        if reading is not None:
-            self._cancel(reading)
+        if seq_id in self._readings:
+            self._end(self._readings[seq_id])
 
-    def _cancel(self, reading: _Reading) -> None:
+    def _end(self, reading: _Reading) -> None:
+        """What has arrived is dropped, and the room that it would have taken is free again."""
+        if self._readings.pop(reading.seq_id, None) is not None:
+            self._memory.set_limit(self._memory.max_bytes + reading.num_bytes)
         reading.is_cancelled = True
         reading.room.release()
         self._index.tree.release(reading.match)
@@ -196,8 +213,11 @@ class DiskReader:
         seconds = _READ_S + reading.num_bytes / self._read_bytes_per_s
         if seconds >= reading.num_gained * self._s_per_token:
             self.num_not_made += 1
-        elif self._memory.make_room(reading.num_bytes + self.reserved_bytes):
-            return reading
+        elif self._memory.make_room(reading.num_bytes):
+            if self._memory.common_length(space, key) >= reading.start:
+                return reading
+            self._index.tree.release(match)
+            return self._plan(seq_id, space, key)  # the room was made where the read begins
         self._index.tree.release(match)
         return None
 
@@ -258,9 +278,7 @@ class DiskReader:
 
     def _read_failed(self, reading: _Reading, error: Exception) -> None:
         """The sequence computes what could not be read."""
-        if not reading.is_cancelled:
-            self._readings.pop(reading.seq_id, None)
-            self._cancel(reading)
+        self._end(reading)
         if isinstance(error, (Damaged, FileNotFoundError, *_MALFORMED)):
             self._owner.lose([] if reading.current is None else [reading.current])
         else:
@@ -275,17 +293,16 @@ class DiskReader:
         """Insert what was read into the tree in memory."""
         if reading.is_cancelled:
             return
-        del self._readings[reading.seq_id]
+        arrays = dict(reading.arrays)
+        self._end(reading)
         try:
-            segment = segment_of(reading.parts, reading.arrays)
-            state = None if reading.state is None else state_of(reading.state, reading.arrays)
+            segment = segment_of(reading.parts, arrays)
+            state = None if reading.state is None else state_of(reading.state, arrays)
         except _MALFORMED as error:
-            self._cancel(reading)
             self._drop(reading.match, error)
             return
-        if self._is_right(reading, segment):
+        if self._is_right(reading, segment, state):
             self._insert(reading, segment, state)
-        self._cancel(reading)
 
     def _insert(self, reading: _Reading, segment: KVSegment, state: RecurrentState | None) -> None:
         end = num_tokens(reading.key)
@@ -307,19 +324,19 @@ class DiskReader:
         self.num_bytes += reading.num_bytes
         self._read_tokens[reading.seq_id] = reading.num_gained
 
-    def _is_right(self, reading: _Reading, segment: KVSegment) -> bool:
+    def _is_right(self, reading: _Reading, segment: KVSegment, state: RecurrentState | None) -> bool:
         """Compare the first restored tokens since the start with computed ones; a difference turns the tier off."""
-        if self._is_checked:
+        if self._is_checked or reading.start:
             return True
-        self._is_checked = True
-        difference = self._check(reading.key, segment)
-        if difference is None:
-            return True
-        self._owner.turn_off(
-            f"What was read differs from what the model computes now ({difference}). Clear the cache on disk once: "
-            "its files come from another version of the model or of MLX."
-        )
-        return False
+        compared = self._check(reading.key, segment, state)
+        if compared.difference is not None:
+            self._owner.turn_off(
+                f"What was read differs from what the model computes now ({compared.difference}). Clear the cache on "
+                "disk once: its files come from another version of the model or of MLX."
+            )
+            return False
+        self._is_checked = compared.num_tokens > 0
+        return True
 
 
 def _loads(parts: Iterable[Part], state: Record | None) -> Iterator[tuple[Record, int]]:

@@ -11,6 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
 
+from ..core.faults import device_fault
 from ..core.fence import Fence
 from ..disk.folder import Folder
 from ..disk.record import Record
@@ -25,7 +26,8 @@ from .tree import PrefixTree
 logger = logging.getLogger(__name__)
 
 _LOAD_S = 10.0  # the longest wait for the index at start
-_BATCH = 256  # records that are added to the index at a time
+_BATCH = 64  # records that are added to the index at a time
+_COMPARE_S = 30.0  # between two looks at what other servers did
 
 
 class DiskTier:
@@ -65,7 +67,11 @@ class DiskTier:
         self.wake: Callable[[], None] = _nobody_waits  # called on any thread when there are news
         self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._off_reason: str | None = None
+        self._fault: Exception | None = None  # what the device met in a read
+        self._is_missing = False  # whether the folder could not be used when it was needed last
         self._is_closed = False
+        self._compared_s = float("-inf")
+        self._cleared: list[str] = []  # salts that were cleared before all records were known
         self._loaded = Event()
         memory.read_bytes_per_s = read_bytes_per_s
 
@@ -106,6 +112,8 @@ class DiskTier:
     def _end_of_scan(self) -> None:
         self._index.age()
         self._loaded.set()
+        for salts in self._cleared:
+            self.clear(salts)
         logger.info("The cache on disk has %d records", len(self._index))
 
     # -- news
@@ -121,15 +129,18 @@ class DiskTier:
                 act = self._news.get(timeout_s > 0, timeout_s)
             except Empty:
                 return
-            act()
+            self._contain(act)
+            del act  # what it refers to is not kept until the next one comes
             timeout_s = 0.0
+
+    def _contain(self, work: Callable[[], object]) -> None:
+        if (error := _error_of(work)) is not None:
+            self.fail(error)
 
     def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
-        with Fence("the server, which goes on without what is on disk", is_logged=False) as fence:
-            work()
-        if fence.error is not None:
-            self.post(partial(failed, fence.error))
+        if (error := _error_of(work)) is not None:
+            self.post(partial(failed, error))
 
     def post(self, act: Callable[[], None]) -> None:
         self._news.put(act)
@@ -164,48 +175,81 @@ class DiskTier:
     def write(self, *, is_idle: bool) -> None:
         """Begin to write the next piece of settled state, if there is any. Called between two steps."""
         if self._off_reason is None and not self._is_closed and self._loaded.is_set():
-            self._writer.next(is_idle=is_idle)
+            self._contain(partial(self._write, is_idle=is_idle))
 
-    def write_all(self, timeout_s: float) -> None:
-        """Write what is not on disk yet, for at most `timeout_s`. Called on the engine thread at a clean stop."""
-        deadline = time.monotonic() + timeout_s
-        while (rest_s := deadline - time.monotonic()) > 0:
-            if self._off_reason is not None or not self._loaded.is_set():
-                return
+    def _write(self, *, is_idle: bool) -> None:
+        self._sweep()
+        now = time.monotonic()
+        if now - self._compared_s >= _COMPARE_S:
+            self._compared_s = now
+            self._writer.submit(self._compare, self.fail)
+        self._writer.next(is_idle=is_idle)
+
+    def write_all(self, rest_s: Callable[[], float]) -> None:
+        """Write what is not on disk yet, while `rest_s` returns a time. Called on the engine thread at a clean stop."""
+        if self._off_reason is not None or not self._loaded.is_set():
+            return
+        while (wait_s := rest_s()) > 0 and self._off_reason is None:
             if not self._writer.is_writing and not self._writer.next(is_idle=True, is_last=True):
-                return
-            self.take_news(min(0.1, rest_s))
+                break
+            self.take_news(min(0.1, wait_s))
+        if left := self._writer.num_waiting_bytes():
+            logger.warning("%d bytes of cached state were not written to disk before the end", left)
 
     def trim(self, space: Space, key: bytes, keep: int) -> None:
         """Remove what no later turn can use, like `PrefixTree.trim`."""
-        if self._index.tree.trim(space, key, keep):
-            self._sweep()
+        self._contain(partial(self._index.tree.trim, space, key, keep))
+        self._sweep()
 
     def drop(self, space: Space, key: bytes) -> None:
         """Remove the path that was restored and cannot be used."""
-        self._index.tree.drop(space, key)
+        self._contain(partial(self._index.tree.drop, space, key))
         self._sweep()
 
-    def clear(self, salts: str = "") -> int:
-        """Remove all files of salts that begin with `salts`. Returns their bytes."""
-        freed = self._index.tree.clear(salts=salts)
+    def clear(self, salts: str = "") -> None:
+        """Remove all files of salts that begin with `salts`, soon, also what is being read or written."""
+        if not self._loaded.is_set():
+            self._cleared.append(salts)
+        self._reader.cancel(salts)
+        self._writer.clear(salts)
+        self._index.tree.clear(salts=salts)
         self._sweep()
-        return freed
 
     def make_room(self, num_bytes: int) -> bool:
         """Remove the files of least worth, so that `num_bytes` more fit. Returns False if nothing could be removed."""
-        before = self._index.tree.used_bytes
-        self._index.tree.shrink_to(max(0, before - num_bytes))
-        removed = self._index.unused()
+        removed, tree = self._index.unused(), self._index.tree
+        while (lack := num_bytes - sum(record.file_bytes for record in removed)) > 0:
+            before = tree.used_bytes
+            if tree.shrink_to(max(0, before - lack)) == before:
+                break
+            removed += self._index.unused()  # a part of a file frees nothing
         self._remove(removed)
+        if removed:
+            self._writer.recheck(is_lost=False)
         return bool(removed)
 
     def lose(self, records: Iterable[Record]) -> None:
         """Remove records that cannot be used, and what continues them."""
         records = list(records)
-        self._index.lose(record.name for record in records)
         self._remove(records)
+        self.lost(record.name for record in records)
+
+    def lost(self, names: Iterable[str]) -> None:
+        """Forget records whose files are gone, and remove what continues them."""
+        self._index.lose(names)
         self._sweep()
+        self._writer.recheck(is_lost=True)
+
+    def _compare(self) -> None:
+        """Look what other servers did, and whether too much is kept. Runs on the writer's thread."""
+        changes = self._folder.changes()
+        self.post(self._works)
+        for at in range(0, len(changes.added), _BATCH):
+            self.post(partial(self._add, changes.added[at : at + _BATCH]))
+        if changes.removed:
+            self.post(partial(self.lost, changes.removed))
+        if excess := self._folder.usage().excess_bytes:
+            self.post(partial(self.make_room, excess))
 
     def _sweep(self) -> None:
         self._remove(self._index.unused())
@@ -223,17 +267,34 @@ class DiskTier:
     # -- the state of the tier
 
     def fail(self, error: Exception) -> None:
-        """The folder cannot be used now. The tier goes on, because a folder may come back."""
-        if isinstance(error, FolderUnusable):
-            logger.warning("%s", error)
-            return
-        logger.exception("The cache on disk failed", exc_info=error)
-        self.turn_off(f"An error turned it off: {type(error).__name__}: {error}.")
+        """Something could not be done. The tier goes on if only the folder is missing, because it may come back."""
+        if device_fault(error) is not None:
+            self._fault = error
+            self._reader.cancel()
+        elif isinstance(error, FolderUnusable):
+            if not self._is_missing:
+                logger.warning("%s", error)
+            self._is_missing = True
+        else:
+            logger.exception("The cache on disk failed", exc_info=error)
+            self.turn_off(f"An error turned it off: {type(error).__name__}: {error}.")
+
+    def _works(self) -> None:
+        if self._is_missing:
+            logger.info("The cache on disk can be used again")
+        self._is_missing = False
+
+    def raise_fault(self) -> None:
+        """Raise the device fault that a read met, if any did."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
 
     def turn_off(self, reason: str) -> None:
         if self._off_reason is None:
             logger.warning("The cache on disk is off: %s", reason)
             self._off_reason = reason
+        self._reader.cancel()
 
     def entries(self) -> list[Entry]:
         return list(self._index.tree.entries())
@@ -254,6 +315,12 @@ class DiskTier:
         self._is_closed = True
         self._reader.close()
         self._writer.close()
+
+
+def _error_of(work: Callable[[], object]) -> Exception | None:
+    with Fence("the server, which goes on without what is on disk", is_logged=False) as fence:
+        work()
+    return fence.error
 
 
 def _nobody_waits() -> None:

@@ -6,8 +6,7 @@ a model that resumes only at states, few states of a path are written: the other
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from ..disk.record import Header, Record, TensorData
 from ..disk.space import FolderUnusable, NoRoom
 from .disk_arrays import Run, Slab, can_store, run_tensors, slabs_of, state_tensors, window_slabs
 from .disk_index import DiskIndex, rule_json
+from .disk_threads import Workers
 from .index import WORD_BYTES
 from .node import Node, ResumeRule
 from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
@@ -32,6 +32,7 @@ MAX_RUN_TOKENS = 4096
 MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
 _BESIDE_BYTES_PER_S = 200e6  # while rows run, which need the bandwidth of the memory
 _LOOK_S = 5.0  # between two looks at the size of the folder
+_END_S = 5.0  # the longest wait for the thread at the end
 _PAUSE_S = 60.0  # without room, nothing is tried for this time
 _STATES_OF_A_PATH = 2  # the newest ones, beside those at forks
 _CAP_SLACK = 20  # one part in so many of the cap is removed at once
@@ -60,6 +61,10 @@ class Owner(Protocol):
         """Remove the files of least worth. Returns whether any was removed."""
         ...
 
+    def lost(self, names: Iterable[str]) -> None:
+        """Forget records whose files are gone."""
+        ...
+
     def fail(self, error: Exception) -> None:
         """Note an error of the folder."""
         ...
@@ -85,8 +90,10 @@ class DiskWriter:
         self._fingerprint, self._rule = fingerprint, rule
         self._s_per_token, self._read_bytes_per_s = s_per_token, read_bytes_per_s
         self._max_bytes = max_bytes
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk-write")
+        self._thread = Workers(1, "disk-write")
         self._job: _Job | None = None
+        self._cleared: _Job | None = None  # its state was cleared while it was being written
+        self._limit: str | None = None  # why nothing could be written last
         self._is_beside = False  # whether rows run beside the job
         self._paused_until_s = 0.0
         self._usage = FolderUsage(
@@ -101,10 +108,7 @@ class DiskWriter:
 
     def submit(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Run other work on the writer's thread, after what is being written."""
-        try:
-            self._thread.submit(self._owner.attempt, work, failed)
-        except RuntimeError:  # it is closed
-            logger.debug("Work came after the writer's end")
+        self._thread.submit(partial(self._owner.attempt, work, failed))
 
     def next(self, *, is_idle: bool, is_last: bool = False) -> bool:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
@@ -128,16 +132,20 @@ class DiskWriter:
         """Leaves of this checkpoint that are not on disk and have settled, the longest unused first."""
         now = time.monotonic()
         is_urgent = is_last or self._is_filling
-        leaves = [
+        unwritten = [
             node
             for node in self._memory.nodes()
-            if node.key is not None
-            and not node.is_copied
-            and node.space[0] == self._fingerprint
-            and (is_urgent or now - node.last_used >= _settled_s(node.state_bytes))
+            if node.key is not None and not node.is_copied and node.space[0] == self._fingerprint
+        ]
+        ids = {node.node_id for node in unwritten}
+        self._skipped = {node_id: end for node_id, end in self._skipped.items() if node_id in ids}
+        settled = [
+            node
+            for node in unwritten
+            if (is_urgent or now - node.last_used >= _settled_s(node.state_bytes))
             and self._skipped.get(node.node_id) != node.end
         ]
-        yield from sorted(leaves, key=lambda node: node.last_used)
+        yield from sorted(settled, key=lambda node: node.last_used)
 
     @property
     def _is_filling(self) -> bool:
@@ -257,8 +265,10 @@ class DiskWriter:
                 time.sleep(part.nbytes / _BESIDE_BYTES_PER_S)
 
     def _written(self, job: _Job, record: Record) -> None:
-        self._job = None
-        if record.name not in self._index and not self._index.add(record):
+        is_cleared, self._cleared = self._cleared is job, None
+        self._job = self._limit = None
+        if is_cleared or (record.name not in self._index and not self._index.add(record)):
+            self._skipped[job.leaf.node_id] = job.leaf.end  # it would be written again and again
             self.submit(partial(self._folder.remove, record), self._owner.fail)
             return
         space, header = (record.header.fingerprint, record.header.salt), record.header
@@ -273,17 +283,51 @@ class DiskWriter:
                 slack = self._max_bytes // _CAP_SLACK
                 if not self._owner.make_room(job.num_bytes + slack):
                     self._pause(error)
-            case NoRoom() | FolderUnusable():
+            case NoRoom():
                 self._pause(error)
+            case FolderUnusable():
+                self._paused_until_s = time.monotonic() + _PAUSE_S
+                self._owner.fail(error)
             case FileNotFoundError():  # another server has removed the record that this one continues
-                self._index.lose([job.header.parent])
-                self._owner.make_room(0)
+                self._owner.lost([job.header.parent])
             case _:
                 self._owner.fail(error)
 
-    def _pause(self, error: Exception) -> None:
-        logger.warning("Nothing is written to the cache on disk for a minute: %s", error)
+    def _pause(self, error: NoRoom) -> None:
+        """Try again in a minute. The log has one line until something could be written."""
+        if error.limit != self._limit:
+            logger.warning("%s", error)
+        self._limit = error.limit
         self._paused_until_s = time.monotonic() + _PAUSE_S
+
+    # -- what leaves memory or the disk
+
+    def clear(self, salts: str) -> None:
+        """What is being written of salts that begin with `salts` is removed as soon as it is complete."""
+        if self._job is not None and self._job.header.salt.startswith(salts):
+            self._cleared = self._job
+
+    def recheck(self, *, is_lost: bool) -> None:
+        """Records are gone, so nodes in memory may be kept nowhere else any more.
+
+        What is lost is written again. What was evicted is not: it was of least worth.
+        """
+        if is_lost:
+            self._skipped.clear()
+        for leaf in [node for node in self._memory.nodes() if node.key is not None]:
+            path = leaf.path()
+            assert leaf.key is not None
+            if leaf.space[0] == self._fingerprint and any(node.is_copied for node in path):
+                stored = self._index.tree.common_length(leaf.space, leaf.key)
+                for node in path:
+                    self._recheck(node, leaf.key[: node.end * WORD_BYTES], stored, is_lost=is_lost)
+
+    def _recheck(self, node: Node, key: bytes, stored: int, *, is_lost: bool) -> None:
+        has_state = node.state is None or self._index.has_state(node.space, key)
+        if node.is_copied and not (node.end <= stored and has_state):
+            node.is_copied = False
+            if not is_lost:
+                self._skipped[node.node_id] = node.end
 
     # -- figures
 
@@ -297,7 +341,7 @@ class DiskWriter:
             used_bytes=self._usage.used_bytes,
             written_today_bytes=self._usage.written_bytes,
             num_records=self._usage.num_records,
-            num_waiting_bytes=self._num_waiting_bytes(),
+            num_waiting_bytes=self.num_waiting_bytes(),
             **counts,
         )
 
@@ -305,7 +349,8 @@ class DiskWriter:
         """Runs on the writer's thread."""
         self._usage = self._folder.usage()
 
-    def _num_waiting_bytes(self) -> int:
+    def num_waiting_bytes(self) -> int:
+        """Bytes in memory that are not on disk, although they may be worth it."""
         return sum(
             node.segment_bytes + node.state_bytes
             for node in self._memory.nodes()
@@ -313,7 +358,9 @@ class DiskWriter:
         )
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """What was begun is written, and what was removed is removed, unless the disk hangs."""
+        self._is_beside = False
+        self._thread.close(_END_S)
 
 
 def _settled_s(state_bytes: int) -> float:

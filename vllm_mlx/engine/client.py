@@ -41,6 +41,7 @@ T = TypeVar("T")
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
 _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
+_HURRIED_SAVE_S = 1.0
 
 
 class EngineClient:
@@ -175,14 +176,18 @@ class EngineClient:
         return await self._ask(lambda engine: engine.clear_cache(salts))
 
     async def shutdown(self, drain_s: float) -> None:
-        """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread."""
+        """Refuse new requests, let running ones finish for `drain_s`, then fail the others and end the thread.
+
+        A second call is for those who cannot wait: less is written to disk.
+        """
+        save_s = _HURRIED_SAVE_S if self._is_closing else _SAVE_S
         self._is_closing = True
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._has_drained = True
         self._fail_all(EngineDead("The server is shutting down."))
-        await asyncio.to_thread(self._thread.stop, _STOP_S, _SAVE_S)
+        await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
         self._pool.shutdown()
         await self._preparations.close()

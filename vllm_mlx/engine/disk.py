@@ -17,7 +17,7 @@ from ..disk.memories import Memories
 from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
 from ..disk.read_speed import measure_read
 from ..runner.model import Model
-from ..runner.restored_check import difference
+from ..runner.restored_check import compare
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def start_tier(disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTre
         rule=rule,
         s_per_token=s_per_token,
         read_bytes_per_s=disk.read_bytes_per_s,
-        check=partial(difference, model),
+        check=partial(compare, model),
         report=disk.report,
     )
     tier.load()

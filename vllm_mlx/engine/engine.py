@@ -90,10 +90,17 @@ class Engine:
         if self.disk is not None:
             self.disk.wake = wake
 
-    def close(self, save_s: float) -> None:
-        """End what runs on other threads, after at most `save_s` to write what is not on disk yet."""
-        if self.disk is not None:
-            self.disk.write_all(save_s)
+    def close(self, rest_s: Callable[[], float], deliver: Deliver) -> None:
+        """End what runs on other threads. While `rest_s` returns a time, write what is not on disk yet."""
+        cache = self._scheduler.prefix_cache
+        if self.disk is None or cache is None:
+            return
+        try:
+            if rest_s() > 0:
+                self._aborts += cache.seq_ids
+                self.step(deliver)  # rows leave their state behind
+                self.disk.write_all(rest_s)
+        finally:
             self.disk.close()
 
     def _look_after_disk(self, *, is_idle: bool) -> None:
@@ -248,7 +255,7 @@ class EngineThread:
         self._loaded: Future[EngineFacts] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._ended = threading.Event()
-        self._save_s = 0.0
+        self._save_until_s = 0.0  # by the monotonic clock
         self._end: EngineDead | None = None  # set once no message is handled any more
         self.step_started_s: float | None = None  # start of the running step, by the monotonic clock
         self.error: EngineDead | None = None  # why the thread ended, unless `stop` ended it
@@ -286,7 +293,7 @@ class EngineThread:
         self._inbox.put(lambda engine: engine.keep(seq, num_tokens))
 
     def wake(self) -> None:
-        """Step again, because images for which rows wait are ready."""
+        """Step again, because images for which rows wait are ready, or there are news of the disk."""
         self._inbox.put(Engine.wake)
 
     def inspect(self, ask: Callable[[Engine], T]) -> "Future[T]":
@@ -298,8 +305,11 @@ class EngineThread:
         return answer
 
     def stop(self, timeout_s: float | None = None, save_s: float = 0.0) -> None:
-        """End the thread, and wait for that. It has `save_s` more to write what is not on disk yet."""
-        self._save_s = save_s
+        """End the thread, and wait for that. It has `save_s` more to write what is not on disk yet.
+
+        A second call may leave it less time.
+        """
+        self._save_until_s = time.monotonic() + save_s
         self._inbox.put(None)
         self._ended.wait(None if timeout_s is None else timeout_s + save_s)
 
@@ -331,9 +341,12 @@ class EngineThread:
             self.error = _end_of(error)
             self._died(self.error)
         with Fence("the process, which ends"):
-            engine.close(self._save_s if self.error is None else 0.0)
+            engine.close(self._rest_s, self._deliver)
         self._end = self.error or EngineDead("The engine has been shut down.")
         self._refuse_questions(self._end)
+
+    def _rest_s(self) -> float:
+        return 0.0 if self.error is not None else self._save_until_s - time.monotonic()
 
     def _refuse_questions(self, error: EngineDead) -> None:
         """Answer questions in the inbox with an error. A caller that asks after the end calls this itself."""

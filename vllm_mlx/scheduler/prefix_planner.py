@@ -43,6 +43,8 @@ class SlowTier(Protocol):
 
     def drop(self, space: Space, key: bytes) -> None: ...
 
+    def raise_fault(self) -> None: ...
+
 
 class PrefixPlanner:
     """Owns the plans of all sequences for the cache, and the pins of the restores of one step."""
@@ -90,6 +92,11 @@ class PrefixPlanner:
             self.disk.forget(seq.seq_id)
 
     @property
+    def seq_ids(self) -> list[int]:
+        """All sequences that wait or run."""
+        return list(self._keys)
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of cached state, and of what is being read."""
         return self.tree.used_bytes + self._reserved_bytes
@@ -106,7 +113,7 @@ class PrefixPlanner:
         """Whether a sequence should wait, because more of its prefix than memory holds is being read from disk."""
         if self.disk is None or seq.seq_id in self._unusable:
             return False
-        with Fence("the row, which begins without what the disk holds"):
+        with self._hold_fault(), RowFence("the row, which begins without what the disk holds"):
             return self.disk.awaits(seq.seq_id, self._space(seq), self._key(seq, seq.num_tokens))
         return False
 
@@ -251,6 +258,8 @@ class PrefixPlanner:
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
+        if self.disk is not None:
+            self.disk.raise_fault()
 
     @contextmanager
     def _hold_fault(self) -> Iterator[None]:
@@ -321,7 +330,7 @@ class PrefixPlanner:
     def shrink_to(self, num_bytes: int) -> None:
         """Limit cached state to `num_bytes`, because rows need the rest."""
         with self._hold_fault():
-            self.tree.set_limit(max(0, min(self._max_bytes, num_bytes - self._reserved_bytes)))
+            self.tree.set_limit(max(0, min(self._max_bytes, num_bytes) - self._reserved_bytes))
 
     def _space(self, seq: Sequence) -> Space:
         return (self._fingerprint, seq.cache_salt)
