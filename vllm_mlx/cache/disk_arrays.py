@@ -35,7 +35,7 @@ _TYPES: tuple[tuple[mx.Dtype, str, Any], ...] = (
     (mx.int64, "I64", np.uint64),
 )
 _NAMES = {dtype: (name, bits) for dtype, name, bits in _TYPES}
-_DTYPES = {name: (dtype, bits) for dtype, name, bits in _TYPES}
+_DTYPES = {name: dtype for dtype, name, _ in _TYPES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,22 @@ def can_store(buffers: Iterable[mx.array]) -> bool:
     return all(buffer.dtype in _NAMES for buffer in buffers)
 
 
-def array_of(tensor: Tensor, data: np.ndarray) -> mx.array:
-    """The array of a tensor whose bytes were read. It copies them. Raises DamagedSnapshot for a type unknown to MLX."""
-    if tensor.dtype not in _DTYPES:
-        raise DamagedSnapshot(f"no array has the type {tensor.dtype}")
-    dtype, bits = _DTYPES[tensor.dtype]
-    return mx.array(data.view(bits).reshape(tensor.shape)).view(dtype)
+def empty_arrays(tensors: Sequence[Tensor]) -> list[tuple[mx.array, memoryview]]:
+    """Arrays for tensors that are to be read, each with its bytes, which are the array's own: reads fill the arrays.
+
+    Called on the engine thread. Raises DamagedSnapshot for a type unknown to MLX.
+    """
+    if unknown := [tensor.dtype for tensor in tensors if tensor.dtype not in _DTYPES]:
+        raise DamagedSnapshot(f"no array has the type {unknown[0]}")
+    arrays = [mx.zeros(tensor.shape, _DTYPES[tensor.dtype]) for tensor in tensors]
+    mx.eval(arrays)
+    return [(array, _bytes(array)) for array in arrays]
+
+
+def _bytes(array: mx.array) -> memoryview:
+    if not array.size:
+        return memoryview(b"")
+    return np.frombuffer(memoryview(array), np.uint8).data  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A read is made if the disk holds a deeper resume point than memory does, and reading is faster than computing. The
 sequence waits for it in the queue, while other rows go on. Then it resumes from memory like any other.
 
-The files are read on threads of their own; the engine thread makes arrays of the bytes between two steps.
+The files are read on threads of their own, straight into arrays that the engine thread has made between two steps.
 """
 
 import logging
@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Semaphore
+from queue import SimpleQueue
 from typing import Protocol
 
 import mlx.core as mx
-import numpy as np
 
 from ..disk.folder import Folder
-from ..disk.record import Damaged, Record
+from ..disk.record import Damaged, Record, Tensor
 from ..disk.space import FolderUnusable
-from .disk_arrays import Key, Part, array_of, segment_of, state_of
+from .disk_arrays import Key, Part, empty_arrays, segment_of, state_of
 from .disk_index import DiskIndex
 from .disk_threads import Workers
 from .index import WORD_BYTES, common_tokens, num_tokens
@@ -32,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 MIN_GAIN = 32  # tokens: reading fewer is not worth a file's opening
 _READ_S = 0.005  # what a read takes beside its bytes: it is queued, and the sequence waits for a step to end
-_NUM_AHEAD = 4  # tensors that are read before the engine thread has taken them
+_AHEAD_BYTES = 256 << 20  # arrays that are made before they are read: a disk reads less in a step of other rows
+_MADE_BYTES = 32 << 20  # arrays that are made at a time
 _NUM_READERS = 2
 _MALFORMED = (
     DamagedSnapshot,
@@ -96,7 +96,9 @@ class _Reading:
     num_gained: int  # tokens beyond what memory holds
     current: Record | None = None  # what is being read
     arrays: dict[Key, mx.array] = field(default_factory=dict)
-    room: Semaphore = field(default_factory=lambda: Semaphore(_NUM_AHEAD))
+    empty: SimpleQueue[tuple[mx.array, memoryview] | None] = field(default_factory=SimpleQueue)  # arrays to fill
+    num_made: int = 0  # arrays were made for the first ones of `loads`
+    ahead_bytes: int = 0  # arrays that were made and have not arrived yet
     is_cancelled: bool = False
 
     @property
@@ -170,6 +172,7 @@ class DiskReader:
         self._readings[seq_id] = reading
         self._memory.set_limit(self._memory.max_bytes - reading.num_bytes)  # what is being read takes this room
         self.submit(partial(self._read, reading), partial(self._read_failed, reading))
+        self._make_arrays(reading)
         return True
 
     def _overlap(self, reading: _Reading, space: Space, key: bytes) -> bool:
@@ -193,7 +196,7 @@ class DiskReader:
         if self._readings.pop(reading.seq_id, None) is not None:
             self._memory.set_limit(self._memory.max_bytes + reading.num_bytes)
         reading.is_cancelled = True
-        reading.room.release()
+        reading.empty.put(None)
         self._index.tree.release(reading.match)
         reading.arrays.clear()
 
@@ -250,15 +253,15 @@ class DiskReader:
         )
 
     def _read(self, reading: _Reading) -> None:
-        """Read the files. Runs on a reader's thread; the engine thread makes the arrays."""
+        """Read the files. Runs on a reader's thread; the engine thread has made the arrays."""
         for record, index in reading.loads:
-            reading.room.acquire()
-            if reading.is_cancelled or self._is_closed:
+            empty = reading.empty.get()
+            if empty is None or reading.is_cancelled or self._is_closed:
                 return
             reading.current = record
-            data = np.empty(record.tensors[index].nbytes, np.uint8)
-            self._folder.read_into(record, index, data.data)
-            self._owner.post(partial(self._arrived, reading, record, index, data))
+            array, data = empty
+            self._folder.read_into(record, index, data)
+            self._owner.post(partial(self._arrived, reading, record, index, array))
         self._owner.post(partial(self._read_done, reading))
         for record in _records(reading.match):
             try:
@@ -266,15 +269,31 @@ class DiskReader:
             except (FileNotFoundError, FolderUnusable):
                 logger.debug("A record that was read is gone", exc_info=True)
 
-    def _arrived(self, reading: _Reading, record: Record, index: int, data: np.ndarray) -> None:
+    def _make_arrays(self, reading: _Reading) -> None:
+        """Make the arrays that are filled next."""
+        while reading.ahead_bytes <= _AHEAD_BYTES - _MADE_BYTES and reading.num_made < len(reading.loads):
+            tensors: list[Tensor] = []
+            for record, index in reading.loads[reading.num_made :]:
+                tensors.append(record.tensors[index])
+                if sum(tensor.nbytes for tensor in tensors) >= _MADE_BYTES:
+                    break
+            try:
+                made = empty_arrays(tensors)
+            except _MALFORMED as error:
+                reading.current = record
+                self._read_failed(reading, error)
+                return
+            for array in made:
+                reading.empty.put(array)
+            reading.num_made += len(tensors)
+            reading.ahead_bytes += sum(tensor.nbytes for tensor in tensors)
+
+    def _arrived(self, reading: _Reading, record: Record, index: int, array: mx.array) -> None:
         if reading.is_cancelled:
             return
-        try:
-            reading.arrays[record.name, index] = array_of(record.tensors[index], data)
-        except _MALFORMED as error:
-            reading.current = record
-            self._read_failed(reading, error)
-        reading.room.release()
+        reading.arrays[record.name, index] = array
+        reading.ahead_bytes -= record.tensors[index].nbytes
+        self._make_arrays(reading)
 
     def _read_failed(self, reading: _Reading, error: Exception) -> None:
         """The sequence computes what could not be read."""
