@@ -160,7 +160,10 @@ class DiskTier:
 
     def awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
         """Whether a sequence should wait, because its prefix is being read. The first call begins the read."""
-        return self._off_reason is None and self._reader.awaits(seq_id, space, key)
+        answers: list[bool] = []
+        if self._off_reason is None:
+            self._contain(lambda: answers.append(self._reader.awaits(seq_id, space, key)))
+        return any(answers)
 
     def num_read(self, seq_id: int) -> int:
         """Tokens that were read for this sequence."""

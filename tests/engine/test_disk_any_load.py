@@ -1,0 +1,179 @@
+"""The disk tier under any load: restarts, aborts, tight memory and every kind of damage change no token."""
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import Driver, plain_loop
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.disk import open_disk, start_tier
+
+NUM_TOKENS = 6
+SESSIONS = 4  # a load has so many servers, one after the other
+ARCHITECTURES = ("qwen3", "gemma3_text", "qwen3_5", "nemotron_h", "llama4", "afm7")
+SALTS = ("", "ann", "ben")
+
+
+class Server:
+    """A driver with a disk tier, and what its thread does between two steps."""
+
+    def __init__(
+        self, path: Path, root: Path, fingerprint: str = "model", driver: Driver | None = None, **settings: object
+    ):
+        config = EngineConfig(model=str(path), cache_dir=str(root), cache_disk_bytes=1 << 30, **settings)
+        self.driver = driver or Driver(path, cache_memory_bytes=config.cache_memory_bytes)
+        self.engine = self.driver.engine
+        disk, tree = open_disk(config), self.engine.cache_tree
+        assert disk is not None and tree is not None
+        planner, model = self.engine._scheduler.prefix_cache, self.engine._runner._model
+        planner._fingerprint = fingerprint
+        tree.add_model(fingerprint, model.resume_rule, s_per_token=1.0)
+        self.engine.attach(start_tier(disk, fingerprint, model, tree, 1.0))
+        self.disk = self.engine.disk
+        assert self.disk is not None
+
+    def run(self) -> None:
+        """Step until all sequences have ended."""
+        deadline = time.monotonic() + 60
+        while self.engine._scheduler.has_work:
+            assert time.monotonic() < deadline, "a sequence waits for ever"
+            self.engine.wake()
+            self.driver.step()
+
+    def generate(self, *prompts: tuple[int, ...], salt: str = "") -> list[list[int]]:
+        seq_ids = [self.driver.add(prompt, NUM_TOKENS, cache_salt=salt) for prompt in prompts]
+        self.run()
+        return [self.driver.replies[seq_id].token_ids for seq_id in seq_ids]
+
+    def stop(self, *, killed: bool = False) -> None:
+        end_s = time.monotonic() + (0 if killed else 30)
+        self.engine.close(lambda: end_s - time.monotonic(), self.driver._deliver)
+
+
+@contextmanager
+def started(
+    path: Path, root: Path, fingerprint: str = "model", driver: Driver | None = None, **settings: object
+) -> Iterator[Server]:
+    server = Server(path, root, fingerprint, driver, **settings)
+    yield server
+    server.stop()
+
+
+def conversations(rng: random.Random) -> list[tuple[int, ...]]:
+    """Prompts that share beginnings, and that go on from each other."""
+    trunk = [rng.randrange(1, 500) for _ in range(900)]
+    found = [tuple(trunk[: rng.randrange(40, 900)]) for _ in range(3)]
+    for _ in range(4):
+        kept = rng.choice(found)
+        found.append((*kept[: rng.randrange(1, len(kept) + 1)], *(rng.randrange(1, 500) for _ in range(60))))
+    return found
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.safetensors"))
+
+
+def cut(root: Path, rng: random.Random) -> None:
+    for file in rng.sample(files(root), min(2, len(files(root)))):
+        with file.open("r+b") as stream:
+            stream.truncate(rng.randrange(file.stat().st_size))
+
+
+def flip(root: Path, rng: random.Random) -> None:
+    for file in rng.sample(files(root), min(3, len(files(root)))):
+        data = bytearray(file.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        file.write_bytes(data)
+
+
+def swap(root: Path, rng: random.Random) -> None:
+    found = files(root)
+    if len(found) > 1:
+        one, other = rng.sample(found, 2)
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+
+
+def remove(root: Path, rng: random.Random) -> None:
+    for file in rng.sample(files(root), min(2, len(files(root)))):
+        file.unlink()
+
+
+def gone(root: Path, rng: random.Random) -> None:
+    shutil.rmtree(root)
+
+
+def no_ledger(root: Path, rng: random.Random) -> None:
+    for file in root.glob("*.json"):
+        file.write_bytes(b"{")
+
+
+def nothing(root: Path, rng: random.Random) -> None: ...
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (cut, flip, swap, remove, gone, no_ledger, nothing)
+
+
+def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
+    """Returns how often something was read, and how many damages were found."""
+    rng = random.Random(f"{architecture} {seed}")
+    path = checkpoint(architecture)
+    prompts = conversations(rng)
+    num_hits = num_damaged = 0
+    for _ in range(SESSIONS):
+        memory = rng.choice([None, None, 2_000_000])
+        server = Server(path, root, cache_memory_bytes=memory)
+        asked: dict[int, tuple[int, ...]] = {}
+        for _ in range(rng.randrange(1, 4)):
+            salt = rng.choice(SALTS)
+            batch = {
+                server.driver.add(prompt, NUM_TOKENS, cache_salt=salt): prompt
+                for prompt in rng.sample(prompts, rng.randrange(1, 4))
+            }
+            asked |= batch
+            for _ in range(rng.randrange(4)):
+                server.engine.wake()
+                server.driver.step()
+            if rng.random() < 0.3:
+                server.engine.abort([rng.choice(list(batch))])
+            if rng.random() < 0.3:
+                rng.choice(DAMAGES)(root, rng)
+            if rng.random() < 0.1:
+                server.engine.clear_cache(rng.choice(SALTS))
+            server.run()
+        for seq_id, prompt in asked.items():
+            reply, seq = server.driver.replies[seq_id], server.driver.seqs[seq_id]
+            assert reply.error is None, (seed, reply.error)
+            if str(seq.finish_reason) != "abort":
+                assert plain_loop(path, prompt, NUM_TOKENS)[0] == reply.token_ids, (seed, prompt[:3], len(prompt))
+        report = server.disk.report()
+        assert report.off_reason is None, (seed, report.off_reason)
+        num_hits, num_damaged = num_hits + report.hits, num_damaged + report.num_damaged
+        assert server.disk.reserved_bytes == 0 and not server.disk.reading
+        server.engine.cache_tree.check_integrity()
+        server.disk._index.tree.check_integrity()
+        server.stop(killed=rng.random() < 0.2)
+        if rng.random() < 0.5:
+            rng.choice(DAMAGES)(root, rng)
+        root.mkdir(exist_ok=True)
+    return num_hits, num_damaged
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "qwen3_5"])
+def test_any_load_has_the_tokens_of_no_cache(architecture: str, tmp_path: Path) -> None:
+    num_hits, _ = run_load(architecture, tmp_path / "cache", 0)
+    assert num_hits
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_twenty_loads_of_each_kind_have_the_tokens_of_no_cache(architecture: str, seed: int, tmp_path: Path) -> None:
+    run_load(architecture, tmp_path / "cache", seed)

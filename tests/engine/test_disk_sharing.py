@@ -1,0 +1,208 @@
+"""One folder of several servers, salts and checkpoints; what is cleared; images; a folder that comes and goes."""
+
+import logging
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_disk_any_load import Server, files, started
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import plain_loop
+from tests.support.running import eventually
+
+PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
+LONGER = (*PROMPT, 3, 5, 8)
+
+
+def hold_reads(server: Server) -> threading.Event:
+    """Keep the threads that read busy until the event is set."""
+    held = threading.Event()
+    for _ in range(2):
+        server.disk._reader.submit(lambda: held.wait(30), server.disk.fail)
+    return held
+
+
+@pytest.fixture
+def path() -> Path:
+    return checkpoint("qwen3")
+
+
+def test_two_servers_read_what_the_other_wrote_and_miss_what_it_removed(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as one, started(path, tmp_path) as other:
+        one.generate(PROMPT)
+        one.disk.write_all(lambda: 30.0)
+        other.disk._writer.submit(other.disk._compare, other.disk.fail)
+        eventually(lambda: other.disk.take_news(0.01) or len(other.disk._index) > 0)
+        assert other.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        assert other.disk.report().hits == 1
+        other.engine.clear_cache()
+        eventually(lambda: not files(tmp_path))
+        one.disk._writer.submit(one.disk._compare, one.disk.fail)
+        eventually(lambda: one.disk.take_news(0.01) or len(one.disk._index) == 0)
+        one.engine.cache_tree.clear()
+        assert one.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        one.disk.write_all(lambda: 30.0)
+        assert files(tmp_path), "what was lost is written again"
+
+
+def test_salts_and_checkpoints_share_no_state_and_are_cleared_alone(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as server:
+        for salt in ("ann", "ben"):
+            server.generate(PROMPT, salt=salt)
+    kept = files(tmp_path)
+    with started(path, tmp_path, "other") as server:
+        server.generate(LONGER, salt="ann")
+        assert server.disk.report().hits == 0
+    with started(path, tmp_path) as server:
+        server.generate(LONGER, salt="cat")
+        assert server.disk.report().hits == 0
+        server.engine.clear_cache("ann")
+        assert server.generate(LONGER, salt="ann") == [plain_loop(path, LONGER, 6)[0]]
+        assert server.disk.report().hits == 0
+        server.generate(LONGER, salt="ben")
+        assert server.disk.report().hits == 1
+    assert sum(file in kept for file in files(tmp_path)) == len(kept) // 2
+
+
+def test_what_is_read_or_written_while_it_is_cleared_leaves_no_file(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+    with started(path, tmp_path) as server:
+        held = hold_reads(server)
+        server.driver.add(LONGER, 6)
+        server.driver.step()
+        assert server.disk.reading
+        held.set()
+        server.engine.clear_cache()
+        assert not server.disk.reading
+        server.run()
+        assert server.driver.replies[0].token_ids == plain_loop(path, LONGER, 6)[0]
+        assert server.disk.report().hits == 0
+        server.engine.clear_cache()
+        server.disk._writer.next(is_idle=True, is_last=True)
+        server.engine.clear_cache()
+        server.engine.cache_tree.clear()
+    assert not files(tmp_path)
+
+
+def test_a_sequence_that_leaves_frees_what_its_read_had_reserved(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+    with started(path, tmp_path) as server:
+        held = hold_reads(server)
+        seq_ids = [server.driver.add(LONGER, 6) for _ in range(2)]
+        server.driver.step()
+        assert server.disk.reading == {seq_ids[0]}, "the second one waits for the first one's read"
+        before = server.disk.reserved_bytes
+        server.engine.abort(seq_ids[:1])
+        server.driver.step()
+        held.set()
+        assert before > 0 and server.disk.reading <= {seq_ids[1]}
+        server.run()
+        assert server.driver.replies[seq_ids[1]].token_ids == plain_loop(path, LONGER, 6)[0]
+        assert server.disk.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("place", ["_check", "_make_arrays", "_insert"])
+@pytest.mark.parametrize("error", [RuntimeError("[malloc] Unable to allocate 8 bytes."), ValueError("unforeseen")])
+def test_an_error_of_a_read_keeps_no_sequence_waiting(
+    path: Path, tmp_path: Path, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+
+    def failing(*_: object) -> None:
+        raise error
+
+    with started(path, tmp_path) as server:
+        monkeypatch.setattr(server.disk._reader, place, failing)
+        assert server.generate(LONGER, PROMPT) == [plain_loop(path, prompt, 6)[0] for prompt in (LONGER, PROMPT)]
+        assert server.disk.report().hits == 0 and server.disk.reserved_bytes == 0
+        assert (server.disk.report().off_reason is None) is isinstance(error, RuntimeError)
+
+
+def test_state_of_another_model_turns_the_tier_off_for_all_reads(tmp_path: Path) -> None:
+    """Two sequences read at once: neither is served what differs."""
+    other = tuple(reversed(PROMPT))
+    with started(checkpoint("qwen3", seed=5), tmp_path) as server:
+        server.generate(PROMPT, other)
+    path = checkpoint("qwen3")
+    with started(path, tmp_path) as server:
+        assert server.generate(PROMPT, other) == [plain_loop(path, prompt, 6)[0] for prompt in (PROMPT, other)]
+        assert "differs from what the model computes" in (server.disk.report().off_reason or "")
+
+
+def test_a_folder_that_goes_and_comes_back_is_used_again(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, away = tmp_path / "disk" / "cache", tmp_path / "away"
+    root.mkdir(parents=True)
+    with started(path, root) as server:
+        server.generate(PROMPT)
+    with started(path, root) as server, caplog.at_level(logging.WARNING):
+        root.parent.rename(away)
+        for number in range(3):
+            assert server.generate((*PROMPT, number)) == [plain_loop(path, (*PROMPT, number), 6)[0]]
+            server.engine.cache_tree.clear()
+        lines = [record for record in caplog.records if "is gone" in record.getMessage()]
+        assert len(lines) == 1 and server.disk.report().hits == 0
+        away.rename(root.parent)
+        server.generate(LONGER)
+        assert server.disk.report().hits == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_read(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+    for folder in (tmp_path, *(file.parent for file in files(tmp_path))):
+        folder.chmod(0o500)
+    with started(path, tmp_path) as server:
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+
+
+def test_an_encrypted_folder_is_read_with_its_key_only(path: Path, tmp_path: Path) -> None:
+    keys = [tmp_path / f"key{number}" for number in range(2)]
+    for number, key in enumerate(keys):
+        key.write_text(f"{number}" * 64)
+        key.chmod(0o600)
+    root = tmp_path / "cache"
+    with started(path, root, cache_disk_key_file=str(keys[0])) as server:
+        server.generate(PROMPT)
+    for settings, hits in (
+        ({"cache_disk_key_file": str(keys[1])}, 0),
+        ({}, 0),
+        ({"cache_disk_key_file": str(keys[0])}, 1),
+    ):
+        with started(path, root, **settings) as server:
+            assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+            assert server.disk.report().hits == hits
+
+
+def test_threads_end_with_the_tier(path: Path, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+    with started(path, tmp_path) as server:
+        server.driver.add(LONGER, 6)
+        server.driver.step()
+        server.stop(killed=True)
+    eventually(lambda: {t for t in threading.enumerate() if t.name.startswith("disk-")} <= before)
+
+
+def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    prompts = [tuple(rng.randrange(1, 500) for _ in range(300)) for _ in range(6)]
+    with started(path, tmp_path) as server:
+        for prompt in prompts:
+            server.generate(prompt)
+    before = sum(file.stat().st_size for file in files(tmp_path))
+    with started(path, tmp_path) as server:
+        assert server.disk.make_room(before // 2)
+        server.disk._writer.close()
+        left = sum(file.stat().st_size for file in files(tmp_path))
+        assert 0 < left <= before - before // 2
+        assert len(server.disk._index) == len(files(tmp_path))
