@@ -12,7 +12,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import caching, device, encoding, guiding, keeping, lengths, parts, records, serving, stepping, vision, watching
+from . import (
+    caching,
+    device,
+    disk,
+    encoding,
+    guiding,
+    keeping,
+    lengths,
+    parts,
+    records,
+    serving,
+    stepping,
+    vision,
+    watching,
+)
 from .checkpoint import ARCHITECTURES, write_heavy, write_tiny
 from .client import BenchmarkError
 from .figures import Figure, measure
@@ -34,10 +48,12 @@ WORKLOADS: dict[str, Workloads] = {
     "step": stepping.prepared,
     "parts": parts.prepared,
     "records": records.prepared,
+    "disk": disk.prepared,
 }
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
     "step": stepping.write_deep,
+    "disk": disk.write_wide,
     "lengths": lambda folder, _: write_heavy(folder),
 }
 

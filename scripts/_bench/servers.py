@@ -77,7 +77,7 @@ def running(command: list[str], port: int, checkout: Path | None = None) -> Iter
             command, env=environment, cwd=checkout, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            if not _await_ready(process, port):
+            if not await_ready(process, port):
                 log.seek(0)
                 tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
                 raise BenchmarkError(f"The server did not start: {' '.join(command)}\n{tail}")
@@ -86,7 +86,7 @@ def running(command: list[str], port: int, checkout: Path | None = None) -> Iter
             _stop(process)
 
 
-def _await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+def await_ready(process: subprocess.Popen[bytes], port: int) -> bool:
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
         if _is_healthy(port):

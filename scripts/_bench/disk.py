@@ -1,0 +1,268 @@
+"""Workload set `disk`: what a restart costs that finds its prompt on disk, and what writing beside live rows costs.
+
+Everything runs in this process. A restart is a new engine on the folder of the last one. On Linux the page cache is
+dropped before each read from disk; macOS has no call for it, so that both reads come from memory there.
+
+Only the first tokens of the prompt are computed: their KV stands for that of the others, which has the same size.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.checkpoints import write_checkpoint
+from tests.support.engine_driver import Driver
+from vllm_mlx.cache.index import WORD_BYTES
+from vllm_mlx.cache.node import Node
+from vllm_mlx.cache.tree import PrefixTree
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.request import SamplingParams
+from vllm_mlx.engine.disk import open_disk
+from vllm_mlx.engine.loading import load_engine
+from vllm_mlx.llm import LLM
+from vllm_mlx.runner.checkpoint import find_checkpoint
+
+from .checkpoint import speak_in_words
+from .client import BenchmarkError
+from .figures import OURS, Aim, Figure, Measure
+
+_COMPUTED = 1024
+NUM_TOKENS = 30 * _COMPUTED + 1
+BARE_READ, ALONE = "bare read", "no writer"
+_MOST = 1.5  # bare reads, beyond what the same takes from memory
+_FIRST = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+_SHAPE: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+_LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3": {"num_hidden_layers": 8},
+    "qwen3_5": {"num_hidden_layers": 8, "full_attention_interval": 2},
+    "gpt_oss": {},
+}
+_SETTINGS: dict[str, Any] = {
+    "max_model_len": 40_000,
+    "memory_budget_bytes": 6 << 30,
+    "cache_disk_bytes": 40 << 30,
+    "cache_disk_daily_bytes": 1 << 42,
+}
+_STEPS, _PREFILL = 20, 256  # of a decode that is timed, and tokens of a prefill
+
+
+def write_wide(folder: Path, architecture: str) -> Path:
+    """Tens of kilobytes of KV a token, as real models have, and hardly any weights."""
+    write_checkpoint(folder, architecture, **_SHAPE, **_LAYERS[architecture])
+    speak_in_words(folder)
+    return folder
+
+
+def ids(num_tokens: int, first: int = 0) -> list[int]:
+    return [7 + (5 * place * place + 3 * place + place // 977 + first) % 900 for place in range(num_tokens)]
+
+
+def packed(token_ids: list[int]) -> bytes:
+    return b"".join(token_id.to_bytes(WORD_BYTES, "big") for token_id in token_ids)
+
+
+def repeat(tree: PrefixTree, leaf: Node, words: bytes, start: int) -> None:
+    """Store the leaf's path again and again for the words from `start` on, as far as it fits below the last one."""
+    path = [node for node in leaf.path() if node.end <= (leaf.end // 256) * 256]
+    length = path[-1].end
+    while start + length < len(words) // WORD_BYTES:
+        for node in path:
+            is_stored = tree.insert(
+                leaf.space,
+                words[: (start + node.end) * WORD_BYTES],
+                start=start + node.start,
+                segment=node.segment,
+                window_start=start + node.window_start,
+                state=node.state,
+                now=time.monotonic(),
+            )
+            if not is_stored:
+                raise BenchmarkError("The prefix cache has no room for the prompt.")
+        start += length
+
+
+def longest(tree: PrefixTree) -> Node:
+    return max((node for node in tree.nodes() if node.key is not None), key=lambda node: node.end)
+
+
+def dropped(folder: Path) -> Iterator[int]:
+    """The records as open files, no byte of which is in the page cache."""
+    for path in sorted(folder.rglob("*.safetensors")):
+        file = os.open(path, os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        yield file
+        os.close(file)
+
+
+@dataclass(slots=True)
+class Restarts:
+    """`play` starts an engine anew and asks twice for one token; the other figures are read off the last play."""
+
+    model: Path
+    folder: Path
+    values: dict[str, float] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        prompt = ids(NUM_TOKENS)
+        with self._opened() as llm:
+            llm.generate([prompt[:_COMPUTED]], _FIRST)
+
+            def store(engine: Any) -> None:
+                leaf = longest(engine.cache_tree)
+                repeat(engine.cache_tree, leaf, packed(prompt), (leaf.end // 256) * 256)
+
+            _result(llm, llm._engine._ask(store))
+            llm.generate([prompt], _FIRST)
+
+    def play(self) -> float:
+        """Returns milliseconds to the first token from disk, beyond what it takes from memory."""
+        with self._opened() as llm:
+            for _ in dropped(self.folder):
+                pass
+            self.values["disk"], num_cached = self._ttft_ms(llm)
+            self.values["memory"], num_in_memory = self._ttft_ms(llm)
+            disk = _result(llm, llm._engine.status())["cache"]["disk"]
+        if num_cached != num_in_memory or disk["hits"] != 1:
+            raise BenchmarkError(f"{num_cached} tokens came from disk, {num_in_memory} from memory.")
+        self.values["read"] = disk["bytes_read"] / 1e6
+        self.values["bare"] = self._bare_ms(disk["bytes_read"])
+        return self.values["disk"]
+
+    def value(self, name: str) -> Measure:
+        return lambda: self.values[name]
+
+    def beyond(self) -> float:
+        return self.values["disk"] - self.values["memory"]
+
+    def _ttft_ms(self, llm: LLM) -> tuple[float, int]:
+        begun_s = time.perf_counter()
+        [output] = llm.generate([ids(NUM_TOKENS)], _FIRST)
+        usage = output.outputs[0].usage
+        return 1000 * (time.perf_counter() - begun_s), 0 if usage is None else usage.cached_tokens
+
+    def _bare_ms(self, num_bytes: int) -> float:
+        """Read as many bytes of the same files into one buffer."""
+        buffer, rest = memoryview(bytearray(4 << 20)), num_bytes
+        elapsed_s = 0.0
+        for file in dropped(self.folder):
+            begun_s, offset = time.perf_counter(), 0
+            while rest > 0 and (count := os.preadv(file, [buffer[:rest]], offset)):
+                offset += count
+                rest -= count
+            elapsed_s += time.perf_counter() - begun_s
+        return 1000 * elapsed_s
+
+    def _opened(self) -> LLM:
+        return LLM(str(self.model), cache_dir=str(self.folder), **_SETTINGS)
+
+    def figures(self) -> list[Figure]:
+        aim = Aim(bound=_MOST, at_least=False, against=BARE_READ)
+        beyond = {OURS: self.beyond, BARE_READ: self.value("bare")}
+        return [
+            Figure(name="first token, from disk", unit="ms", measures={OURS: self.play}, aims=()),
+            Figure(name="first token, from memory", unit="ms", measures={OURS: self.value("memory")}, aims=()),
+            Figure(name="from disk, beyond memory", unit="ms", measures=beyond, aims=(aim,)),
+            Figure(name="read", unit="MB", measures={OURS: self.value("read")}, aims=()),
+        ]
+
+
+def _result(llm: LLM, coroutine: Any) -> Any:
+    future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, llm._loop)
+    return future.result()
+
+
+class Beside:
+    """Rows of one engine, with a writer that has something to write, and with one that waits."""
+
+    def __init__(self, model: Path, folder: Path):
+        settings = {**_SETTINGS, "cache_dir": str(folder)}
+        config = EngineConfig(model=str(model), **settings)
+        self._driver = Driver(model, **settings)
+        self._driver.engine = self._engine = load_engine(config, find_checkpoint(str(model)), disk=open_disk(config))
+        self._first = 0
+        self._driver.generate([ids(_COMPUTED)], max_tokens=1)
+        tree = self._engine.cache_tree
+        assert tree is not None
+        self._tree, self._leaf = tree, longest(tree)
+
+    def decode_ms(self, *, is_writing: bool) -> float:
+        """A step of one row."""
+        row = self._driver.add(ids(32, self._next()), max_tokens=10_000)
+        while self._driver.seqs[row].num_output_tokens < 3:
+            self._driver.step()
+        elapsed_ms = self._timed(is_writing, self._steps)
+        self._engine.abort([row])
+        self._driver.run()
+        return elapsed_ms / _STEPS
+
+    def _steps(self) -> None:
+        for _ in range(_STEPS):
+            self._driver.step()
+
+    def prefill_ms(self, *, is_writing: bool) -> float:
+        prompt = ids(_PREFILL, self._next())
+        return self._timed(is_writing, lambda: self._driver.generate([prompt], max_tokens=1))
+
+    def _timed(self, is_writing: bool, work: Callable[[], object]) -> float:
+        disk = self._engine.disk
+        assert disk is not None
+        disk._writer._paused_until_s = 0.0 if is_writing else float("inf")
+        if is_writing:
+            number = self._next()
+            repeat(self._tree, self._leaf, packed([1000 + number, *ids(20_000)]), 0)
+            for node in self._tree.nodes():
+                node.last_used -= 100.0  # it has settled
+            disk.write(is_idle=False)
+        begun_s = time.perf_counter()
+        work()
+        elapsed_ms = 1000 * (time.perf_counter() - begun_s)
+        if is_writing and not disk._writer.is_writing:
+            raise BenchmarkError("The writer had ended before the rows had.")
+        disk._writer._paused_until_s = float("inf")
+        while disk._writer.is_writing:
+            disk.take_news(0.1)
+        for node in [node for node in self._tree.nodes() if node.key is not None and node is not self._leaf]:
+            if node.key is not None:
+                self._tree.drop(node.space, node.key)
+        disk.clear()
+        return elapsed_ms
+
+    def _next(self) -> int:
+        self._first += 1
+        return self._first
+
+    def close(self) -> None:
+        self._engine.close(lambda: 0.0, lambda updates: None)
+
+    def figures(self) -> list[Figure]:
+        found = []
+        for name, measure, bound in (("decode step", self.decode_ms, 1 / 0.97), ("prefill", self.prefill_ms, 1.03)):
+            measures = {
+                OURS: lambda measure=measure: measure(is_writing=True),
+                ALONE: lambda measure=measure: measure(is_writing=False),
+            }
+            aims = (Aim(bound=bound, at_least=False, against=ALONE),)
+            found.append(Figure(name=f"{name} beside the writer", unit="ms", measures=measures, aims=aims))
+        return found
+
+
+@contextlib.contextmanager
+def prepared(model: Path) -> Iterator[list[Figure]]:
+    """The figures of this set."""
+    with tempfile.TemporaryDirectory(prefix="vllm-mlx-disk-") as root:
+        restarts = Restarts(model, Path(root) / "restarts")
+        restarts.fill()
+        beside = Beside(model, Path(root) / "beside")
+        try:
+            yield [*restarts.figures(), *beside.figures()]
+        finally:
+            beside.close()

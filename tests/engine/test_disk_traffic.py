@@ -1,0 +1,54 @@
+"""What the disk tier reads and copies, counted: what a resume point needs, and nothing on the engine thread."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_mlx.cache import disk_arrays
+from vllm_mlx.cache.disk_arrays import SLAB_TOKENS
+
+from .test_disk_tier import disk_of, opened, tokens_of
+
+PROMPT = [7 + (5 * place * place + 3 * place) % 180 for place in range(1500)]
+TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, width, fp32
+
+
+def recorded(called: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
+    def record(*args: Any) -> Any:
+        result = called(*args)
+        note(result)
+        return result
+
+    return record
+
+
+@pytest.mark.parametrize("num_shared", [500, 1280, len(PROMPT) - 1])
+def test_bytes_that_are_read_are_the_needed_ones_to_a_slab(
+    num_shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened("llama", tmp_path) as llm:
+        tokens_of(llm, PROMPT)
+    num_bytes: list[int] = []
+    with opened("llama", tmp_path) as llm:
+        monkeypatch.setattr(os, "preadv", recorded(os.preadv, num_bytes.append))
+        tokens_of(llm, [*PROMPT[:num_shared], 3, 5, 9])
+        disk = disk_of(llm)
+    num_slabs = -(-num_shared // SLAB_TOKENS)
+    assert disk["tokens_read"] == num_shared
+    assert disk["bytes_read"] == sum(num_bytes)
+    assert num_shared * TOKEN_BYTES <= sum(num_bytes) <= num_slabs * SLAB_TOKENS * TOKEN_BYTES
+
+
+def test_what_is_written_is_copied_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    monkeypatch.setattr(
+        disk_arrays, "_copied", recorded(disk_arrays._copied, lambda _: threads.add(threading.current_thread().name))
+    )
+    with opened("qwen3_5", tmp_path) as llm:
+        tokens_of(llm, PROMPT)
+        engine = llm._engine._thread._thread.name
+    assert threads and engine not in threads
