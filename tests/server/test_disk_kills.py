@@ -1,0 +1,55 @@
+"""A server that is killed at any moment and started again serves the same replies, from what it had written."""
+
+import random
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.checkpoints import checkpoint
+from tests.support.commands import address, served
+
+MAX_TURNS = 3
+TEXT = "The quick brown fox jumps over the lazy dog. "
+
+
+def prompt_of(turn: int) -> str:
+    return "".join(f"{number}: {TEXT}" for number in range(6 * (turn + 1)))
+
+
+def ask(url: str, turn: int) -> str:
+    body = {"prompt": prompt_of(turn), "max_tokens": 12, "temperature": 0}
+    with httpx.Client(timeout=60, trust_env=False) as http:
+        reply = http.post(f"{url}/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
+
+
+def kill_at_random_moments(root: Path, seeds: range, num_turns: int = MAX_TURNS) -> None:
+    path = str(checkpoint("qwen3"))
+    expected: list[str] = []
+    with served(path, "--cache-disk", "0") as (_, printed):
+        expected += [ask(address(printed), turn) for turn in range(num_turns)]
+    for seed in seeds:
+        rng = random.Random(f"kill {seed}")
+        folder = root / str(seed)
+        for turn in range(num_turns):
+            log = root / f"{seed}-{turn}.log"
+            with log.open("w") as stderr, served(
+                path, "--cache-disk", "1GB", "--cache-dir", str(folder), stderr=stderr
+            ) as (_, printed):  # fmt: skip
+                for earlier in range(turn + 1):
+                    assert ask(address(printed), earlier) == expected[earlier], (seed, turn, earlier)
+                time.sleep(rng.uniform(0, 3))
+            assert "Traceback" not in log.read_text(), (seed, turn)
+
+
+def test_a_killed_server_goes_on_with_the_same_replies(tmp_path: Path) -> None:
+    kill_at_random_moments(tmp_path, range(1), 2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1, 21, 5))
+def test_twenty_killed_servers_go_on_with_the_same_replies(tmp_path: Path, first: int) -> None:
+    kill_at_random_moments(tmp_path, range(first, first + 5))
