@@ -1,6 +1,8 @@
 """State that outlives the process: a second engine on the same folder resumes what the first one computed."""
 
 import asyncio
+import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, checkpoint
+from tests.support.running import eventually
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.monitoring.schema import DiskStatus
 from vllm_mlx.llm import LLM
@@ -55,3 +58,15 @@ def test_a_second_process_computes_the_same_from_what_the_first_one_left(archite
         assert disk["hits"] == 1 or (name == "forked" and disk["hits"] == 0), (name, disk)
         if name != "forked":
             assert disk["tokens_read"] >= 600
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_files_count_as_used_when_memory_serves_their_tokens(architecture: str, tmp_path: Path) -> None:
+    with opened(architecture, tmp_path) as llm:
+        tokens_of(llm, FIRST)
+        eventually(lambda: disk_of(llm)["num_records"] > 0 and disk_of(llm)["num_waiting_bytes"] == 0)
+        first_run = min(tmp_path.rglob("*.safetensors"), key=lambda file: -file.stat().st_size)
+        os.utime(first_run, (1.0, 1.0))
+        tokens_of(llm, LONGER)
+        assert disk_of(llm)["hits"] == 0, "memory had it"
+        eventually(lambda: time.time() - first_run.stat().st_mtime < 60)

@@ -18,7 +18,6 @@ import mlx.core as mx
 
 from ..disk.folder import Folder
 from ..disk.record import Damaged, Record, Tensor
-from ..disk.space import FolderUnusable
 from .disk_arrays import Key, Part, empty_arrays, segment_of, state_of
 from .disk_index import DiskIndex
 from .disk_threads import Workers
@@ -263,11 +262,6 @@ class DiskReader:
             self._folder.read_into(record, index, data)
             self._owner.post(partial(self._arrived, reading, record, index, array))
         self._owner.post(partial(self._read_done, reading))
-        for record in _records(reading.match):
-            try:
-                self._folder.touch(record)
-            except (FileNotFoundError, FolderUnusable):
-                logger.debug("A record that was read is gone", exc_info=True)
 
     def _make_arrays(self, reading: _Reading) -> None:
         """Make the arrays that are filled next."""

@@ -7,6 +7,7 @@ Everything here belongs to the engine thread. Other threads read and write files
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_S = 10.0  # the longest wait for the index at start
 _BATCH = 64  # records that are added to the index at a time
+_NOTE_S = 60.0  # a record's last use is noted at most so often
 _COMPARE_S = 30.0  # between two looks at what other servers did
 
 
@@ -50,6 +52,9 @@ class DiskTier:
         """
         self._folder = folder
         self._settings = report
+        self._clock = clock
+        self._noted: set[str] = set()  # names of records whose use was noted since `_noted_s`
+        self._noted_s = 0.0
         self._index = DiskIndex()
         self._index.add_model(fingerprint, rule, s_per_token)
         speeds = {"read_bytes_per_s": read_bytes_per_s, "s_per_token": s_per_token}
@@ -198,6 +203,24 @@ class DiskTier:
             self.take_news(min(0.1, wait_s))
         if left := self._writer.num_waiting_bytes():
             logger.warning("%d bytes of cached state were not written to disk before the end", left)
+
+    def use(self, space: Space, key: bytes) -> None:
+        """Note that a prefix was used, in memory too: its files should outlive it there."""
+        now = self._clock()
+        self._index.tree.touch(space, key, now=now)
+        if now - self._noted_s > _NOTE_S:
+            self._noted_s = now
+            self._noted.clear()
+        new = [record for record in self._index.records_on(space, key) if record.name not in self._noted]
+        if new:
+            self._noted.update(record.name for record in new)
+            self._writer.submit(partial(self._note_use, new), self.fail)
+
+    def _note_use(self, records: Iterable[Record]) -> None:
+        """Runs on the writer's thread."""
+        for record in records:
+            with suppress(FileNotFoundError):  # another server has removed it
+                self._folder.touch(record)
 
     def trim(self, space: Space, key: bytes, keep: int) -> None:
         """Remove what no later turn can use, like `PrefixTree.trim`."""

@@ -39,6 +39,8 @@ class SlowTier(Protocol):
 
     def forget(self, seq_id: int) -> None: ...
 
+    def use(self, space: Space, key: bytes) -> None: ...
+
     def trim(self, space: Space, key: bytes, keep: int) -> None: ...
 
     def drop(self, space: Space, key: bytes) -> None: ...
@@ -135,6 +137,8 @@ class PrefixPlanner:
         self.plan_points(seq, match.common)
         if not match.length:
             return None
+        if self.disk is not None:
+            self.disk.use(match.space, self._key(seq, match.length))
         self._open_matches.append(match)
         return Restore(seq, match)
 
