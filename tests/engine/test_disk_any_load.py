@@ -26,7 +26,7 @@ class Server:
     def __init__(
         self, path: Path, root: Path, fingerprint: str = "model", driver: Driver | None = None, **settings: object
     ):
-        config = EngineConfig(model=str(path), cache_dir=str(root), cache_disk_bytes=1 << 30, **settings)
+        config = EngineConfig(model=str(path), cache_dir=str(root), **{"cache_disk_bytes": 1 << 30, **settings})
         self.driver = driver or Driver(path, cache_memory_bytes=config.cache_memory_bytes)
         self.engine = self.driver.engine
         disk, tree = open_disk(config), self.engine.cache_tree

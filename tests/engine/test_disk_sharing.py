@@ -206,3 +206,32 @@ def test_the_cap_is_kept_by_what_is_least_worth(path: Path, tmp_path: Path) -> N
         left = sum(file.stat().st_size for file in files(tmp_path))
         assert 0 < left <= before - before // 2
         assert len(server.disk._index) == len(files(tmp_path))
+
+
+def test_a_lower_cap_is_kept_from_the_start_on(path: Path, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    with started(path, tmp_path) as server:
+        for _ in range(4):
+            server.generate(tuple(rng.randrange(1, 500) for _ in range(300)))
+    cap = sum(file.stat().st_size for file in files(tmp_path)) // 2
+
+    def is_kept(server: Server) -> bool:
+        server.disk.write(is_idle=True)
+        server.disk.take_news(0.01)
+        return sum(file.stat().st_size for file in files(tmp_path)) <= cap
+
+    with started(path, tmp_path, cache_disk_bytes=cap) as server:
+        eventually(lambda: is_kept(server))
+        assert files(tmp_path)
+
+
+def test_a_stop_in_the_middle_of_a_reply_leaves_what_was_computed(path: Path, tmp_path: Path) -> None:
+    with started(path, tmp_path) as server:
+        seq_id = server.driver.add(PROMPT, 200)
+        while len(server.driver.replies[seq_id].token_ids) < 50:
+            server.driver.step()
+        reply = server.driver.replies[seq_id].token_ids
+    again = (*PROMPT, *reply[:48], 3)
+    with started(path, tmp_path) as server:
+        assert server.generate(again) == [plain_loop(path, again, 6)[0]]
+        assert server.disk.report().tokens_read >= len(PROMPT) + 48
