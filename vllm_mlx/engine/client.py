@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HANGING_RETRY_S = 10.0  # a step that hangs may still end
+_TRIM_S = 2.0  # time for the replies that ended last to be compared with what the next turn can contain
 _STOP_S = 10.0  # time for the running step to finish
 _SAVE_S = 20.0  # time to write what is not on disk yet
 _HURRIED_SAVE_S = 1.0
@@ -74,6 +76,7 @@ class EngineClient:
         self._awake = KeepAwake(enabled=config.keep_awake)
         self._generations: dict[int, Generation] = {}  # by sequence id
         self._seq_ids = itertools.count()
+        self._trims: set[Future[None]] = set()  # work that finds out how much of a reply the next turn can contain
         self._is_closing = False
         self._has_drained = False  # what ends from then on was cut by the stop
         thread.listen(self._deliver, self._engine_died)
@@ -187,6 +190,7 @@ class EngineClient:
             await asyncio.sleep(0.02)
         self._has_drained = True
         self._fail_all(EngineDead("The server is shutting down."))
+        await asyncio.to_thread(wait, set(self._trims), _TRIM_S)  # before what they leave is written to disk
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
         self._pool.shutdown()
@@ -241,7 +245,10 @@ class EngineClient:
         with Fence("the reply, which the next turn will not recognise"):
             self._processor.remember(prepared, finished)
         if self._config.prefix_cache and finished.token_ids:
-            self._pool.submit(self._trim_cache, prepared, reply.seq, finished, tenant=prepared.request.tenant)
+            tenant = prepared.request.tenant
+            trim = self._pool.submit(self._trim_cache, prepared, reply.seq, finished, tenant=tenant)
+            self._trims.add(trim)
+            trim.add_done_callback(self._trims.discard)
         elif self._config.prefix_cache:
             self._thread.keep(reply.seq, reply.seq.num_prompt_tokens)
 
