@@ -41,6 +41,7 @@ _CAP_SLACK = 20  # one part in so many of the cap is removed at once
 @dataclass(frozen=True, slots=True)
 class _Job:
     leaf: Node
+    node: Node  # whose state is written; of a run, the leaf
     header: Header
     tensors: list[TensorData]
     num_bytes: int
@@ -101,6 +102,7 @@ class DiskWriter:
         )
         self._looked_s = float("-inf")
         self._skipped: dict[int, int] = {}  # node_id of a leaf that is not worth a write -> its end
+        self._stated: set[int] = set()  # node_ids whose states were written: what is thinned out is not written again
 
     @property
     def is_writing(self) -> bool:
@@ -139,6 +141,7 @@ class DiskWriter:
         ]
         ids = {node.node_id for node in unwritten}
         self._skipped = {node_id: end for node_id, end in self._skipped.items() if node_id in ids}
+        self._stated &= {node.node_id for leaf in unwritten for node in leaf.path()}
         settled = [
             node
             for node in unwritten
@@ -165,7 +168,8 @@ class DiskWriter:
             return None
         stored = min(end, self._index.tree.common_length(leaf.space, key))
         for node in states:
-            if node.end <= stored and not self._index.has_state(leaf.space, key[: node.end * WORD_BYTES]):
+            is_due = node.end <= stored and node.node_id not in self._stated
+            if is_due and not self._index.has_state(leaf.space, key[: node.end * WORD_BYTES]):
                 return self._state_job(leaf, node)
         if stored < end:
             return self._run_job(leaf, path, stored, end)
@@ -185,9 +189,7 @@ class DiskWriter:
         """
         stateful = [node for node in path if node.state is not None and node.end <= end]
         forks = [node.end for node in path if node.num_children > 1]
-        before_forks = {
-            max((n.end for n in stateful if fork - NEAR_FORK <= n.end <= fork), default=0) for fork in forks
-        }
+        before_forks = {max((n.end for n in stateful if 0 <= fork - n.end <= NEAR_FORK), default=0) for fork in forks}
         edges = {*before_forks, *(node.end for node in (*stateful[:1], *stateful[-_STATES_OF_A_PATH:]))}
         chosen: list[Node] = []
         for node in stateful:
@@ -207,7 +209,7 @@ class DiskWriter:
             return None
         layout, tensors = state_tensors(state)
         header = self._header("state", leaf, parent, node.end, b"", layout)
-        return _Job(leaf, header, tensors, state.nbytes)
+        return _Job(leaf, node, header, tensors, state.nbytes)
 
     def _run_job(self, leaf: Node, path: list[Node], start: int, end: int) -> _Job | None:
         key = leaf.key
@@ -233,7 +235,7 @@ class DiskWriter:
         parent = self._index.run_before(leaf.space, key[: start * WORD_BYTES])
         layout, tensors = run_tensors(Run(tuple(slabs), tuple(windows), window_offset))
         header = self._header("run", leaf, parent, start, key[start * WORD_BYTES : position * WORD_BYTES], layout)
-        return _Job(leaf, header, tensors, sum(node.segment_bytes for node in nodes))
+        return _Job(leaf, leaf, header, tensors, sum(node.segment_bytes for node in nodes))
 
     def _header(
         self, kind: Any, leaf: Node, parent: Record | None, start: int, words: bytes, layout: dict[str, Any]
@@ -271,9 +273,15 @@ class DiskWriter:
             self._skipped[job.leaf.node_id] = job.leaf.end  # it would be written again and again
             self.submit(partial(self._folder.remove, record), self._owner.fail)
             return
-        space, header = (record.header.fingerprint, record.header.salt), record.header
-        if header.kind == "state" and job.leaf.key is not None:
-            self._index.tree.thin(space, job.leaf.key, keep_last=_STATES_OF_A_PATH)
+        if record.header.kind == "state":
+            self._stated.add(job.node.node_id)
+            self._thin(job.leaf)
+
+    def _thin(self, leaf: Node) -> None:
+        """Remove the states of a path that have become worth less than a file since they were written."""
+        if leaf.key is not None:
+            kept = {node.end for node in self._states(leaf.path(), leaf.end, leaf.key)}
+            self._index.tree.thin(leaf.space, leaf.key, keep_last=_STATES_OF_A_PATH, keep=kept)
             self._owner.make_room(0)
 
     def _not_written(self, job: _Job, error: Exception) -> None:
@@ -314,6 +322,7 @@ class DiskWriter:
         """
         if is_lost:
             self._skipped.clear()
+            self._stated.clear()
         for leaf in [node for node in self._memory.nodes() if node.key is not None]:
             path = leaf.path()
             assert leaf.key is not None

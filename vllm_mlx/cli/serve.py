@@ -116,6 +116,8 @@ class Banner:
     def print_to(self, console: Console) -> None:
         console.print(f"\n[bold]vllm-mlx {__version__}[/bold] is ready, {self.load_s:.1f} s after loading began\n")
         facts = Table.grid(padding=(0, 2))
+        facts.add_column()
+        facts.add_column(overflow="fold")  # a long path is shown whole
         for name, fact in self.facts():
             facts.add_row(Text(f"  {name}", "dim"), Text(fact))
         console.print(facts)
