@@ -6,7 +6,6 @@ is read without what follows it, to a slab.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -97,9 +96,9 @@ def _slab_tensors(name: str, slabs: Iterable[Slab]) -> Iterator[TensorData]:
         for number, buffer in enumerate(slab.stack.buffers):
             rows, heads, _, width = buffer.shape
             bits = _bits(buffer)
-            data = partial(_copied, bits[:, :, slab.start : slab.start + slab.length])
+            data = _bytes_of(bits[:, :, slab.start : slab.start + slab.length])
             shape = (rows, heads, slab.length, width)
-            yield f"{name}.{index}.{number}", _NAMES[buffer.dtype][0], shape, _Once(data)
+            yield f"{name}.{index}.{number}", _NAMES[buffer.dtype][0], shape, data
 
 
 def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorData]]:
@@ -110,26 +109,21 @@ def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorDat
         "fields": list(state.fields),
     }
     tensors: list[TensorData] = [
-        (f"state.{number}", _NAMES[buffer.dtype][0], tuple(buffer.shape), _Once(partial(_copied, _bits(buffer))))
+        (f"state.{number}", _NAMES[buffer.dtype][0], tuple(buffer.shape), _bytes_of(_bits(buffer)))
         for number, buffer in enumerate(state.arrays.buffers)
     ]
     return layout, tensors
-
-
-class _Once:
-    """The bytes of one tensor, copied when they are asked for."""
-
-    def __init__(self, copied: Any) -> None:
-        self._copied = copied
-
-    def __iter__(self) -> Iterator[memoryview]:
-        yield self._copied()
 
 
 def _bits(buffer: mx.array) -> np.ndarray:
     """A view of an evaluated array as whole numbers of its width. It keeps the array alive, and copies nothing."""
     bits: np.ndarray = np.frombuffer(memoryview(buffer), dtype=_NAMES[buffer.dtype][1])  # type: ignore[arg-type]
     return bits.reshape(buffer.shape)
+
+
+def _bytes_of(bits: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of one tensor, copied when they are asked for."""
+    yield _copied(bits)
 
 
 def _copied(bits: np.ndarray) -> memoryview:

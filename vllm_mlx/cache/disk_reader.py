@@ -20,7 +20,7 @@ from ..disk.folder import Folder
 from ..disk.record import Damaged, Record, Tensor
 from .disk_arrays import Key, Part, empty_arrays, segment_of, state_of
 from .disk_index import DiskIndex
-from .disk_threads import Workers
+from .disk_threads import Owner, Workers
 from .index import WORD_BYTES, common_tokens, num_tokens
 from .node import Match, Space
 from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
@@ -40,28 +40,6 @@ _MALFORMED = (
     ValueError,
     AttributeError,
 )  # layouts that nobody of ours wrote raise these
-
-
-class Owner(Protocol):
-    """The tier, as the reader uses it."""
-
-    def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
-        ...
-
-    def post(self, act: Callable[[], None]) -> None:
-        """Have `act` called on the engine thread. May be called on any thread."""
-        ...
-
-    def lose(self, records: Iterable[Record]) -> None:
-        """Remove records that cannot be used."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Note an error of the folder."""
-        ...
-
-    def turn_off(self, reason: str) -> None: ...
 
 
 class Comparison(Protocol):
@@ -93,6 +71,7 @@ class _Reading:
     state: Record | None
     loads: tuple[tuple[Record, int], ...]  # the tensors to read, as a record and an index, in the order of the files
     num_gained: int  # tokens beyond what memory holds
+    num_bytes: int = field(init=False)  # that are read
     current: Record | None = None  # what is being read
     arrays: dict[Key, mx.array] = field(default_factory=dict)
     empty: SimpleQueue[tuple[mx.array, memoryview] | None] = field(default_factory=SimpleQueue)  # arrays to fill
@@ -100,9 +79,8 @@ class _Reading:
     ahead_bytes: int = 0  # arrays that were made and have not arrived yet
     is_cancelled: bool = False
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(record.tensors[index].nbytes for record, index in self.loads)
+    def __post_init__(self) -> None:
+        self.num_bytes = sum(record.tensors[index].nbytes for record, index in self.loads)
 
 
 class DiskReader:

@@ -1,9 +1,45 @@
-"""Threads that do what they are given, in its order. They are daemons: a disk that hangs keeps no process alive."""
+"""Threads that do what they are given, in its order, and what their users need of the tier.
+
+The threads are daemons: a disk that hangs keeps no process alive.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Thread
+from typing import Protocol
+
+from ..disk.record import Record
+
+
+class Owner(Protocol):
+    """The tier, as its reader and its writer use it."""
+
+    def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
+        ...
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Have `act` called on the engine thread. May be called on any thread."""
+        ...
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Remove the files of least worth. Returns whether any was removed."""
+        ...
+
+    def lose(self, records: Iterable[Record]) -> None:
+        """Remove records that cannot be used."""
+        ...
+
+    def lost(self, names: Iterable[str]) -> None:
+        """Forget records whose files are gone."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Note an error of the folder."""
+        ...
+
+    def turn_off(self, reason: str) -> None: ...
 
 
 class Workers:

@@ -123,10 +123,6 @@ class DiskTier:
 
     # -- news
 
-    @property
-    def has_news(self) -> bool:
-        return not self._news.empty()
-
     def take_news(self, timeout_s: float = 0.0) -> None:
         """Take in what the threads have done, without waiting longer than `timeout_s` for it."""
         while True:

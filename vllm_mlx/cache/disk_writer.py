@@ -6,17 +6,17 @@ a model that resumes only at states, few states of a path are written: the other
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..disk.folder import Folder, FolderUsage
 from ..disk.record import Header, Record, TensorData
 from ..disk.space import FolderUnusable, NoRoom
-from .disk_arrays import Run, Slab, can_store, run_tensors, slabs_of, state_tensors, window_slabs
+from .disk_arrays import SLAB_TOKENS, Run, Slab, can_store, run_tensors, slabs_of, state_tensors, window_slabs
 from .disk_index import DiskIndex, rule_json
-from .disk_threads import Workers
+from .disk_threads import Owner, Workers
 from .index import WORD_BYTES
 from .node import Node, ResumeRule
 from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
@@ -45,30 +45,6 @@ class _Job:
     header: Header
     tensors: list[TensorData]
     num_bytes: int
-
-
-class Owner(Protocol):
-    """The tier, as the writer uses it."""
-
-    def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
-        ...
-
-    def post(self, act: Callable[[], None]) -> None:
-        """Have `act` called on the engine thread. May be called on any thread."""
-        ...
-
-    def make_room(self, num_bytes: int) -> bool:
-        """Remove the files of least worth. Returns whether any was removed."""
-        ...
-
-    def lost(self, names: Iterable[str]) -> None:
-        """Forget records whose files are gone."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Note an error of the folder."""
-        ...
 
 
 class DiskWriter:
@@ -380,7 +356,8 @@ def _settled_s(state_bytes: int) -> float:
 def _tokens_in(num_bytes: int, path: list[Node]) -> int:
     """How many tokens of a path fit, in whole slabs."""
     per_token = max(1, sum(node.segment_bytes for node in path) // path[-1].end)
-    return max(256, min(MAX_RUN_TOKENS, num_bytes // per_token) // 256 * 256)
+    num_slabs = min(MAX_RUN_TOKENS, num_bytes // per_token) // SLAB_TOKENS
+    return SLAB_TOKENS * max(1, num_slabs)
 
 
 def _windows(nodes: list[Node], start: int, end: int) -> tuple[list[Slab], int]:
