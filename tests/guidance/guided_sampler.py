@@ -13,6 +13,7 @@ from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.formats import SchemaBudget, make_parser, read_schemas
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
+from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .random_sampler import RandomSampler, Read
@@ -24,11 +25,14 @@ class GuidedSampler:
     def __init__(self, sampler: RandomSampler, reasoning: str | None, tools: str | None, **config: Any):
         self.sampler = sampler
         self._formats = (reasoning, tools)
+        settings = EngineConfig(model="m", **config)
+        strings, tokenizer = settings.reasoning_config, sampler.tokenizer
+        has_tags = reasoning is not None or strings is not None
         self._guidance = ConstraintBuilder(
-            sampler.tokenizer,
-            EngineConfig(model="m", **config),
-            vocab_size=sampler.tokenizer.vocab_size,
-            reasoning=reasoning,
+            tokenizer,
+            settings,
+            vocab_size=tokenizer.vocab_size,
+            reasoning=CheckpointReasoning(tokenizer, reasoning, strings) if has_tags else None,
             tools=tools,
         )
 

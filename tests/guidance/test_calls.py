@@ -9,7 +9,7 @@ from tests.support.rows import row
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import ReasoningDelta, ToolCallStart
 from vllm_mlx.core.messages import ToolSpec
-from vllm_mlx.formats import SchemaBudget, detect_formats, families, make_parser, read_schemas, reasoning_tags
+from vllm_mlx.formats import SchemaBudget, detect_formats, families, make_parser, read_schemas, reasoning_format
 from vllm_mlx.formats.family import NO_HEADER, Family
 from vllm_mlx.formats.layouts import json_list, tags
 from vllm_mlx.guidance.grammars import GuidedTool, calls_in_text, required_calls
@@ -180,7 +180,7 @@ def test_one_row_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(families, "FAMILIES", (row, *families.FAMILIES))
     assert detect_formats("{{ x }}<acme:muse>{{ y }}<acme:calls>[", ()) == ("acme", "acme")
-    assert reasoning_tags("acme").starts == ("<acme:muse>",)
+    assert reasoning_format("acme").bounds.starts == ("<acme:muse>",)
     schemas = read_schemas(((tool.name, tool.parameters, tool.name) for tool in TOOLS), SchemaBudget())
     parser = make_parser("acme", "acme", schemas=schemas)
     written = '<acme:muse>hm</acme:muse><acme:calls>[{"name": "noop", "arguments": {}}]</acme:calls>'

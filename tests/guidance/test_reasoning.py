@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 from tests.support.rows import row
-from vllm_mlx.core.request import Choice, Guide
+from vllm_mlx.core.events import FinishReason, TextDelta
+from vllm_mlx.core.messages import Message, TextPart
+from vllm_mlx.core.request import Choice, Guide, Request
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch, TokenSampling
+from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.guidance.reasoning import CheckpointReasoning, TextWatch
+from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 from ..formats.support import REASONING_FORMATS
@@ -45,18 +49,21 @@ class Model:
         rule = self.reasoning.rule(self.ids(prompt), budget=None, may_think=True, tools=tools, bounds_reply=True)
         return rule.new_watch()
 
-    def row(self, prompt: str, answer: str) -> RowConstraint:
-        """A reply that reasons freely and then says `answer`."""
+    def constraint(self, prompt: str, answer: str) -> Constraint:
+        """On a reply that reasons freely and then says `answer`."""
         grammar = guide_grammar(Guide(form=Choice((answer,))), self.sampler.writer(), self.reasoning.tags.header)
-        ids = tuple(self.ids(prompt))
-        constraint = Constraint(
+        rule = self.reasoning.rule(self.ids(prompt), budget=None, may_think=True, tools=None, bounds_reply=True)
+        return Constraint(
             matcher=self.sampler.compiler.compile(grammar, "guide"),
             mask_words=self.sampler.compiler.mask_words,
-            reasoning=self.reasoning.rule(ids, budget=None, may_think=True, tools=None, bounds_reply=True),
+            reasoning=rule,
         )
+
+    def row(self, prompt: str, answer: str) -> RowConstraint:
+        constraint = self.constraint(prompt, answer)
         seq = Sequence(
             seq_id=0,
-            prompt=PromptInputs(token_ids=ids),
+            prompt=PromptInputs(token_ids=tuple(self.ids(prompt))),
             sampling=TokenSampling(),
             max_tokens=1000,
             stop_token_ids=self.sampler.tokenizer.eos_token_ids,
@@ -118,6 +125,37 @@ def test_reasoning_that_has_ended_is_not_opened_again_for_the_grammar(name: str)
     for token_id in [*model.ids(f" hm {model.end}"), *model.ids(answer)]:
         row.feed(token_id)
     assert model.allowed(row) == sorted(model.sampler.tokenizer.eos_token_ids)
+
+
+@row("S2-1", "S2-5")
+@pytest.mark.parametrize(
+    ("name", "has_tokens", "prompt", "reply", "answer"),
+    [
+        ("qwen3", True, "<think>", "a<think>b</think>", "yes"),  # nested: the first end is the end
+        ("qwen3", True, "", "<think>a<think>b</think>", "yes"),
+        ("seed_oss", False, "<seed:think>", "a<seed:think>b</seed:think>", "x <seed:think> y"),
+        ("seed_oss", False, "<seed:think>a</seed:think>", "", "<seed:think> y"),
+        ("granite", False, "Here is my thought process:", "hm. Here is my response:", "Here is my thought process: x"),
+    ],
+)
+def test_the_client_gets_as_answer_what_the_grammar_bounds(
+    name: str, has_tokens: bool, prompt: str, reply: str, answer: str
+) -> None:
+    model = Model(name, has_tokens=has_tokens)
+    row, constraint = model.row(prompt, answer), model.constraint(prompt, answer)
+    ids = [*model.ids(reply), *model.ids(answer)]
+    for token_id in ids:
+        assert token_id in model.allowed(row)
+        row.feed(token_id)
+    assert model.allowed(row) == sorted(model.sampler.tokenizer.eos_token_ids), "the answer is complete"
+    inputs = PromptInputs(
+        token_ids=tuple(model.ids(prompt)), starts_in_reasoning=model.reasoning.is_open(model.ids(prompt))
+    )
+    request = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
+    output = OutputPipeline(model.sampler.tokenizer, request, inputs, reasoning=name, constraint=constraint)
+    events = output.feed([TokenOutput(seq_id=0, token_id=token_id) for token_id in ids])
+    events += output.finish(FinishReason.STOP)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == answer
 
 
 @row("S2-6", "S2-8")

@@ -10,7 +10,7 @@ from vllm_mlx.core.config import ReasoningStrings
 from vllm_mlx.core.errors import InvalidParameter, Unsupported
 from vllm_mlx.core.messages import ToolChoice, ToolSpec
 from vllm_mlx.core.request import Choice, Guide, JsonSchema
-from vllm_mlx.formats import reasoning_tags
+from vllm_mlx.formats import reasoning_format
 
 from ..formats.support import REASONING_FORMATS
 from .guided_sampler import GuidedSampler
@@ -39,7 +39,7 @@ def guided(
 @pytest.mark.parametrize("name", NAMES)
 def test_open_reasoning_takes_its_budget_and_the_answer_follows(name: str, has_tokens: bool) -> None:
     one = guided(name, has_tokens=has_tokens)
-    opened = reasoning_tags(name).starts[0]
+    opened = reasoning_format(name).bounds.starts[0]
     for budget in (0, 12):
         ids = one.reply(opened, guide=GUIDE, thinking_token_budget=budget)
         assert ids is not None
@@ -51,7 +51,7 @@ def test_open_reasoning_takes_its_budget_and_the_answer_follows(name: str, has_t
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_follows_a_spent_budget(name: str) -> None:
     one = guided(name)
-    opened = reasoning_tags(name).starts[0]
+    opened = reasoning_format(name).bounds.starts[0]
     ids = one.reply(opened, tools=[TOOL], choice=ToolChoice("required", "save"), thinking_token_budget=6)
     assert ids is not None
     [(tool, arguments)] = one.read(opened, ids, [TOOL]).calls
@@ -62,7 +62,7 @@ def test_a_call_follows_a_spent_budget(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "openai_gptoss", "gemma4", "mistral", "cohere_command3", "seed_oss"])
 def test_a_reply_may_open_the_reasoning_itself(name: str) -> None:
     one = guided(name)
-    opened = reasoning_tags(name).starts[0]
+    opened = reasoning_format(name).bounds.starts[0]
     ids = one.reply("", guide=GUIDE, thinking_token_budget=9, opens=opened)
     assert ids is not None
     reply = one.read("", ids)

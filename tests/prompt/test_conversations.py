@@ -141,7 +141,7 @@ def test_what_the_client_changed_is_what_the_model_reads(processor_with, change)
 
 def make_again(processor: RequestProcessor) -> RequestProcessor:
     """The same, with nothing remembered."""
-    return make_processor(processor.tokenizer, tools=processor.tools or "auto")
+    return make_processor(processor.tokenizer, tools=processor.formats.calls_name or "auto")
 
 
 def test_a_reply_of_another_salt_is_not_known(processor_with) -> None:

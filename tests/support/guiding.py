@@ -10,6 +10,7 @@ from vllm_mlx.core.config import EngineConfig, ReasoningStrings
 from vllm_mlx.core.request import Guide, GuideForm, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import Constraint, PromptInputs
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
+from vllm_mlx.guidance.reasoning import CheckpointReasoning
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .checkpoints import VOCAB_SIZE
@@ -38,8 +39,10 @@ class Guiding:
         vocab_size: int = VOCAB_SIZE,
     ):
         self.tokenizer = Tokenizer.load(path)
-        config = EngineConfig(model=str(path), reasoning_config=strings)
-        self._guidance = ConstraintBuilder(self.tokenizer, config, vocab_size=vocab_size, reasoning=reasoning)
+        config = EngineConfig(model=str(path))
+        has_tags = reasoning is not None or strings is not None
+        judge = CheckpointReasoning(self.tokenizer, reasoning, strings) if has_tags else None
+        self._guidance = ConstraintBuilder(self.tokenizer, config, vocab_size=vocab_size, reasoning=judge)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

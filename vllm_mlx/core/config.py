@@ -171,12 +171,14 @@ class EngineConfig(SettingsGroup):
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
     """Longest reasoning, in tokens, of a request that sets no budget. Default: no limit."""
     reasoning_config: ReasoningStrings | None = None
-    """The text that begins reasoning, and the text that ends it once its budget is spent. Default: the reasoning
-    parser's tags."""
+    """A text that begins reasoning besides the reasoning parser's own tags, and the text that ends it once its budget
+    is spent. Default: the parser's tags."""
     reasoning_parser: str = "auto"
-    """Format of the model's reasoning; `auto` detects it in the chat template."""
+    """Format of the model's reasoning, or a parser that an installed package has; `auto` detects a format in the chat
+    template."""
     tool_call_parser: str = "auto"
-    """Format of the model's tool calls; `auto` detects it in the chat template."""
+    """Format of the model's tool calls, or a parser that an installed package has; `auto` detects a format in the chat
+    template."""
     tool_grammar: ToolGrammar = "auto"
     """Tool calls that must follow their schema: those of strict tools (`auto`), all (`strict`), or none (`off`). A call
     that a request forces must follow it too; with `off`, no call can be forced."""

@@ -1,13 +1,19 @@
 """How model families write reasoning and tool calls: text in, events out."""
 
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
-from .families import call_tags, reasoning_markers, reasoning_tags
-from .family import ReasoningTags
-from .output_parser import OutputParser
+from .families import CallChoice, ReasoningChoice, call_tags, reasoning_format, reasoning_markers
+from .family import Calls, Family, ReasoningFormat, ReasoningTags
+from .output_parser import OutputParser, ReasoningOpening
 from .selection import detect_formats, make_parser, resolve_formats
 
 __all__ = [
+    "CallChoice",
+    "Calls",
+    "Family",
     "OutputParser",
+    "ReasoningChoice",
+    "ReasoningFormat",
+    "ReasoningOpening",
     "ReasoningTags",
     "SchemaBudget",
     "Schemas",
@@ -15,7 +21,7 @@ __all__ = [
     "detect_formats",
     "make_parser",
     "read_schemas",
+    "reasoning_format",
     "reasoning_markers",
-    "reasoning_tags",
     "resolve_formats",
 ]

@@ -19,11 +19,13 @@ from .family import (
     Opening,
     Place,
     ReasoningFormat,
-    ReasoningTags,
     Signature,
     Spelling,
 )
 from .layouts import ALWAYS, JSON, THINK, between, invoke_tags, json_list, one_a_line, tags, xml_section
+
+ReasoningChoice = str | ReasoningFormat  # a format, or the name of one in the table
+CallChoice = str | Calls
 
 
 def _has(*texts: str, unless: tuple[str, ...] = ()) -> Signature:
@@ -335,23 +337,26 @@ def _by_name(rows: tuple[Family, ...]) -> tuple[Mapping[str, ReasoningFormat], M
     return reasoning, calls
 
 
-def reasoning_tags(name: str) -> ReasoningTags:
-    """The tags that bound reasoning in the format of this name."""
-    return reasoning_by_name()[name].bounds
+def reasoning_format(choice: ReasoningChoice) -> ReasoningFormat:
+    return reasoning_by_name()[choice] if isinstance(choice, str) else choice
 
 
-def reasoning_markers(name: str) -> tuple[str, str]:
-    """The tags that open and close reasoning in the format of this name."""
-    format = reasoning_by_name()[name]
+def call_format(choice: CallChoice) -> Calls:
+    return calls_by_name()[choice] if isinstance(choice, str) else choice
+
+
+def reasoning_markers(choice: ReasoningChoice) -> tuple[str, str]:
+    """The tags that open and close reasoning in this format."""
+    format = reasoning_format(choice)
     return format.opens[0] if format.opens else format.headers[0].marker, format.closes[0]
 
 
-def call_tags(name: str) -> tuple[str, ...]:
+def call_tags(choice: CallChoice) -> tuple[str, ...]:
     """The tags that open a call even inside reasoning."""
-    openings = calls_by_name()[name].reads.openings
+    openings = call_format(choice).reads.openings
     return tuple(opening.marker for opening in openings if opening.place is Place.ANYWHERE)
 
 
-def spelling(name: str, tokens: Container[str]) -> Spelling:
-    """How the format of this name writes calls, for a tokenizer with these added tokens."""
-    return next(one for one in calls_by_name()[name].writes if not one.needs or one.needs in tokens)
+def spelling(choice: CallChoice, tokens: Container[str]) -> Spelling:
+    """How this format writes calls, for a tokenizer with these added tokens."""
+    return next(one for one in call_format(choice).writes if not one.needs or one.needs in tokens)

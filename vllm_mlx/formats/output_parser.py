@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from enum import Enum, auto
 
 from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from .bodies import Body, BodyContext, BodyStatus, Schemas
@@ -12,6 +13,14 @@ from .vocabulary import MarkerSplitter, tag_vocabulary
 
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+class ReasoningOpening(Enum):
+    """Where an opening tag opens reasoning. A grammar that bounds the answer lets it open once, before the answer."""
+
+    ANYWHERE = auto()
+    AT_START = auto()
+    NEVER = auto()
 
 
 class _Call:
@@ -57,6 +66,7 @@ class OutputParser:
         schemas: Schemas | None = None,  # schemas of the declared tools; None: calls to any tool are calls
         tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
         starts_in_reasoning: bool = False,
+        opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
         call_ids: Callable[[], str] = new_call_id,
     ):
         self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=schemas is not None)
@@ -77,6 +87,7 @@ class OutputParser:
         self._is_reasoning = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
         self._unshown_tag = reasoning.opens[0] if reasoning and self._shows_reasoning and self._is_reasoning else ""
         self._depth = int(self._is_reasoning)
+        self._opening = opening
 
     @property
     def in_reasoning(self) -> bool:
@@ -188,10 +199,11 @@ class OutputParser:
         tags = self._tags
         if not self._is_reasoning and marker not in tags.wrap:
             self._append_text(self._content.release(), out)
-        if marker in tags.reasoning_opens:
+        if marker in tags.reasoning_opens and self._may_open:
             text = self._take(len(marker))
             self._show_tag(text, out)
-            if not (self._is_reasoning and self._reasoning.is_blank):
+            is_once = self._opening is not ReasoningOpening.ANYWHERE
+            if not (self._is_reasoning and (self._reasoning.is_blank or is_once)):
                 self._depth += 1
             self._is_reasoning = True
         elif marker in tags.reasoning_closes:
@@ -218,12 +230,21 @@ class OutputParser:
         else:
             self._append(self._take(len(marker)), out)
 
+    @property
+    def _may_open(self) -> bool:
+        """Whether an opening tag counts here. Inside reasoning it does, but it opens nothing that is open."""
+        if self._is_reasoning or self._opening is ReasoningOpening.ANYWHERE:
+            return True
+        return self._opening is ReasoningOpening.AT_START and self._content.is_at_start
+
     def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
         if self._shows_reasoning:
             self._unshown_tag = ""
             self._append_text(tag, out)
 
     def _end_reasoning(self) -> None:
+        if self._opening is ReasoningOpening.AT_START:
+            self._opening = ReasoningOpening.NEVER
         if self._is_reasoning:
             self._is_reasoning = False
             self._reasoning.close()

@@ -9,7 +9,7 @@ from ..core.errors import ConfigError, setting
 from . import families
 from .bodies import Schemas
 from .call_formats import GENERIC
-from .output_parser import OutputParser, new_call_id
+from .output_parser import OutputParser, ReasoningOpening, new_call_id
 
 # By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
@@ -46,29 +46,29 @@ def resolve_formats(
 
 
 def make_parser(
-    reasoning: str | None,
-    tools: str | None,
+    reasoning: families.ReasoningChoice | None,
+    tools: families.CallChoice | None,
     *,
     schemas: Schemas | None = None,
     starts_in_reasoning: bool = False,
+    opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
     marker_tokens: frozenset[str] = frozenset(),
     call_ids: Callable[[], str] | None = None,
 ) -> OutputParser:
     """Make the parser of one reply. Raises ConfigError for an unknown name.
 
-    `reasoning`, `tools`: names of formats, as the flags take them; None: the reply has none, and all of it is content.
+    `reasoning`, `tools`: formats, or names of formats as the flags take them; None: the reply has none.
     `schemas`: the schemas of the declared tools; without any, calls to all names are calls.
     `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
     `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
     """
     reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
     tools = "generic" if tools in CHECKPOINT_NAMES else tools
-    reasoning_formats, calls = families.reasoning_by_name(), families.calls_by_name()
-    for name, known in ((reasoning, reasoning_formats), (tools, calls)):
-        if name is not None and name not in known:
-            raise ConfigError(f"Unknown parser {name}. Known: {', '.join(sorted(known))}.")
-    reasoning_format = reasoning_formats[reasoning] if reasoning is not None else None
-    tool_format = calls[tools].reads if tools is not None else None
+    for choice, known in ((reasoning, families.reasoning_by_name()), (tools, families.calls_by_name())):
+        if isinstance(choice, str) and choice not in known:
+            raise ConfigError(f"Unknown parser {choice}. Known: {', '.join(sorted(known))}.")
+    reasoning_format = None if reasoning is None else families.reasoning_format(reasoning)
+    tool_format = None if tools is None else families.call_format(tools).reads
     formats = () if tool_format is None else (tool_format,)
     if tool_format is not None and not tool_format.is_fallback and schemas:
         formats = (*formats, GENERIC)
@@ -80,6 +80,7 @@ def make_parser(
         schemas=schemas or None,
         tokens=marker_tokens,
         starts_in_reasoning=starts_in_reasoning,
+        opening=opening,
         call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
     )
 

@@ -13,7 +13,7 @@ from ..core.errors import InvalidParameter, Unsupported, setting
 from ..core.fence import Fence
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule
-from ..formats import SchemaBudget, call_tags
+from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
@@ -30,7 +30,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class ConstraintBuilder:
-    """`reasoning` and `tools` are the names of the checkpoint's formats; `vocab_size` is the width of the logits."""
+    """`reasoning` and `tools` are the checkpoint's, None: it has none; `vocab_size` is the width of the logits."""
 
     def __init__(
         self,
@@ -38,18 +38,15 @@ class ConstraintBuilder:
         config: EngineConfig,
         *,
         vocab_size: int,
-        reasoning: str | None = None,
-        tools: str | None = None,
+        reasoning: CheckpointReasoning | None = None,
+        tools: CallChoice | None = None,
     ):
         self._tokenizer = tokenizer
         self._tools = tools
         self._tool_grammar = config.tool_grammar
         self._default_budget = config.default_thinking_token_budget
         self._grammars = GrammarCompiler(tokenizer, vocab_size)
-        strings = config.reasoning_config
-        self._reasoning = (
-            CheckpointReasoning(tokenizer, reasoning, strings) if reasoning is not None or strings is not None else None
-        )
+        self._reasoning = reasoning
 
     def constraint(
         self, request: Request, prompt: PromptInputs, schemas: SchemaBudget | None = None
@@ -123,7 +120,7 @@ class ConstraintBuilder:
         return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
 
     @property
-    def _tool_format(self) -> str:
+    def _tool_format(self) -> CallChoice:
         assert self._tools is not None, "tools were found"
         return self._tools
 

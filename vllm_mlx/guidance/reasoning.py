@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..core.config import ReasoningStrings
 from ..core.sequence import ReasoningRule, Tag, TagWatch
-from ..formats import ReasoningTags, call_tags, reasoning_tags
+from ..formats import CallChoice, ReasoningChoice, ReasoningFormat, call_tags, reasoning_format
 from ..tokens.tokenizer import Tokenizer
 
 Marker = tuple[int, ...]
@@ -24,11 +24,15 @@ class PromptState:
 
 
 class CheckpointReasoning:
-    """`reasoning`: the name of the format; `strings`: the user's own tags, which come first. One of them is set."""
+    """The one judge of where reasoning begins and ends: in prompts, for constraints and, by its format, for parsers."""
 
-    def __init__(self, tokenizer: Tokenizer, reasoning: str | None, strings: ReasoningStrings | None = None):
+    def __init__(
+        self, tokenizer: Tokenizer, reasoning: ReasoningChoice | None, strings: ReasoningStrings | None = None
+    ):
+        """`reasoning`: the format; `strings`: the user's own tags, which it gets besides. One of them is set."""
         self._tokenizer = tokenizer
-        self.tags = _tags(reasoning, strings, tokenizer)
+        self.format = _format(reasoning, strings, tokenizer)
+        self.tags = self.format.bounds
         self._forced = None if strings is None else self._marker(strings.end)
         self._starts = tuple(map(self._marker, self.tags.starts))
         self._ends = tuple(map(self._marker, self.tags.ends))
@@ -36,7 +40,13 @@ class CheckpointReasoning:
         self._reads_text = len(self._ends[0]) > 1 and not any(atom in tokenizer for atom in self.tags.atoms)
 
     def rule(
-        self, prompt: Sequence[int], *, budget: int | None, may_think: bool, tools: str | None, bounds_reply: bool
+        self,
+        prompt: Sequence[int],
+        *,
+        budget: int | None,
+        may_think: bool,
+        tools: CallChoice | None,
+        bounds_reply: bool,
     ) -> ReasoningRule:
         """Return the rule for a reply to this prompt. `tools`: the format of the calls that end reasoning.
 
@@ -88,7 +98,7 @@ class CheckpointReasoning:
             self._turn_ids = frozenset(token_id for token_id in added if token_id is not None) - in_tags
         return self._turn_ids
 
-    def _watch(self, tools: str | None) -> TagWatch:
+    def _watch(self, tools: CallChoice | None) -> TagWatch:
         if self._reads_text:
             return TextWatch(self.tags.starts, self.tags.ends, self._encode, self._tokenizer.decode)
         opening = call_tags(tools) if tools is not None else ()
@@ -116,15 +126,18 @@ class CheckpointReasoning:
         return ids[skipped:]
 
 
-def _tags(reasoning: str | None, strings: ReasoningStrings | None, tokenizer: Tokenizer) -> ReasoningTags:
-    if strings is None:
-        assert reasoning is not None
-        return reasoning_tags(reasoning)
-    if reasoning is not None:
-        known = reasoning_tags(reasoning)
-        return replace(known, starts=(strings.start,))
-    own = [token for token in tokenizer.marker_tokens if token in strings.end]
-    return ReasoningTags((strings.start,), (max(own, key=len) if own else strings.end.strip(),))
+def _format(
+    reasoning: ReasoningChoice | None, strings: ReasoningStrings | None, tokenizer: Tokenizer
+) -> ReasoningFormat:
+    if reasoning is None:
+        assert strings is not None
+        own = [token for token in tokenizer.marker_tokens if token in strings.end]
+        return ReasoningFormat((strings.start,), (max(own, key=len) if own else strings.end.strip(),))
+    known = reasoning_format(reasoning)
+    if strings is None or strings.start in known.bounds.starts:
+        return known
+    headed = known.headed and replace(known.headed, starts=(*known.headed.starts, strings.start))
+    return replace(known, opens=(*known.opens, strings.start), headed=headed)
 
 
 # Watching a reply, token by token: the cost of a token never grows

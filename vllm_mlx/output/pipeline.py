@@ -17,9 +17,18 @@ from ..core.events import (
     Usage,
 )
 from ..core.request import Request
-from ..core.sequence import PromptInputs
+from ..core.sequence import Constraint, PromptInputs
 from ..core.step import TokenOutput
-from ..formats import OutputParser, SchemaBudget, Schemas, make_parser, read_schemas
+from ..formats import (
+    CallChoice,
+    OutputParser,
+    ReasoningChoice,
+    ReasoningOpening,
+    SchemaBudget,
+    Schemas,
+    make_parser,
+    read_schemas,
+)
 from ..tokens.tokenizer import Detokenizer, Piece, Tokenizer
 from .reply import FinishedReply, ReplyBuilder
 from .stop import StopStage
@@ -34,16 +43,18 @@ class OutputPipeline:
         request: Request,
         prompt: PromptInputs,
         *,
-        reasoning: str | None = None,
-        tools: str | None = None,
+        reasoning: ReasoningChoice | None = None,
+        tools: CallChoice | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
         clamped_max_tokens: int | None = None,
         schemas: Schemas | None = None,
         call_ids: Callable[[], str] | None = None,
+        constraint: Constraint | None = None,
     ):
-        """`reasoning` and `tools` are names of formats; `stop_token_ids` end the sequence.
+        """`reasoning` and `tools` are formats, or names of formats; `stop_token_ids` end the sequence.
 
         `schemas` are those of the declared tools; None reads them here. `call_ids` makes ids of calls.
+        `constraint` is the one that the engine keeps.
         """
         self._tokenizer = tokenizer
         self._request = request
@@ -59,6 +70,7 @@ class OutputPipeline:
             reasoning,
             tools,
             starts_in_reasoning=prompt.starts_in_reasoning,
+            opening=_opening(constraint),
             schemas=schemas,
             call_ids=call_ids,
         )
@@ -303,16 +315,18 @@ def merged(events: Iterable[ContentEvent]) -> list[ContentEvent]:
 def reply_parser(
     tokenizer: Tokenizer,
     request: Request,
-    reasoning: str | None,
-    tools: str | None,
+    reasoning: ReasoningChoice | None,
+    tools: CallChoice | None,
     *,
     starts_in_reasoning: bool,
+    opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
     schemas: Schemas | None = None,
     call_ids: Callable[[], str] | None = None,
 ) -> OutputParser:
     """A parser for one reply to the request.
 
-    `reasoning` and `tools` are names of formats. `schemas` are those of the declared tools; None reads them here.
+    `reasoning` and `tools` are formats, or names of formats. `schemas` are those of the declared tools; None reads
+    them here.
     """
     if request.messages is None:
         return make_parser(None, None)
@@ -322,9 +336,18 @@ def reply_parser(
         tools if schemas else None,
         schemas=schemas,
         starts_in_reasoning=starts_in_reasoning,
+        opening=opening,
         marker_tokens=tokenizer.marker_tokens,
         call_ids=call_ids,
     )
+
+
+def _opening(constraint: Constraint | None) -> ReasoningOpening:
+    """Where the parser lets reasoning open: where the engine, which bounds the answer by a grammar, lets it open."""
+    if constraint is None or constraint.matcher is None or constraint.reasoning is None:
+        return ReasoningOpening.ANYWHERE
+    rule = constraint.reasoning
+    return ReasoningOpening.AT_START if rule.is_open or rule.may_open else ReasoningOpening.NEVER
 
 
 def declared_schemas(request: Request, budget: SchemaBudget) -> Schemas:

@@ -13,6 +13,7 @@ from ..core.messages import Message
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
 from ..core.tasks import Deadline
+from ..formats import CallChoice, ReasoningChoice
 from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply
@@ -57,16 +58,17 @@ class ChatPrompts:
         memory: ReplyMemory,
         window: ContextWindow,
         *,
-        reasoning: str | None = None,
-        tools: str | None = None,
+        judge: CheckpointReasoning | None = None,
+        reasoning: ReasoningChoice | None = None,
+        tools: CallChoice | None = None,
     ):
-        """`reasoning` and `tools` are the names of the formats that replies are written in."""
+        """`judge` says whether a prompt opens reasoning; `reasoning` and `tools` are the formats of replies."""
         self._tokenizer = tokenizer
         self._template = template
         self._memory = memory
         self._window = window
         self._splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools)
-        self._reasoning = None if reasoning is None else CheckpointReasoning(tokenizer, reasoning)
+        self._judge = judge
 
     def build(
         self, request: Request, rendered_media: Sequence[RenderedMedia] = (), deadline: Deadline | None = None
@@ -90,7 +92,7 @@ class ChatPrompts:
             token_ids=encoded.token_ids,
             media=media,
             snapshot_points=tuple(point.num_tokens for point in points),
-            starts_in_reasoning=self._reasoning is not None and self._reasoning.is_open(encoded.token_ids),
+            starts_in_reasoning=self._judge is not None and self._judge.is_open(encoded.token_ids),
         )
         return ChatPrompt(
             request=request,

@@ -14,7 +14,7 @@ from ..core.request import Request, SamplingParams
 from ..core.sequence import Constraint, PromptInputs, TokenSampling
 from ..core.tasks import Deadline
 from ..disk.memories import NO_MEMORIES, Memories
-from ..formats import SchemaBudget, Schemas, resolve_formats
+from ..formats import SchemaBudget, Schemas
 from ..guidance.constraint_builder import ConstraintBuilder
 from ..media.parts import media_parts, replace_media
 from ..media.rendered import RenderedMedia
@@ -25,6 +25,7 @@ from ..tokens.context_window import ContextWindow
 from ..tokens.tokenizer import Tokenizer, read_json
 from .chat import ChatPrompt, ChatPrompts
 from .prompt_changes import ComparedPrompt, PromptChanges
+from .reply_formats import reply_formats
 from .reply_memory import ReplyMemory
 from .template import ChatTemplate, MediaMarkers
 
@@ -77,12 +78,7 @@ class RequestProcessor:
         """
         self.tokenizer = tokenizer
         self._vision = vision
-        self.reasoning, self.tools = resolve_formats(
-            config.reasoning_parser,
-            config.tool_call_parser,
-            chat_template=tokenizer.chat_template,
-            vocabulary=tokenizer,
-        )
+        self.formats = reply_formats(config, tokenizer)
         self._vocab_size = vocab_size
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
@@ -91,13 +87,12 @@ class RequestProcessor:
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
         self.replies = ReplyMemory(journal=memories.replies)
+        judge, reasoning, tools = self.formats.judge, self.formats.reasoning, self.formats.calls
         self._chats = ChatPrompts(
-            tokenizer, template, self.replies, self._window, reasoning=self.reasoning, tools=self.tools
+            tokenizer, template, self.replies, self._window, judge=judge, reasoning=reasoning, tools=tools
         )
         self._changes = PromptChanges(tokenizer.decode, memories.prompts)
-        self._constraints = ConstraintBuilder(
-            tokenizer, config, vocab_size=vocab_size, reasoning=self.reasoning, tools=self.tools
-        )
+        self._constraints = ConstraintBuilder(tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=tools)
 
     @property
     def takes_images(self) -> bool:
@@ -180,11 +175,12 @@ class RequestProcessor:
             self.tokenizer,
             prepared.request,
             prepared.prompt,
-            reasoning=self.reasoning,
-            tools=self.tools,
+            reasoning=self.formats.reasoning,
+            tools=self.formats.calls,
             stop_token_ids=prepared.sampling.stop_token_ids,
             clamped_max_tokens=prepared.sampling.clamped_max_tokens,
             schemas=prepared.schemas,
+            constraint=prepared.constraint,
         )
 
     def remember(self, prepared: PreparedRequest, reply: FinishedReply) -> None:

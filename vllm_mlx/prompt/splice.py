@@ -7,7 +7,7 @@ from functools import partial
 
 from ..core.messages import Message
 from ..core.request import Request
-from ..formats import SchemaBudget, Schemas, reasoning_markers
+from ..formats import CallChoice, ReasoningChoice, SchemaBudget, Schemas, reasoning_markers
 from ..output.pipeline import declared_schemas, reply_parser
 from ..output.reply import FinishedReply, ReplyBuilder
 from ..tokens.tokenizer import Tokenizer, context_ids
@@ -28,8 +28,10 @@ NOTHING = Splice(0, 0)
 class Splicer:
     """Compares replies with rendered turns. Threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, reasoning: str | None = None, tools: str | None = None):
-        """`reasoning` and `tools` are the names of the formats that replies are written in."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, reasoning: ReasoningChoice | None = None, tools: CallChoice | None = None
+    ):
+        """`reasoning` and `tools` are the formats that replies are written in, or their names."""
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._tools = tools

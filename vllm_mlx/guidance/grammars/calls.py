@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...formats.families import calls_by_name, spelling
+from ...formats.families import CallChoice, call_format, spelling
 from ...formats.family import (
     CallKind,
     ExpressionCall,
@@ -27,39 +27,45 @@ MAX_CALLS = 8  # in a reply that has to make some: a weak model would never stop
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
-def calls(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, most: int | None) -> str:
-    """Return an expression for one or several calls. `name`: of the format; `most`: calls, None: MAX_CALLS."""
-    written = spelling(name, writer.token_texts)
+def calls(tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, most: int | None) -> str:
+    """Return an expression for one or several calls. `choice`: the format; `most`: calls, None: MAX_CALLS."""
+    written = spelling(choice, writer.token_texts)
     return f"{writer.text(written.begin)} {_section(tools, written, writer, _most(written, most))}".strip()
 
 
-def required_calls(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, header: Header, most: int | None) -> str:
+def required_calls(
+    tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
+) -> str:
     """Write the grammar of a reply that makes calls and says nothing else."""
-    start = f"{optional(writer.text(header.lead))} {calls(tools, name, writer, most)}".strip()
+    start = f"{optional(writer.text(header.lead))} {calls(tools, choice, writer, most)}".strip()
     return grammars(writer.build(start))
 
 
-def calls_in_text(tools: Sequence[GuidedTool], name: str, writer: LarkWriter, header: Header, most: int | None) -> str:
+def calls_in_text(
+    tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
+) -> str:
     """Write the grammar of free text in which text that begins like a call is a call."""
-    written = spelling(name, writer.token_texts)
+    written = spelling(choice, writer.token_texts)
     most = _most(written, most)
     if header.answer:  # a call is a message of its own here
         answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
-        start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, name, writer, most)))}"
+        start = f"{optional(writer.text(header.lead))} {either((answer, calls(tools, choice, writer, most)))}"
         return grammars(writer.build(start.strip()))
     if not written.marker:
         text = writer.terminal(f"({TEXT}) & ~/\\s*[{{\\[<](?s:.*)/")
-        return grammars(writer.build(f"({calls(tools, name, writer, most)} | {text})?"))
-    return grammars(writer.build(_interrupted(tools, name, written, writer, most)))
+        return grammars(writer.build(f"({calls(tools, choice, writer, most)} | {text})?"))
+    return grammars(writer.build(_interrupted(tools, choice, written, writer, most)))
 
 
-def _interrupted(tools: Sequence[GuidedTool], name: str, written: Spelling, writer: LarkWriter, most: int) -> str:
+def _interrupted(
+    tools: Sequence[GuidedTool], choice: CallChoice, written: Spelling, writer: LarkWriter, most: int
+) -> str:
     marker = written.marker
     if written.begin:
         body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, written, writer, most)}"
     else:
         body = _section(tools, written, writer, most, without_first=marker)
-    others = [tag for tag in _other_markers(name) if tag not in marker and marker not in tag]
+    others = [tag for tag in _other_markers(choice) if tag not in marker and marker not in tag]
     return interrupted_text({marker: body}, writer, without=others, most="?" if most == 1 else "*")
 
 
@@ -78,10 +84,9 @@ def _most(written: Spelling, most: int | None) -> int:
     return 1 if written.is_single else MAX_CALLS if most is None else most
 
 
-def _other_markers(name: str) -> Iterable[str]:
+def _other_markers(choice: CallChoice) -> Iterable[str]:
     """Return tags that the parser would read as the start of a call if they occurred as text."""
-    known = calls_by_name()
-    for format in (known[name].reads, known["generic"].reads):
+    for format in (call_format(choice).reads, call_format("generic").reads):
         for opening in format.openings:
             if opening.place is not Place.AT_START and len(opening.marker) > 1:
                 yield opening.marker

@@ -1,0 +1,108 @@
+"""The formats of replies: the checkpoint's, or what a flag names: a format of this server, a parser of a package.
+
+Nothing of a package runs unless the operator named its parser.
+"""
+
+import logging
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from ..core.config import EngineConfig
+from ..core.errors import ConfigError, setting
+from ..core.fence import Fence
+from ..formats import Calls, Family, ReasoningFormat, resolve_formats
+from ..formats.families import call_format, calls_by_name, reasoning_by_name
+from ..formats.selection import CHECKPOINT_NAMES
+from ..guidance.reasoning import CheckpointReasoning
+from ..tokens.tokenizer import Tokenizer
+
+GROUP = "vllm_mlx.parsers"
+_PAGE = "docs/parsers.md"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormats:
+    """What replies are read with, and by which names the status shows it. None: replies have no such part."""
+
+    reasoning_name: str | None
+    calls_name: str | None
+    reasoning: ReasoningFormat | None
+    calls: Calls | None
+    judge: CheckpointReasoning | None  # also where the parser shows no reasoning, if a budget may end it
+
+
+def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> ReplyFormats:
+    """Raises ConfigError for a name that neither this server nor an installed package knows."""
+    reasoning, calls = config.reasoning_parser, config.tool_call_parser
+    own_reasoning = _installed("reasoning_parser", reasoning, reasoning_by_name())
+    own_calls = _installed("tool_call_parser", calls, calls_by_name())
+    known_reasoning, known_calls = resolve_formats(
+        reasoning if own_reasoning is None else "none",
+        calls if own_calls is None else "none",
+        chat_template=tokenizer.chat_template,
+        vocabulary=tokenizer,
+    )
+    if own_reasoning is not None and own_reasoning.reasoning is None:
+        raise ConfigError(f"{setting('reasoning_parser')} {reasoning}: this parser reads tool calls only.")
+    if own_calls is not None and own_calls.calls is None:
+        raise ConfigError(f"{setting('tool_call_parser')} {calls}: this parser reads reasoning only.")
+    format = known_reasoning if own_reasoning is None else own_reasoning.reasoning
+    strings = config.reasoning_config
+    judge = None if format is None and strings is None else CheckpointReasoning(tokenizer, format, strings)
+    name = known_reasoning if own_reasoning is None else reasoning
+    if judge is not None and format is None and reasoning != "none":
+        name = "reasoning_config"
+    return ReplyFormats(
+        reasoning_name=name,
+        calls_name=known_calls if own_calls is None else calls,
+        reasoning=None if judge is None or name is None else judge.format,
+        calls=(None if known_calls is None else call_format(known_calls)) if own_calls is None else own_calls.calls,
+        judge=judge,
+    )
+
+
+def _installed(name: str, choice: str, known: Container[str]) -> Family | None:
+    """The family by this name that an installed package has. None if the name means a format of this server.
+
+    Only metadata of packages is read to find it; importing the one that was named runs its code.
+    """
+    if choice in known or choice in ("auto", "none", *CHECKPOINT_NAMES):
+        return None
+    found = {(entry.value, _package(entry)): entry for entry in entry_points(group=GROUP, name=choice)}
+    if len(found) > 1:
+        packages = ", ".join(sorted(package for _, package in found))
+        raise ConfigError(f"{setting(name)} {choice}: several packages have it: {packages}. Keep one of them.")
+    return next((_loaded(name, entry) for entry in found.values()), None)
+
+
+def _package(entry: EntryPoint) -> str:
+    return "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def _loaded(name: str, entry: EntryPoint) -> Family:
+    where = f"{setting(name)} {entry.name} ({entry.value}, of {_package(entry)})"
+    logger.info("%s runs code of that package", where)
+    with Fence("the command, which ends with what to change", is_logged=False) as fence:
+        family = entry.load()
+    if fence.error is not None:
+        raise ConfigError(f"{where} cannot be loaded: {fence.error!r}.") from fence.error
+    if not isinstance(family, Family):
+        raise ConfigError(f"{where} is no vllm_mlx.formats.Family but a {type(family).__name__}: see {_PAGE}.")
+    if not all(tag and isinstance(tag, str) for tag in _tags(family)):
+        raise ConfigError(f"{where} lacks a tag, or has one that is empty or no text: see {_PAGE}.")
+    if family.calls is not None and not any(not spelling.needs for spelling in family.calls.writes):
+        raise ConfigError(f"{where} does not say how calls are written: see {_PAGE}.")
+    return family
+
+
+def _tags(family: Family) -> Iterator[object]:
+    if family.reasoning is not None:
+        yield from family.reasoning.tags
+        yield from family.reasoning.bounds.starts[:1] or ("",)
+        yield from family.reasoning.bounds.ends[:1] or ("",)
+    if family.calls is not None:
+        yield from family.calls.reads.tags
+        yield from family.calls.reads.tags[:1] or ("",)
