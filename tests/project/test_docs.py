@@ -11,7 +11,8 @@ from typer.main import get_command
 
 from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
-from vllm_mlx.cli.clients import CLIENTS, Target
+from vllm_mlx.cli.client_table import CLIENTS
+from vllm_mlx.cli.clients import Target
 from vllm_mlx.cli.main import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting
@@ -104,7 +105,7 @@ def test_the_pages_hold_what_launch_configures(name: str) -> None:
         folder=Path("/state"),
         home=Path("/home/me"),
     )
-    client = CLIENTS[name](target)
+    client = CLIENTS[name].plan(target)
     script = client.script(client.title)
     page = read(ROOT / "docs" / "clients" / f"{name}.md")
     section = page.partition("\n## What `launch` configures\n")[2].partition("\n## ")[0]

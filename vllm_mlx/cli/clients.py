@@ -1,18 +1,28 @@
-"""The clients that `launch` starts: how each is installed and how it is pointed at a server. See docs/clients.
+"""The clients that `launch` starts: one table says how each is installed, and its environment, file and flags.
 
-A client is a function that returns its `Plan` for a `Target`. This module starts and writes nothing.
+The table holds templates: `{model}` and the other names of `Target.values` stand for the server's own. This module
+starts and writes nothing. See docs/clients.
 """
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from .client_files import JsonEntries, Lasting, OwnFile, TextLines, text_of
 from .terminal import one_line
 
 NO_KEY = "none"  # sent where the server asks for none
+PROVIDER = "vllm-mlx"
+
+
+def _support(home: Path) -> Path:
+    """Where the platform's applications keep their settings."""
+    return home / "Library" / "Application Support" if sys.platform == "darwin" else home / ".config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,41 +37,24 @@ class Target:
     home: Path = field(default_factory=Path.home)
 
     @property
-    def base_url(self) -> str:
-        return f"{self.url}/v1"
-
-    @property
     def max_reply(self) -> int:
         """Tokens that clients keep free for a reply: a quarter of the context, at most 32,000."""
         return max(1, min(32_000, self.context // 4))
 
-
-@dataclass(frozen=True, slots=True)
-class JsonEntries:
-    """Values for a JSON file of the client's user; the other values of that file stay."""
-
-    path: Path
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TextLines:
-    """Lines for the end of a file of the client's user, unless one of its lines begins with `marker` already."""
-
-    path: Path
-    marker: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class OwnFile:
-    """A file in the client's folder that only we write."""
-
-    path: Path
-    text: str
-
-
-Lasting = JsonEntries | TextLines | OwnFile
+    def values(self) -> Mapping[str, str | int]:
+        """What the names in the table's templates stand for."""
+        return {
+            "url": self.url,
+            "base_url": f"{self.url}/v1",
+            "model": self.model,
+            "context": self.context,
+            "max_prompt": self.context - self.max_reply,
+            "max_reply": self.max_reply,
+            "key": self.api_key,
+            "folder": str(self.folder),
+            "home": str(self.home),
+            "support": str(_support(self.home)),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +63,14 @@ class Plan:
 
     title: str
     install: str
-    commands: tuple[tuple[str, ...], ...]  # the last one is the client itself
-    environment: Mapping[str, str] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()  # variables that would override these
-    files: Mapping[Path, str] = field(default_factory=dict)  # in the target's folder
-    first_prompt: int = 0  # tokens of the client's first prompt, about
-    warning: str = ""  # what the user should know before the client starts
-    lasting: Lasting | None = None  # what `--write` writes; None: the client has no such file
-    start_after_writing: str = ""  # the command to start the client with, if it is not the usual one
+    commands: tuple[tuple[str, ...], ...]  # the last one is the client itself; none: it is an editor
+    environment: Mapping[str, str]
+    unset: tuple[str, ...]
+    files: Mapping[Path, str]  # in the target's folder
+    first_prompt: int
+    warning: str  # what the user should know before the client starts
+    lasting: Lasting | None  # what `--write` writes; None: the client has no such file
+    after_writing: str  # what to do then
 
     def script(self, title: str) -> str:
         """A shell script that does what `launch` does."""
@@ -90,176 +83,97 @@ class Plan:
         return "\n".join([*lines, *(shlex.join(command) for command in self.commands)]) + "\n"
 
 
-def pretty(values: Any) -> str:
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+@dataclass(frozen=True, slots=True)
+class AsJson:
+    """A document that is given on one line, as a variable or a flag. `prefix` stands before it."""
+
+    document: Any
+    prefix: str = ""
 
 
-_PROVIDER = "vllm-mlx"
-_CODEX_KEY = "LOCAL_KEY"
-_CLINE_SHOWS_KEY = (
-    "While `cline auth` runs, others on this machine can see the key in the list of processes: it takes a key as an "
-    "argument only. Where that matters, run `cline auth` without arguments and type the key."
-)
-_IDLE_MS = 300_000
-_SILENCE_MS = 1_800_000  # the longest that Claude Code takes; pings are silence to it
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The user's own file that `--write` changes: `merge` a document, `append` lines, or write a file of `our` own."""
+
+    path: str
+    document: Any
+    how: Literal["merge", "append", "our"] = "merge"
 
 
-def claude(target: Target) -> Plan:
-    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
-    environment = {
-        "ANTHROPIC_BASE_URL": target.url,
-        "ANTHROPIC_AUTH_TOKEN": target.api_key,
-        **dict.fromkeys((*models, "CLAUDE_CODE_SUBAGENT_MODEL"), target.model),
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.max_reply),
-        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_SILENCE_MS),
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_AUTOUPDATER": "1",
-        "DISABLE_TELEMETRY": "1",
-    }
-    return Plan(
-        title="Claude Code",
-        install="npm install -g @anthropic-ai/claude-code",
-        commands=(("claude",),),
-        environment=environment,
-        unset=("ANTHROPIC_API_KEY",),
-        first_prompt=12_500,
-        lasting=JsonEntries(target.home / ".claude" / "settings.json", {"env": environment}),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One row of the table. Every text, also in documents, is a template."""
+
+    title: str
+    install: str
+    program: str
+    flags: tuple[str | AsJson, ...] = ()
+    before: tuple[str, ...] = ()  # arguments of a first run, which signs in
+    environment: Mapping[str, str | AsJson] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()  # variables that would override these
+    files: Mapping[str, Any] = field(default_factory=dict)  # documents by path below the target's folder
+    first_prompt: int = 0  # tokens of the client's first prompt, about
+    shows_key: str = ""  # a warning, if the server has a key
+    kept: Kept | None = None
+    after_writing: str = ""
+
+    def plan(self, target: Target) -> Plan:
+        values = target.values()
+
+        def texts(templates: tuple[str | AsJson, ...]) -> tuple[str, ...]:
+            return tuple(_on_one_line(template, values) for template in templates)
+
+        runs = [texts(run) for run in ([self.before] if self.before else []) + [self.flags]]
+        files = {target.folder / path: fill(document, values) for path, document in self.files.items()}
+        return Plan(
+            title=self.title,
+            install=self.install,
+            commands=tuple((self.program, *run) for run in runs),
+            environment={name: _on_one_line(value, values) for name, value in self.environment.items()},
+            unset=self.unset,
+            files={path: text_of(path, document) for path, document in files.items()},
+            first_prompt=self.first_prompt,
+            warning=self.shows_key if target.api_key != NO_KEY else "",
+            lasting=None if self.kept is None else _lasting(self.kept, values),
+            after_writing=self.after_writing,
+        )
 
 
-def codex(target: Target) -> Plan:
-    provider = {
-        "name": _PROVIDER,
-        "base_url": target.base_url,
-        "env_key": _CODEX_KEY,
-        "wire_api": "responses",
-        "stream_idle_timeout_ms": _IDLE_MS,
-    }
-    settings = {
-        "model": target.model,
-        "model_provider": _PROVIDER,
-        "model_context_window": target.context,
-        "model_auto_compact_token_limit": target.context - target.max_reply,
-    }
-    overrides = [*_toml(settings, "="), f"model_providers.{_PROVIDER}={{ {', '.join(_toml(provider))} }}"]
-    lines = [*_toml(settings), "", f"[model_providers.{_PROVIDER}]", *_toml(provider), ""]
-    return Plan(
-        title="Codex",
-        install="npm install -g @openai/codex",
-        commands=(("codex", *(word for override in overrides for word in ("-c", override))),),
-        environment={_CODEX_KEY: target.api_key},
-        first_prompt=10_000,
-        lasting=OwnFile(target.home / ".codex" / f"{_PROVIDER}.config.toml", "\n".join(lines)),  # a profile
-        start_after_writing=f"{_CODEX_KEY}=KEY codex --profile {_PROVIDER}",
-    )
+def fill(template: Any, values: Mapping[str, str | int]) -> Any:
+    """The template with its names replaced.
+
+    A text that is one name alone becomes its value, which may be a number; `{context!s}` stays a text.
+    """
+    match template:
+        case str():
+            if (whole := _NAME.fullmatch(template)) is not None:
+                return str(values[whole[1]]) if whole[2] else values[whole[1]]
+            return _NAME.sub(lambda name: str(values[name[1]]), template)
+        case Mapping():
+            return {fill(key, values): fill(value, values) for key, value in template.items()}
+        case list():
+            return [fill(entry, values) for entry in template]
+        case _:
+            return template
 
 
-def _toml(values: Mapping[str, Any], sign: str = " = ") -> list[str]:
-    """Lines of TOML. JSON's texts and numbers are TOML too."""
-    return [f"{key}{sign}{json.dumps(value)}" for key, value in values.items()]
+_NAME = re.compile(r"\{([a-z_]+)(!s)?\}")
 
 
-def opencode(target: Target) -> Plan:
-    config = {
-        "model": f"{_PROVIDER}/{target.model}",
-        "small_model": f"{_PROVIDER}/{target.model}",
-        "provider": {
-            _PROVIDER: {
-                "npm": "@ai-sdk/openai-compatible",
-                "options": {"baseURL": target.base_url, "apiKey": target.api_key},
-                "models": {target.model: {"limit": {"context": target.context, "output": target.max_reply}}},
-            }
-        },
-    }
-    return Plan(
-        title="opencode",
-        install="npm install -g opencode-ai",
-        commands=(("opencode",),),
-        environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
-        first_prompt=8_000,
-        lasting=JsonEntries(target.home / ".config" / "opencode" / "opencode.json", config),
-    )
+def _on_one_line(template: str | AsJson, values: Mapping[str, str | int]) -> str:
+    if isinstance(template, str):
+        return str(fill(template, values))
+    document = fill(template.document, values)
+    return template.prefix + json.dumps(document)
 
 
-def qwen(target: Target) -> Plan:
-    entry = {
-        "id": target.model,
-        "name": target.model,
-        "envKey": "OPENAI_API_KEY",
-        "baseUrl": target.base_url,
-        "generationConfig": {"contextWindowSize": target.context},
-    }
-    settings = {
-        "modelProviders": {"openai": [entry]},
-        "security": {"auth": {"selectedType": "openai"}},
-        "model": {"name": target.model},
-    }
-    lasting = {**settings, "env": {"OPENAI_API_KEY": target.api_key}}
-    file = target.folder / "qwen" / "settings.json"
-    return Plan(
-        title="Qwen Code",
-        install="npm install -g @qwen-code/qwen-code",
-        commands=(("qwen", "--auth-type", "openai", "-m", target.model),),
-        environment={
-            "OPENAI_BASE_URL": target.base_url,
-            "OPENAI_API_KEY": target.api_key,
-            "OPENAI_MODEL": target.model,
-            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(target.max_reply),
-            "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(file),
-        },
-        files={file: pretty(settings)},
-        first_prompt=20_000,
-        lasting=JsonEntries(target.home / ".qwen" / "settings.json", lasting),
-    )
-
-
-def cline(target: Target) -> Plan:
-    folder = ("--data-dir", str(target.folder / "cline"))
-    provider = ("-p", "openai", "-k", target.api_key, "-m", target.model, "-b", target.base_url)
-    return Plan(
-        title="Cline",
-        install="npm install -g cline",
-        commands=(("cline", "auth", *provider, *folder), ("cline", *folder)),
-        first_prompt=6_000,
-        warning="" if target.api_key == NO_KEY else _CLINE_SHOWS_KEY,
-    )
-
-
-def aider(target: Target) -> Plan:
-    name = f"openai/{target.model}"
-    file = target.folder / "aider" / "models.json"
-    limits = {
-        name: {
-            "litellm_provider": "openai",
-            "mode": "chat",
-            "max_input_tokens": target.context - target.max_reply,
-            "max_output_tokens": target.max_reply,
-            "max_tokens": target.max_reply,
-            "input_cost_per_token": 0,
-            "output_cost_per_token": 0,
-        }
-    }
-    roles = ("model", "weak-model", "editor-model")
-    flags = tuple(word for role in roles for word in (f"--{role}", name))
-    lines = [f"{role}: {json.dumps(name)}" for role in roles]
-    lines += [f"openai-api-base: {target.base_url}", f"openai-api-key: {json.dumps(target.api_key)}", ""]
-    return Plan(
-        title="aider",
-        install="python3 -m pip install aider-chat",
-        commands=(("aider", *flags, "--model-metadata-file", str(file)),),
-        environment={
-            "OPENAI_API_BASE": target.base_url,
-            "OPENAI_API_KEY": target.api_key,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        },
-        files={file: pretty(limits)},
-        first_prompt=2_500,
-        lasting=TextLines(target.home / ".aider.conf.yml", "model:", "\n".join(lines)),
-    )
-
-
-CLIENTS: Mapping[str, Callable[[Target], Plan]] = {
-    client.__name__: client for client in (claude, codex, opencode, qwen, cline, aider)
-}
+def _lasting(kept: Kept, values: Mapping[str, str | int]) -> Lasting:
+    path, document = Path(str(fill(kept.path, values))), fill(kept.document, values)
+    match kept.how:
+        case "merge":
+            return JsonEntries(path, document)
+        case "append":
+            text = text_of(path, document)
+            return TextLines(path, text.partition(":")[0] + ":", text)
+        case "our":
+            return OwnFile(path, text_of(path, document))
