@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/configuration.md and docs/api.md from the settings and the wire types. Knows no prose.
+"""Writes the tables of docs/configuration.md, docs/api.md and docs/cli.md from the code. Knows no prose.
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`; everything else in those pages is written by hand.
 """
@@ -22,10 +22,13 @@ from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, Gener
 from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar  # noqa: E402
+from vllm_mlx.cli.recommended import assumed_recommended_bytes, fitting  # noqa: E402
 from vllm_mlx.cli.settings import PANELS, POSITIONAL, flag_name, help_text, settings_fields, takes_several  # noqa: E402
+from vllm_mlx.runner.device import DeviceMemory  # noqa: E402
 
 FIELDS = {"chat completions, completions": GenerationBody.extras or {}, "responses": ResponsesBody.extras or {}}
-PAGES = ("configuration.md", "api.md")
+PAGES = ("configuration.md", "api.md", "cli.md")
+MAC_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of memory that Macs are sold with
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -103,12 +106,23 @@ def client_quirks() -> str:
     return table(["client", "sends", "what is done"], rows)
 
 
+def fitting_checkpoints() -> str:
+    rows = []
+    for size in MAC_SIZES:
+        memory = size << 30
+        budget = DeviceMemory(memory, assumed_recommended_bytes(memory)).default_budget_bytes
+        names = ", ".join(f"`{one.name}`" for one in fitting(budget)) or "none"
+        rows.append([f"{size} GB", f"{budget / 1e9:.1f} GB", names])
+    return table(["memory", "budget", "the largest that fit"], rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings": settings_tables,
     "honoured": honoured_fields,
     "taken": taken_fields,
     "refused": refused_fields,
     "quirks": client_quirks,
+    "fitting": fitting_checkpoints,
 }
 
 

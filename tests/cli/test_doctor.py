@@ -81,6 +81,12 @@ def test_a_model_that_is_not_here_is_no_failure() -> None:
     assert "vllm-mlx models pull org/name" in found["Model org/name"][1]
 
 
+def test_checkpoints_that_fit_the_budget_are_recommended() -> None:
+    _, found = verdicts("--quick", VLLM_MLX_PORT="0", VLLM_MLX_MEMORY_BUDGET="21GB")
+    assert found["Choice"][0] == "good"
+    assert "40,000 tokens of context fit, by computation: mlx-community/Qwen3.8-27B-4bit" in found["Choice"][1]
+
+
 def test_a_model_that_is_nowhere_is_bad() -> None:
     code, found = verdicts("nonsense", "--quick", VLLM_MLX_PORT="0")
     assert (code, found["Model nonsense"][0]) == (1, "bad")

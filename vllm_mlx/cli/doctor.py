@@ -18,6 +18,7 @@ from rich.text import Text
 from ..core.errors import ConfigError, VLLMMLXError
 from .models import cache_folder, describe, local_folder
 from .options import load_settings
+from .recommended import AGENT_CONTEXT, fitting
 from .remote import Remote
 from .settings import Settings, local_url
 from .terminal import AsJson, ExitCode, console, option, readable
@@ -70,6 +71,7 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
     yield device
     if device.verdict != "bad":
         yield check_memory(settings)
+        yield check_choice(settings)
     yield check_downloads()
     yield check_cache_folder(settings)
     yield check_port(settings)
@@ -134,6 +136,17 @@ def check_memory(settings: Settings) -> Check:
     if budget > device.total_bytes:
         return Check("Memory", "bad", f"{text}: that is more than the machine has. Lower --memory-budget")
     return Check("Memory", "good", text)
+
+
+def check_choice(settings: Settings) -> Check:
+    """The checkpoints that coding agents can use on this machine."""
+    from ..runner.device import device_memory
+
+    budget = settings.memory_budget or device_memory().default_budget_bytes
+    found = [f"{one.name} ({readable(one.weights_bytes)})" for one in fitting(budget)]
+    if not found:
+        return Check("Choice", "warning", f"no checkpoint for coding agents fits {readable(budget)} with their context")
+    return Check("Choice", "good", f"with {AGENT_CONTEXT:,} tokens of context fit, by computation: {', '.join(found)}")
 
 
 def _wired_setting() -> str:
