@@ -17,8 +17,10 @@ import yaml
 from tests.server.fakes import FakeEngine
 from tests.support.commands import refusal, run
 from tests.support.running import serving
-from vllm_mlx.cli.clients import CLIENTS, NO_KEY, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines
-from vllm_mlx.cli.launch import is_public, steps, write_lasting
+from vllm_mlx.cli.client_files import JsonEntries, Lasting, OwnFile, TextLines, write_lasting
+from vllm_mlx.cli.client_table import CLIENTS
+from vllm_mlx.cli.clients import NO_KEY, Plan, Target
+from vllm_mlx.cli.launch import is_public, steps
 from vllm_mlx.cli.terminal import CommandFailed
 
 GOLDEN = Path(__file__).parent / "launch_golden"
@@ -33,7 +35,7 @@ TARGET = Target(
 )
 
 
-WRITING = [name for name in CLIENTS if CLIENTS[name](TARGET).lasting is not None]
+WRITING = [name for name in CLIENTS if CLIENTS[name].plan(TARGET).lasting is not None]
 THEIRS = {  # settings that users have already, in the format of each client's file
     ".json": '{"theme": "dark", "env": {"EDITOR": "vi"}, "model": {"old": 1}, "provider": {"other": {"npm": "x"}}}',
     ".yml": "# mine\nauto-commits: false",
@@ -48,7 +50,7 @@ def stand_in(program: Path, code: str) -> None:
 
 
 def plan_of(name: str, home: Path = HOME, **other: Any) -> Plan:
-    return CLIENTS[name](replace(TARGET, home=home, **other))
+    return CLIENTS[name].plan(replace(TARGET, home=home, **other))
 
 
 def entries_of(name: str, home: Path, **other: Any) -> Lasting:

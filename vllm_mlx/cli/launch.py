@@ -1,24 +1,38 @@
-"""`vllm-mlx launch CLIENT`: asks the server what it serves, sets the client up and becomes it."""
+"""`vllm-mlx launch CLIENT`: asks the server what it serves, sets the client up and becomes it.
+
+If no server runs, it starts one for as long as the client runs.
+"""
 
 import ipaddress
-import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from .clients import CLIENTS, NO_KEY, JsonEntries, Lasting, OwnFile, Plan, Target, TextLines, pretty
-from .remote import KeyOption, ModelOption, Remote, UrlOption, find_server
+from .client_files import write_lasting, write_own
+from .client_table import CLIENTS
+from .clients import NO_KEY, Client, Plan, Target
+from .options import load_settings
+from .own_server import own_server, run_client
+from .remote import KeyOption, ModelOption, NoServer, Remote, UrlOption, find_server
+from .settings import Settings
 from .terminal import CommandFailed, WrongUsage, option
 
 _CURSOR = "cursor"
+
+
+_ANSWER_S = 5.0
+_OTHER_MODEL = (
+    "Leave out --model to use that one; or stop that server, and launch starts its own; or set another port with "
+    "VLLM_MLX_PORT."
+)
+_OTHER_PROGRAM = "If another program holds the port, stop it, or set another port with VLLM_MLX_PORT."
 
 
 def launch(
@@ -39,33 +53,82 @@ def launch(
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Start a coding agent on this server's model. Its own settings stay as they are, without `--write`."""
+    """Start a coding agent on this server's model, and the server with `--model` if none runs.
+
+    The client's own settings stay as they are, without `--write`.
+    """
     if client not in CLIENTS and client != _CURSOR:
         raise WrongUsage(f"{client} is not a known client. Choose one of {', '.join([*CLIENTS, _CURSOR])}.")
     server = find_server(url, api_key)
     if client == _CURSOR:
         _explain_cursor(server, model, print_only)
         return
-    target = _target(server, model, context)
-    plan = CLIENTS[client](target)
-    *before, last = plan.commands
-    plan = replace(plan, commands=(*before, (*last, *(arguments or ()))))
+    row = CLIENTS[client]
+    try:
+        target = _target(server, model, context, is_own=url is None)
+    except NoServer as error:
+        if url is not None or print_only or write:
+            raise
+        if (to_serve := _model_to_serve(model)) is None:
+            raise CommandFailed(f"{error.message} Or name a model with --model, and launch starts a server.") from error
+        program = _program(row)
+        with own_server(server, to_serve, _state_folder() / "server.log"):
+            target = _target(server, None, context, is_own=True)
+            plan = _plan(row, target, arguments)
+            code = run_client(plan.commands[-1], program, _prepared(plan, target, program))
+        sys.exit(code)
+    plan = _plan(row, target, arguments)
     if print_only:
         print(plan.script(f"{plan.title} with {target.model} at {target.url}"), end="")
     elif write:
         _write(plan)
     else:
-        _warn(plan, target)
-        _start(plan)
+        program = _program(row)
+        os.execve(program, plan.commands[-1], _prepared(plan, target, program))  # this process becomes the client
 
 
-def _target(server: Remote, name: str | None, context: int | None) -> Target:
-    model = server.model(name)
+def _state_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx" / "launch"
+
+
+def _target(server: Remote, name: str | None, context: int | None, *, is_own: bool) -> Target:
+    """`is_own`: the server is the one of this machine's settings, and may be replaced."""
+    try:
+        model = replace(server, answer_s=_ANSWER_S).model(_served_name(name) if is_own else name)
+    except NoServer:
+        raise
+    except CommandFailed as error:
+        if not is_own:
+            raise
+        advice = _OTHER_MODEL if isinstance(error, WrongUsage) else _OTHER_PROGRAM
+        raise type(error)(f"{error.message} {advice}") from error
     context = context or model.max_model_len
     if context is None:
         raise WrongUsage(f"{server.url} does not say how long its context is: give the length with --context.")
-    folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "vllm-mlx" / "launch"
-    return Target(url=server.url, model=model.name, context=context, api_key=server.api_key or NO_KEY, folder=folder)
+    return Target(
+        url=server.url,
+        model=model.name,
+        context=context,
+        api_key=server.api_key or NO_KEY,
+        folder=_state_folder(),
+    )
+
+
+def _served_name(model: str | None) -> str | None:
+    """The name under which a checkpoint is served: that of a folder is its own, not its path."""
+    return None if model is None else Settings(model=model).served_model_names[0]
+
+
+def _model_to_serve(name: str | None) -> str | None:
+    """The model that was asked for, or the one of the settings of `serve`. None: there is none."""
+    settings = load_settings({})
+    return name or (settings.model if "model" in settings.model_fields_set else None)
+
+
+def _plan(row: Client, target: Target, arguments: list[str] | None) -> Plan:
+    plan = row.plan(target)
+    *before, last = plan.commands
+    return replace(plan, commands=(*before, (*last, *(arguments or ()))))
 
 
 def _warn(plan: Plan, target: Target) -> None:
@@ -85,19 +148,23 @@ def _write(plan: Plan) -> None:
             f"{plan.title} has no settings file that can be written: start it with launch, or see --print."
         )
     print(write_lasting(plan.lasting))
-    if plan.start_after_writing:
-        print(f"Start it with `{plan.start_after_writing}`.")
+    if plan.after_writing:
+        print(plan.after_writing)
 
 
-def _start(plan: Plan) -> None:
-    """Does not return: this process becomes the client."""
-    name = plan.commands[-1][0]
-    program = shutil.which(name)
+def _program(row: Client) -> str:
+    program = shutil.which(row.program)
     if program is None:
         raise CommandFailed(
-            f"{plan.title} is not installed: `{name}` is not found. Install it with `{plan.install}`, or use --print "
-            "for a client on another machine."
+            f"{row.title} is not installed: `{row.program}` is not found. Install it with `{row.install}`, or use "
+            "--print for a client on another machine."
         )
+    return program
+
+
+def _prepared(plan: Plan, target: Target, program: str) -> dict[str, str]:
+    """Warn, write the client's files and sign it in. Returns its environment."""
+    _warn(plan, target)
     for path, text in plan.files.items():
         write_own(path, text)
     environment = {name: value for name, value in os.environ.items() if name not in plan.unset} | dict(plan.environment)
@@ -106,7 +173,7 @@ def _start(plan: Plan) -> None:
         if result.returncode:
             lines = (result.stderr or result.stdout).strip().splitlines()
             raise CommandFailed(f"{plan.title} refused its settings: {lines[-1] if lines else 'it does not say why'}")
-    os.execve(program, plan.commands[-1], environment)
+    return environment
 
 
 def _explain_cursor(server: Remote, model: str | None, print_only: bool) -> None:
@@ -119,93 +186,6 @@ def _explain_cursor(server: Remote, model: str | None, print_only: bool) -> None
     print(steps(url=server.url, model=name, has_key=server.api_key is not None))
     if not print_only and not (is_public(server.url) and server.api_key):
         raise CommandFailed(f"Cursor cannot reach {server.url}: take the steps above, then give the tunnel as --url.")
-
-
-_BEGIN, _END = "# vllm-mlx launch: begin\n", "# vllm-mlx launch: end\n"
-_OURS = "# Written by vllm-mlx launch, which replaces it.\n"
-
-
-def write_own(path: Path, text: str) -> None:
-    """Replace a file at once. Only its owner may read it, because it may hold a key. Raises CommandFailed."""
-    path = path.resolve()  # a link stays a link
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:  # mode 600
-            file.write(text)
-        Path(file.name).replace(path)
-    except OSError as error:
-        raise CommandFailed(f"Cannot write {path}: {error.strerror}.") from error
-
-
-def write_lasting(entries: Lasting) -> str:
-    """Write a client's settings, and keep the user's file beside it. Returns what was done. Raises CommandFailed."""
-    path = entries.path
-    old = _read(path)
-    text = _new(old, entries)
-    if text == old:
-        return f"{path} needs no change."
-    backup = path.with_name(path.name + ".before-vllm-mlx")
-    if old and not backup.exists() and not isinstance(entries, OwnFile):
-        write_own(backup, old)
-    write_own(path, text)
-    return f"Wrote {path}" + (f"; the file before the first change is {backup.name}." if backup.exists() else ".")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"Cannot read {path}, so it is left alone: {type(error).__name__}.") from error
-
-
-def _new(old: str, entries: Lasting) -> str:
-    match entries:
-        case JsonEntries():
-            return _merged(entries.path, old, entries)
-        case TextLines():
-            return _with_lines(old, entries)
-        case OwnFile():
-            if old and not old.startswith(_OURS):
-                raise CommandFailed(f"{entries.path} is not from vllm-mlx, so it is left alone: see --print.")
-            return _OURS + entries.text
-
-
-def _merged(path: Path, old: str, entries: JsonEntries) -> str:
-    try:
-        held = json.loads(old) if old.strip() else {}
-    except ValueError as error:
-        raise CommandFailed(f"{path} is not plain JSON ({error}), so it is left alone: see --print.") from error
-    if not isinstance(held, dict):
-        raise CommandFailed(f"{path} does not hold a JSON object, so it is left alone: see --print.")
-    return pretty(_merge(held, dict(entries.values)))
-
-
-def _merge(held: Any, new: Any) -> Any:
-    """`new` wins, object by object. In a list it comes first, and replaces the entry with the same `id`."""
-    if isinstance(held, dict) and isinstance(new, dict):
-        return held | {key: _merge(held.get(key), value) for key, value in new.items()}
-    if isinstance(held, list) and isinstance(new, list):
-        return [*new, *(entry for entry in held if _identity(entry) not in [_identity(other) for other in new])]
-    return new
-
-
-def _identity(entry: Any) -> Any:
-    return entry.get("id", entry) if isinstance(entry, dict) else entry
-
-
-def _with_lines(old: str, entries: TextLines) -> str:
-    """The file with our lines at its end, or in the place of our earlier lines."""
-    before, begin, rest = old.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if begin and not end:
-        raise CommandFailed(f"{entries.path} lacks the line `{_END.strip()}`, so it is left alone: see --print.")
-    if any(line.strip().startswith(entries.marker) for line in (before + after).splitlines()):
-        raise CommandFailed(f"{entries.path} has a line `{entries.marker}` already, so it is left alone: see --print.")
-    if not begin:
-        before += "" if not old else "\n" if old.endswith("\n") else "\n\n"
-    return before + _BEGIN + entries.text + _END + after
 
 
 _WHY = (

@@ -1,6 +1,7 @@
 """The `vllm-mlx` command. Imports no model code before a command needs it."""
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -62,11 +63,16 @@ for command in (chat, launch, status, cache, doctor, bench):
 app.add_typer(models_app, name="models")
 
 
-def main() -> None:
+def reported(command: Callable[[], object]) -> None:
+    """Run a command whose errors become one line and an exit code."""
     try:
-        app()
+        command()
     except VLLMMLXError as error:
         write_last(descriptor_of(sys.stderr), f"vllm-mlx: {printable(error.message)}\n")
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+
+
+def main() -> None:
+    reported(app)

@@ -24,6 +24,10 @@ KeyOption = Annotated[
 ModelOption = Annotated[str | None, option("--model", "TEXT", "Name of the model. Default: the one that is served.")]
 
 
+class NoServer(CommandFailed):
+    """Nothing listens at the address."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     name: str
@@ -95,7 +99,7 @@ class Remote:
         try:
             yield
         except httpx.ConnectError as error:
-            raise CommandFailed(
+            raise NoServer(
                 f"No server answers at {self.url}. Start one with `vllm-mlx serve MODEL`, "
                 "or give its address with --url."
             ) from error

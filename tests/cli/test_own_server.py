@@ -1,0 +1,127 @@
+"""`vllm-mlx launch` where no server runs: real processes, a client that is a script, and no server that is left."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from scripts._bench.servers import free_port
+from tests.support.commands import COMMAND, refusal, run
+
+from .test_launch import stand_in
+
+_CLIENT = """
+import os, signal, sys, urllib.request
+with urllib.request.urlopen(os.environ['ANTHROPIC_BASE_URL'] + '/health') as answer:
+    print(answer.status, os.environ['ANTHROPIC_MODEL'], sys.argv[1:], flush=True)
+if '--wait' in sys.argv:
+    signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))
+    sys.stdin.read()
+sys.exit(7)
+"""
+_PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free one, at which `launch` looks for a server; `claude` is a script."""
+    (tmp_path / "bin").mkdir()
+    stand_in(tmp_path / "bin" / "claude", _CLIENT)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("VLLM_MLX_CACHE_DISK", "0")
+    number = free_port()
+    monkeypatch.setenv("VLLM_MLX_PORT", str(number))
+    return number
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until_closed(port: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while is_open(port):
+        assert time.monotonic() < deadline, "the server outlived its client"
+        time.sleep(0.05)
+
+
+@contextmanager
+def launched(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`launch` as a shell starts it: the leader of a process group, which Ctrl-C reaches as a whole."""
+    process = subprocess.Popen(
+        [*COMMAND, "launch", "claude", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_server_is_started_and_ends_with_its_client(port: int) -> None:
+    result = run("launch", "claude", "--model", "demo", "--", "hello")
+    assert (result.returncode, result.stdout) == (7, "200 demo ['hello']\n")
+    log = Path(os.environ["HOME"]) / ".local/state/vllm-mlx/launch/server.log"
+    assert f"one is started with demo. Its log is {log}." in result.stderr and "is ready after" in result.stderr
+    assert "is ready, " in log.read_text() and log.stat().st_mode & 0o077 == 0
+    assert not is_open(port)
+
+
+def test_ctrl_c_is_the_client_s_and_no_end_leaves_a_server(port: int) -> None:
+    with launched("--model", "demo", "--", "--wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "200 demo ['--wait']\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert is_open(port)
+        process.kill()  # nothing of it can run any more
+        wait_until_closed(port)
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_both(port: int) -> None:
+    with launched("--model", "demo") as process:
+        assert process.stderr is not None
+        assert "one is started" in process.stderr.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(_PATIENCE_S) == 130
+    assert not is_open(port)
+
+
+def test_a_server_that_cannot_start_says_why(port: int) -> None:
+    result = run("launch", "claude", "--model", "nonsense")
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("vllm-mlx: The server could not start with nonsense: ") and "No folder nonsense" in last
+
+
+def test_nothing_is_started_that_was_not_asked_for(port: int) -> None:
+    assert "name a model with --model, and launch" in refusal("launch", "claude")
+    assert "No server answers at" in refusal("launch", "claude", "--model", "demo", "--print")
+    line = refusal("launch", "claude", "--model", "demo", PATH="/nowhere")
+    assert line.startswith("vllm-mlx: Claude Code is not installed")
+
+
+def test_another_program_on_the_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("VLLM_MLX_PORT", str(taken.getsockname()[1]))
+        line = refusal("launch", "claude", "--model", "demo")
+    assert "did not answer in time" in line and "VLLM_MLX_PORT" in line
+
+
+def test_a_server_with_another_model_is_an_error(demo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MLX_PORT", str(urlsplit(demo_url).port))
+    line = refusal("launch", "claude", "--model", "org/other", code=2)
+    assert f"{demo_url} does not serve org/other. It serves demo. Leave out --model" in line

@@ -1,0 +1,122 @@
+"""The server that `launch` starts if none runs: it lives as long as its client, and never longer.
+
+The parent holds one end of a pipe that is the server's standard input. When the parent is gone, however it ended, the
+pipe closes and the server ends. `python -m vllm_mlx.cli.own_server MODEL` is that server.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rich.text import Text
+
+from .client_files import write_own
+from .options import load_settings
+from .remote import Remote
+from .terminal import CommandFailed, SafeConsole, one_line
+
+_LOOK_S = 0.25  # between two looks whether the server is ready
+_ANSWER_S = 2.0  # a server that still loads accepts connections, and answers none
+_END_S = 20.0  # beyond --drain-s, until a server that does not end is killed
+_SHOWN = 200  # characters of that line on the screen
+_LOG_END = 4096  # bytes of the log in which the last line is looked for
+
+
+@contextmanager
+def own_server(server: Remote, model: str, log: Path) -> Iterator[None]:
+    """A server of `model` at the address of `server`, ready to answer. Raises CommandFailed."""
+    print(f"vllm-mlx: no server runs, so one is started with {model}. Its log is {log}.", file=sys.stderr)
+    write_own(log, "")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, model],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is meant for the client
+        )
+    try:
+        _wait_until_ready(process, server, model, log)
+        yield
+        if process.poll() is not None:
+            print(f"vllm-mlx: the server ended before its client: {_last_line(log)} Its log is {log}.", file=sys.stderr)
+    finally:
+        _end(process)
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", server: Remote, model: str, log: Path) -> None:
+    started_s = time.monotonic()
+    probe = replace(server, answer_s=_ANSWER_S)
+    with SafeConsole(stderr=True, highlight=False).status("") as status:
+        while not _is_ready(probe):
+            if process.poll() is not None:
+                raise CommandFailed(f"The server could not start with {model}: {_last_line(log)} Its log is {log}.")
+            status.update(Text(f"{time.monotonic() - started_s:.0f} s: {_last_line(log)}"[:_SHOWN]))
+            time.sleep(_LOOK_S)
+    print(f"vllm-mlx: the server is ready after {time.monotonic() - started_s:.1f} s.", file=sys.stderr)
+
+
+def _is_ready(probe: Remote) -> bool:
+    with suppress(CommandFailed):
+        probe.get("/health")
+        return True
+    return False
+
+
+def _last_line(log: Path) -> str:
+    """What the server said last; a progress bar overwrites its line."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_END))
+        text = file.read().decode(errors="replace")
+    lines = [one_line(line) for line in text.replace("\r", "\n").splitlines()]
+    return next((line.removeprefix("vllm-mlx: ") for line in reversed(lines) if line), "nothing is logged yet.")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """The closed pipe asks the server to end, also where this process has no time left to wait for it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+def run_client(command: tuple[str, ...], program: str, environment: dict[str, str]) -> int:
+    """Run the client in the foreground. Returns its exit code as a shell counts it.
+
+    Ctrl-C reaches the client by itself, and this process stays. SIGTERM and SIGHUP are handed on.
+    """
+    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: a program that is started inherits that
+    client = subprocess.Popen(command, executable=program, env=environment)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: client.send_signal(number))
+    code = client.wait()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return 128 - code if code < 0 else code
+
+
+def _end_with_parent(drain_s: float) -> None:
+    """Wait until the pipe closes, and end this process: with a signal if it listens to it, else at once."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(drain_s + _END_S)
+    os._exit(1)
+
+
+def main() -> None:
+    from .serve import run_server
+
+    settings = load_settings({"model": sys.argv[1]})
+    threading.Thread(target=_end_with_parent, args=(settings.drain_s,), daemon=True).start()
+    run_server(settings)
+
+
+if __name__ == "__main__":
+    from .main import reported
+
+    reported(main)
