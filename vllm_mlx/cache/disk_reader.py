@@ -152,6 +152,10 @@ class DiskReader:
         self._make_arrays(reading)
         return True
 
+    def resume_length(self, space: Space, key: bytes) -> int:
+        """Where a key can resume from memory or from disk."""
+        return max(tree.resume_length(space, key) for tree in (self._memory, self._index.tree))
+
     def _overlap(self, reading: _Reading, space: Space, key: bytes) -> bool:
         """Whether a running read brings more of this key than memory holds."""
         if reading.space != space:

@@ -15,6 +15,11 @@ from ..disk.record import Record
 class Owner(Protocol):
     """The tier, as its reader and its writer use it."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything may be read or written."""
+        ...
+
     def attempt(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Run work of another thread. `failed` is called on the engine thread if it raises an error."""
         ...

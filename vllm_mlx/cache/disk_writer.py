@@ -1,54 +1,44 @@
-"""Chooses what of the tree in memory is written to disk, and writes it on a thread of its own, one record at a time.
+"""Writes what of the tree in memory is worth it to disk, on a thread of its own, one record at a time.
 
-A path is written once nothing has used it for a while, so that what a later turn cannot contain has left it before. Of
-a model that resumes only at states, few states of a path are written: the others would save little.
+A path is written once nothing has used it for a while, so that what a later turn cannot contain has left it before.
+What is evicted from memory before that is written too: it waits in a queue, as far as memory has room for it.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..disk.folder import Folder, FolderUsage
-from ..disk.record import Header, Record, TensorData
+from ..disk.record import Record
 from ..disk.space import FolderUnusable, NoRoom
-from .disk_arrays import SLAB_TOKENS, Run, Slab, can_store, run_tensors, slabs_of, state_tensors, window_slabs
-from .disk_index import DiskIndex, rule_json
+from .disk_index import DiskIndex
+from .disk_plan import NUM_LAST_STATES, DiskPlan, Errand, Job
 from .disk_threads import Owner, Workers
-from .index import WORD_BYTES
-from .node import Node, ResumeRule
-from .snapshot import DamagedSnapshot, KVSegment, RecurrentState
+from .index import WORD_BYTES, common_tokens
+from .node import Node, Space
+from .snapshot import DamagedSnapshot
 from .stats import DiskReport
-from .tree import NEAR_FORK, PrefixTree
+from .tree import PrefixTree
 
 logger = logging.getLogger(__name__)
 
 SETTLED_S = 2.0  # a reply's end is trimmed within this time
 MAX_SETTLED_S = 20.0
 _STATE_BYTES_PER_S = 8e6  # a large state waits longer: the next turn has a newer one, and a disk wears
-MAX_RUN_TOKENS = 4096
-MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
 _BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the memory
 _LOOK_S = 5.0  # between two looks at the size of the folder
 _END_S = 5.0  # the longest wait for the thread at the end
 _PAUSE_S = 60.0  # without room, nothing is tried for this time
-_STATES_OF_A_PATH = 2  # the newest ones, beside those at forks
 _CAP_SLACK = 20  # one part in so many of the cap is removed at once
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    leaf: Node
-    node: Node  # whose state is written; of a run, the leaf
-    header: Header
-    tensors: list[TensorData]
-    num_bytes: int
-
-
 class DiskWriter:
-    """Belongs to the engine thread, but for the job that writes."""
+    """Belongs to the engine thread, but for `_write`."""
 
     def __init__(
         self,
@@ -56,33 +46,33 @@ class DiskWriter:
         memory: PrefixTree,
         index: DiskIndex,
         owner: Owner,
+        plan: DiskPlan,
         *,
-        fingerprint: str,
-        rule: ResumeRule,
-        s_per_token: float,
-        read_bytes_per_s: float,
         max_bytes: int,
     ):
-        self._folder, self._memory, self._index, self._owner = folder, memory, index, owner
-        self._fingerprint, self._rule = fingerprint, rule
-        self._s_per_token, self._read_bytes_per_s = s_per_token, read_bytes_per_s
+        self._folder, self._memory, self._index, self._owner, self._plan = folder, memory, index, owner, plan
         self._max_bytes = max_bytes
         self._thread = Workers(1, "disk-write")
-        self._job: _Job | None = None
-        self._cleared: _Job | None = None  # its state was cleared while it was being written
+        self._running: Errand | None = None
+        self._queue: deque[Errand] = deque()  # what was evicted
+        self._room_bytes = 0  # memory for what is in the queue
         self._limit: str | None = None  # why nothing could be written last
-        self._is_beside = False  # whether rows run beside the job
+        self._is_beside = False  # whether rows run that need the bandwidth of the memory
         self._paused_until_s = 0.0
         self._usage = FolderUsage(
             used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0, other_bytes=0
         )
         self._looked_s = float("-inf")
         self._skipped: dict[int, int] = {}  # node_id of a leaf that is not worth a write -> its end
-        self._stated: set[int] = set()  # node_ids whose states were written: what is thinned out is not written again
 
     @property
     def is_writing(self) -> bool:
-        return self._job is not None
+        return self._running is not None or bool(self._queue)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of what was evicted and is not written yet."""
+        return sum(errand.held_bytes for errand in self._errands())
 
     def submit(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Run other work on the writer's thread, after what is being written."""
@@ -90,18 +80,15 @@ class DiskWriter:
 
     def next(self, *, is_idle: bool, is_last: bool = False) -> bool:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
-        self._is_beside = not is_idle
-        if self._job is not None or time.monotonic() < self._paused_until_s:
+        if self._is_paused or self._running is not None:
             return False
+        self._is_beside = not is_idle and not self._is_filling
+        if self._queue:
+            self._start(self._queue.popleft())
+            return True
         for leaf in self._due(is_last=is_last):
-            try:
-                job = self._plan(leaf)
-            except DamagedSnapshot as error:
-                logger.warning("Cached state is not written to disk: %s", error)
-                job = None
-            if job is not None:
-                self._job = job
-                self.submit(partial(self._write, job), partial(self._not_written, job))
+            if (errand := self._errand(leaf, most=1)) is not None:
+                self._start(errand)
                 return True
             self._skipped[leaf.node_id] = leaf.end
         return False
@@ -113,11 +100,11 @@ class DiskWriter:
         unwritten = [
             node
             for node in self._memory.nodes()
-            if node.key is not None and not node.is_copied and node.space[0] == self._fingerprint
+            if node.key is not None and not node.is_copied and self._plan.is_mine(node)
         ]
         ids = {node.node_id for node in unwritten}
         self._skipped = {node_id: end for node_id, end in self._skipped.items() if node_id in ids}
-        self._stated &= {node.node_id for leaf in unwritten for node in leaf.path()}
+        self._plan.forget_written(but={node.node_id for leaf in unwritten for node in leaf.path()})
         settled = [
             node
             for node in unwritten
@@ -128,113 +115,92 @@ class DiskWriter:
 
     @property
     def _is_filling(self) -> bool:
-        """Whether memory will soon evict: what is not written then is lost."""
+        """Whether memory will soon evict."""
         return self._memory.used_bytes > 0.85 * self._memory.max_bytes
 
-    def _plan(self, leaf: Node) -> _Job | None:
-        """The next record of a path. None: everything worth writing is on disk."""
-        key = leaf.key
-        assert key is not None
-        path = leaf.path()
-        end = leaf.end if leaf.resumable_up_to(leaf.end) is not None else leaf.previous_resumable
-        states = self._states(path, end, key)
-        if self._rule.needs_state:
-            end = states[-1].end if states else 0
-        elif sum(node.segment_bytes for node in path) >= end * self._bytes_worth_a_token:
-            return None
-        stored = min(end, self._index.tree.common_length(leaf.space, key))
-        for node in states:
-            is_due = node.end <= stored and node.node_id not in self._stated
-            if is_due and not self._index.has_state(leaf.space, key[: node.end * WORD_BYTES]):
-                return self._state_job(leaf, node)
-        if stored < end:
-            return self._run_job(leaf, path, stored, end)
-        if end == leaf.end:
-            self._memory.mark_copied(leaf.space, key)
-        return None
-
     @property
-    def _bytes_worth_a_token(self) -> float:
-        """Bytes that are read in the time in which a token is computed."""
-        return self._s_per_token * self._read_bytes_per_s
+    def _is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until_s
 
-    def _states(self, path: list[Node], end: int, key: bytes) -> list[Node]:
-        """The nodes up to `end` whose states are worth a file: the first, the last ones, and those before forks.
+    def _errand(self, leaf: Node, *, up_to: int | None = None, most: int | None = None) -> Errand | None:
+        """The next records of a path up to `up_to`, at most `most`. None: everything worth writing is on disk."""
+        try:
+            end, errand = self._plan.errand(leaf, up_to=leaf.end if up_to is None else up_to, most=most)
+        except DamagedSnapshot as error:
+            logger.warning("Cached state is not written to disk: %s", error)
+            return None
+        if errand is None and end == leaf.end and leaf.key is not None:
+            self._memory.mark_copied(leaf.space, leaf.key)
+        return errand
 
-        Reading a state must take less than computing from the one before it.
+    # -- what is evicted from memory
+
+    def set_room(self, num_bytes: int) -> None:
+        """Limit the memory of what was evicted and is not written yet. What exceeds it is lost."""
+        self._room_bytes = num_bytes
+        while self.held_bytes > num_bytes and any(errand.drop_last() for errand in reversed(self._errands())):
+            pass
+        self._queue = deque(errand for errand in self._queue if errand.jobs)
+
+    @contextmanager
+    def leaving(self, node: Node, leaf: Node) -> Iterator[None]:
+        """Around an eviction of a node on the path of `leaf`: put what is worth a file and has none into the queue.
+
+        Nothing is copied: the records refer to arrays that never change, and keep them until they are written.
         """
-        stateful = [node for node in path if node.state is not None and node.end <= end]
-        forks = [node.end for node in path if node.num_children > 1]
-        before_forks = {max((n.end for n in stateful if 0 <= fork - n.end <= NEAR_FORK), default=0) for fork in forks}
-        edges = {*before_forks, *(node.end for node in (*stateful[:1], *stateful[-_STATES_OF_A_PATH:]))}
-        chosen: list[Node] = []
-        for node in stateful:
-            if node.end not in edges:
-                continue
-            before = chosen[-1].end if chosen else 0
-            is_stored = self._index.has_state(node.space, key[: node.end * WORD_BYTES])
-            if is_stored or node.state_bytes < (node.end - before) * self._bytes_worth_a_token:
-                chosen.append(node)
-        return chosen
+        errand, before = self._hand_over(node, leaf), self._memory.used_bytes
+        try:
+            yield
+        finally:
+            if errand is not None:
+                errand.evicted_bytes += before - self._memory.used_bytes
+                self.set_room(self._room_bytes)
+                self._start_queued()
 
-    def _state_job(self, leaf: Node, node: Node) -> _Job | None:
-        state, key = node.state, leaf.key
-        assert isinstance(state, RecurrentState) and key is not None
-        parent = self._index.run_before(leaf.space, key[: node.end * WORD_BYTES])
-        if parent is None or not can_store(state.arrays.buffers):
+    def _hand_over(self, node: Node, leaf: Node) -> Errand | None:
+        is_known = node.is_copied or self._skipped.get(node.node_id) == node.end
+        if is_known or self._is_paused or not self._plan.is_mine(node) or self.held_bytes >= self._room_bytes:
             return None
-        layout, tensors = state_tensors(state)
-        header = self._header("state", leaf, parent, node.end, b"", layout)
-        return _Job(leaf, node, header, tensors, state.nbytes)
+        assert leaf.key is not None
+        key = leaf.key[: node.end * WORD_BYTES]
+        for errand in self._errands():
+            if errand.space == leaf.space and errand.key.startswith(key):
+                return errand
+        if (errand := self._errand(leaf, up_to=node.end)) is not None:
+            self._queue.append(errand)
+        return errand
 
-    def _run_job(self, leaf: Node, path: list[Node], start: int, end: int) -> _Job | None:
-        key = leaf.key
-        assert key is not None
-        most_tokens = _tokens_in(MAX_RUN_BYTES, path)
-        slabs: list[Slab] = []
-        nodes: list[Node] = []
-        position = start
-        for node in path:
-            if node.end <= position:
-                continue
-            if nodes and (nodes[-1].num_children > 1 or position >= start + most_tokens):
-                break
-            stop = min(node.end, end, start + most_tokens)
-            segment = node.segment
-            assert isinstance(segment, KVSegment)
-            slabs += slabs_of(segment, position - node.start, stop - node.start)
-            nodes.append(node)
-            position = stop
-        windows, window_offset = _windows(nodes, start, position)
-        if not all(can_store(slab.stack.buffers) for slab in (*slabs, *windows)):
-            return None
-        parent = self._index.run_before(leaf.space, key[: start * WORD_BYTES])
-        layout, tensors = run_tensors(Run(tuple(slabs), tuple(windows), window_offset))
-        header = self._header("run", leaf, parent, start, key[start * WORD_BYTES : position * WORD_BYTES], layout)
-        return _Job(leaf, leaf, header, tensors, sum(node.segment_bytes for node in nodes))
+    def resume_length(self, space: Space, key: bytes) -> int:
+        """Where a key can resume once what was evicted is on disk; 0 if nothing of it waits to be written."""
+        return max((errand.resume_length(key) for errand in self._errands() if errand.space == space), default=0)
 
-    def _header(
-        self, kind: Any, leaf: Node, parent: Record | None, start: int, words: bytes, layout: dict[str, Any]
-    ) -> Header:
-        return Header(
-            kind=kind,
-            fingerprint=leaf.space[0],
-            salt=leaf.space[1],
-            parent="" if parent is None else parent.name,
-            start=start,
-            words=words,
-            layout=layout,
-            s_per_token=self._s_per_token,
-            rule=rule_json(self._rule),
-        )
+    def _errands(self) -> list[Errand]:
+        return [*([] if self._running is None else [self._running]), *self._queue]
 
-    # -- the job
+    def _start_queued(self) -> None:
+        if self._running is None and self._queue and not self._is_paused:
+            self._start(self._queue.popleft())
 
-    def _write(self, job: _Job) -> None:
-        """Write a record. Runs on the writer's thread."""
-        tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
-        record = self._folder.add(job.header, tensors)
-        self._owner.post(partial(self._written, job, record))
+    # -- the thread
+
+    def _start(self, errand: Errand) -> None:
+        self._running = errand
+        self.submit(partial(self._write, errand), partial(self._not_written, errand))
+
+    def _start_queued(self) -> bool:
+        if self._running is not None or not self._queue or self._is_paused:
+            return False
+        self._is_beside = False  # memory waits for it
+        self._start(self._queue.popleft())
+        return True
+
+    def _write(self, errand: Errand) -> None:
+        """Write records, until all are written or one fails. Runs on the writer's thread."""
+        while (job := errand.begin()) is not None:
+            tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
+            record = self._folder.add(job.header, tensors)
+            self._owner.post(partial(self._written, errand, job, record))
+        self._owner.post(self._ended)
 
     def _paced(self, data: Any) -> Iterator[memoryview]:
         for part in data:
@@ -242,54 +208,78 @@ class DiskWriter:
             if self._is_beside:
                 time.sleep(part.nbytes / _BESIDE_BYTES_PER_S)
 
-    def _written(self, job: _Job, record: Record) -> None:
-        is_cleared, self._cleared = self._cleared is job, None
-        self._job = self._limit = None
-        if is_cleared or (record.name not in self._index and not self._index.add(record)):
-            self._skipped[job.leaf.node_id] = job.leaf.end  # it would be written again and again
+    def _written(self, errand: Errand, job: Job, record: Record) -> None:
+        self._limit = None
+        errand.left_bytes -= job.num_bytes
+        if errand.is_cleared or (record.name not in self._index and not self._index.add(record)):
+            errand.drop_all()
+            self._skipped[errand.leaf.node_id] = errand.leaf.end  # it would be written again and again
             self.submit(partial(self._folder.remove, record), self._owner.fail)
             return
+        self._plan.note_written(job)
         if record.header.kind == "state":
-            self._stated.add(job.node.node_id)
-            self._thin(job.leaf)
+            self._thin(errand.leaf)
 
     def _thin(self, leaf: Node) -> None:
         """Remove the states of a path that have become worth less than a file since they were written."""
         if leaf.key is not None:
-            kept = {node.end for node in self._states(leaf.path(), leaf.end, leaf.key)}
-            self._index.tree.thin(leaf.space, leaf.key, keep_last=_STATES_OF_A_PATH, keep=kept)
+            kept = {node.end for node in self._plan.states(leaf.path(), leaf.end, leaf.key)}
+            self._index.tree.thin(leaf.space, leaf.key, keep_last=NUM_LAST_STATES, keep=kept)
             self._owner.make_room(0)
 
-    def _not_written(self, job: _Job, error: Exception) -> None:
-        self._job = None
+    def _ended(self) -> None:
+        self._running = None
+        if self._owner.is_on and not self._start_queued() and self._is_filling:
+            self.next(is_idle=False)
+
+    def _not_written(self, errand: Errand, error: Exception) -> None:
+        self._running = None
+        job = errand.current
+        assert job is not None
         match error:
             case NoRoom(limit="cap" | "free"):
                 slack = self._max_bytes // _CAP_SLACK
-                if not self._owner.make_room(job.num_bytes + slack):
+                if self._owner.make_room(job.num_bytes + slack):
+                    errand.jobs.appendleft(job)
+                    self._queue.appendleft(errand)
+                else:
                     self._pause(error)
             case NoRoom():
                 self._pause(error)
             case FolderUnusable():
-                self._paused_until_s = time.monotonic() + _PAUSE_S
+                self._pause()
                 self._owner.fail(error)
             case FileNotFoundError():  # another server has removed the record that this one continues
                 self._owner.lost([job.header.parent])
             case _:
                 self._owner.fail(error)
+        if self._owner.is_on:
+            self._start_queued()
 
-    def _pause(self, error: NoRoom) -> None:
-        """Try again in a minute. The log has one line until something could be written."""
-        if error.limit != self._limit:
-            logger.warning("%s", error)
-        self._limit = error.limit
+    def _pause(self, error: NoRoom | None = None) -> None:
+        """Try again in a minute; what waits is lost. The log has one line until something could be written."""
+        if error is not None:
+            if error.limit != self._limit:
+                logger.warning("%s", error)
+            self._limit = error.limit
         self._paused_until_s = time.monotonic() + _PAUSE_S
+        self._queue.clear()
 
     # -- what leaves memory or the disk
 
     def clear(self, salts: str) -> None:
-        """What is being written of salts that begin with `salts` is removed as soon as it is complete."""
-        if self._job is not None and self._job.header.salt.startswith(salts):
-            self._cleared = self._job
+        """Drop what waits of salts that begin with `salts`. What is being written is removed once it is complete."""
+        for errand in self._errands():
+            if errand.space[1].startswith(salts):
+                errand.drop_all()
+                errand.is_cleared = True
+
+    def trim(self, space: Space, key: bytes, keep: int) -> None:
+        """Drop what waits of this path behind its first `keep` tokens."""
+        for errand in self._errands():
+            if errand.space == space and common_tokens(errand.key, key) > keep:
+                while errand.jobs and errand.jobs[-1].begins_after(keep) and errand.drop_last():
+                    pass
 
     def recheck(self, *, is_lost: bool) -> None:
         """Records are gone, so nodes in memory may be kept nowhere else any more.
@@ -298,11 +288,11 @@ class DiskWriter:
         """
         if is_lost:
             self._skipped.clear()
-            self._stated.clear()
+            self._plan.forget_written()
         for leaf in [node for node in self._memory.nodes() if node.key is not None]:
             path = leaf.path()
             assert leaf.key is not None
-            if leaf.space[0] == self._fingerprint and any(node.is_copied for node in path):
+            if self._plan.is_mine(leaf) and any(node.is_copied for node in path):
                 stored = self._index.tree.common_length(leaf.space, leaf.key)
                 for node in path:
                     self._recheck(node, leaf.key[: node.end * WORD_BYTES], stored, is_lost=is_lost)
@@ -351,27 +341,3 @@ class DiskWriter:
 def _settled_s(state_bytes: int) -> float:
     """How long a path must be unused before it is written."""
     return max(SETTLED_S, min(MAX_SETTLED_S, state_bytes / _STATE_BYTES_PER_S))
-
-
-def _tokens_in(num_bytes: int, path: list[Node]) -> int:
-    """How many tokens of a path fit, in whole slabs."""
-    per_token = max(1, sum(node.segment_bytes for node in path) // path[-1].end)
-    num_slabs = min(MAX_RUN_TOKENS, num_bytes // per_token) // SLAB_TOKENS
-    return SLAB_TOKENS * max(1, num_slabs)
-
-
-def _windows(nodes: list[Node], start: int, end: int) -> tuple[list[Slab], int]:
-    """The window layers' KV that ends at `end` without a gap, and where it begins, counted from `start`."""
-    slabs: list[Slab] = []
-    first = end
-    for node in reversed(nodes):
-        segment = node.segment
-        assert isinstance(segment, KVSegment)
-        low = max(node.window_start, start)
-        if not segment.windows.buffers or low >= first:
-            break
-        slabs[:0] = window_slabs(segment, low - node.start, first - node.start)
-        first = low
-        if low > node.start:
-            break
-    return slabs, first - start

@@ -37,6 +37,14 @@ class NodeStore:
                     yield node
                     node = node.parent
 
+    def leaf_of(self, node: Node) -> Node:
+        """A leaf whose path has the node."""
+        if node.key is not None:
+            return node
+        return next(
+            leaf for leaf in self.spaces[node.space].leaves if leaf.end > node.start and leaf.at(node.end) is node
+        )
+
     def add_leaf(
         self,
         space: Space,

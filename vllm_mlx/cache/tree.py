@@ -5,8 +5,8 @@ The number of buffers is bounded too, because a device has a limit of live buffe
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
-from collections.abc import Container, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, ExitStack
 
 from .index import WORD_BYTES, num_tokens
 from .node import Match, Node, ResumeRule, Segment, Space, State, hit_kind, pieces_up_to
@@ -14,6 +14,7 @@ from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
 from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
 
+Leaving = Callable[[Node, Node], AbstractContextManager[None]]  # around an eviction of a node on the path of a leaf
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
 
@@ -40,6 +41,7 @@ class PrefixTree:
         self.read_bytes_per_s: float | None = None  # at which nodes with `is_copied` come back; None: never
         self._min_cut = min_cut
         self._worth = worth
+        self.leaving: Leaving | None = None  # set by the one who keeps what is evicted
         self._store = NodeStore()
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
@@ -211,7 +213,7 @@ class PrefixTree:
         queue = VictimQueue(self._store.nodes(), prices, self._worth)
         while not self._is_within(num_bytes) and (node := queue.pop()) is not None:
             before = self.used_bytes
-            left = self._evict(node, before - num_bytes)
+            left = self._evict_kept(node, before - num_bytes)
             self._counters.evictions += 1
             self._counters.evicted_bytes += before - self.used_bytes
             if left is not None:
@@ -224,6 +226,12 @@ class PrefixTree:
     def set_limit(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.shrink_to(max_bytes)
+
+    def _evict_kept(self, node: Node, num_bytes: int) -> Node | None:
+        if self.leaving is None:
+            return self._evict(node, num_bytes)
+        with self.leaving(node, self._store.leaf_of(node)):
+            return self._evict(node, num_bytes)
 
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
         """Free about `num_bytes` of a victim. Returns the node whose worth has changed, if any.

@@ -33,6 +33,8 @@ class SlowTier(Protocol):
     @property
     def reading(self) -> frozenset[int]: ...
 
+    def allot(self, num_bytes: int, most_bytes: int) -> int: ...
+
     def awaits(self, seq_id: int, space: Space, key: bytes) -> bool: ...
 
     def num_read(self, seq_id: int) -> int: ...
@@ -100,12 +102,8 @@ class PrefixPlanner:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of cached state, and of what is being read."""
-        return self.tree.used_bytes + self._reserved_bytes
-
-    @property
-    def _reserved_bytes(self) -> int:
-        return 0 if self.disk is None else self.disk.reserved_bytes
+        """Bytes of cached state, and of what is being read and written."""
+        return self.tree.used_bytes + (0 if self.disk is None else self.disk.reserved_bytes)
 
     @property
     def is_reading(self) -> bool:
@@ -332,7 +330,10 @@ class PrefixPlanner:
     def shrink_to(self, num_bytes: int) -> None:
         """Limit cached state to `num_bytes`, because rows need the rest."""
         with self._hold_fault():
-            self.tree.set_limit(max(0, min(self._max_bytes, num_bytes) - self._reserved_bytes))
+            limit = (
+                min(self._max_bytes, num_bytes) if self.disk is None else self.disk.allot(num_bytes, self._max_bytes)
+            )
+            self.tree.set_limit(max(0, limit))
 
     def _space(self, seq: Sequence) -> Space:
         return (self._fingerprint, seq.cache_salt)

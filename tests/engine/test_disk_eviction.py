@@ -1,0 +1,125 @@
+"""What memory evicts before it was written: it is written then, and read when its conversation goes on."""
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_disk_any_load import NUM_TOKENS, Server, files, started
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import Driver, plain_loop
+from vllm_mlx.cache.disk_reader import MIN_GAIN
+
+TURNS = 2
+
+
+def conversations(num: int, num_tokens: int = 400) -> list[list[int]]:
+    rng = random.Random(num)
+    return [[rng.randrange(1, 500) for _ in range(num_tokens)] for _ in range(num)]
+
+
+def turn(driver: Driver, conversation: list[int]) -> int:
+    """Add a question to the conversation and ask it. Returns its seq_id."""
+    conversation += range(30, 55)
+    return driver.add(conversation, NUM_TOKENS, points=[len(conversation) - 2])
+
+
+def bytes_of_one(path: Path) -> int:
+    """What the prefix cache holds of one conversation."""
+    driver = Driver(path)
+    [conversation] = conversations(1)
+    for _ in range(TURNS):
+        seq_id = turn(driver, conversation)
+        driver.run()
+        conversation += driver.replies[seq_id].token_ids
+    return driver.engine.cache_tree.used_bytes
+
+
+def without_looks(server: Server) -> Server:
+    """Nothing is written ahead: what is on disk was evicted."""
+    server.engine._looked_s = float("inf")
+    return server
+
+
+def play(path: Path, driver: Driver, run: object) -> list[tuple[int, list[int]]]:
+    """Three conversations in turn, without a pause. Returns each turn's cached tokens and its reply."""
+    found = []
+    open_ones = conversations(3)
+    for _ in range(TURNS):
+        for conversation in open_ones:
+            seq_id = turn(driver, conversation)
+            run()  # type: ignore[operator]
+            reply = driver.replies[seq_id].token_ids
+            conversation += reply
+            found.append((driver.seqs[seq_id].num_cached_tokens, reply))
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5", "gemma3_text"])
+def test_conversations_that_memory_has_no_room_for_go_on_from_disk(architecture: str, tmp_path: Path) -> None:
+    path = checkpoint(architecture)
+    large = Driver(path)
+    expected = play(path, large, large.run)
+    with started(path, tmp_path, cache_memory_bytes=bytes_of_one(path) * 5 // 4) as server:
+        found = play(path, without_looks(server).driver, server.run)
+        report = server.disk.report()
+        assert [reply for _, reply in found] == [reply for _, reply in expected]
+        assert all(few - num < MIN_GAIN for (num, _), (few, _) in zip(found, expected, strict=True))
+        assert report.hits == 3 * (TURNS - 1)
+        assert server.disk.reserved_bytes == 0
+        assert server.engine.cache_tree.used_bytes <= server.engine.cache_tree.max_bytes
+
+
+def held_writer(server: Server) -> threading.Event:
+    """Keep the thread that writes busy until the event is set."""
+    held = threading.Event()
+    server.disk._writer.submit(lambda: held.wait(30), server.disk.fail)
+    return held
+
+
+def test_a_turn_waits_for_the_writing_of_what_was_evicted_before_it(tmp_path: Path) -> None:
+    path = checkpoint("qwen3")
+    [prompt] = conversations(1)
+    with started(path, tmp_path, cache_memory_bytes=10_000_000) as server:
+        server.generate(tuple(prompt))
+        held = held_writer(server)
+        server.engine.cache_tree.shrink_to(0)
+        seq_id = server.driver.add((*prompt, 3), NUM_TOKENS)
+        server.driver.step()
+        assert server.disk.reading == {seq_id} and not server.driver.replies[seq_id].token_ids
+        held.set()
+        server.run()
+        assert server.driver.seqs[seq_id].num_disk_tokens == len(prompt)
+        assert server.driver.replies[seq_id].token_ids == plain_loop(path, (*prompt, 3), NUM_TOKENS)[0]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_what_waits_to_be_written_counts_as_memory_and_yields_to_rows(architecture: str, tmp_path: Path) -> None:
+    with started(checkpoint(architecture), tmp_path, cache_memory_bytes=10_000_000) as server:
+        planner, tree = server.engine._scheduler.prefix_cache, server.engine.cache_tree
+        prompts = [tuple(prompt) for prompt in conversations(2)]
+        server.generate(*prompts)
+        held, before = held_writer(server), tree.used_bytes
+        tree.shrink_to(0)
+        assert 0.9 * before < planner.held_bytes <= before
+        planner.shrink_to(before // 2)
+        assert tree.max_bytes + server.disk.reserved_bytes <= before // 2
+        planner.shrink_to(0)
+        assert planner.held_bytes == 0
+        held.set()
+        server.run()
+    assert not files(tmp_path), "the memory was given to rows before anything was written"
+
+
+def test_what_waits_to_be_written_can_be_cleared(tmp_path: Path) -> None:
+    with started(checkpoint("qwen3"), tmp_path, cache_memory_bytes=10_000_000) as server:
+        [prompt] = conversations(1)
+        for salt in ("ann", "ben"):
+            server.generate(tuple(prompt), salt=salt)
+        held = held_writer(server)
+        server.engine.cache_tree.shrink_to(0)
+        server.engine.clear_cache("ann")
+        held.set()
+    with started(checkpoint("qwen3"), tmp_path) as server:
+        assert {entry.space[1] for entry in server.disk.entries()} == {"ben"}
