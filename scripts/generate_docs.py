@@ -26,7 +26,11 @@ from vllm_mlx.cli.recommended import assumed_recommended_bytes, fitting  # noqa:
 from vllm_mlx.cli.settings import PANELS, POSITIONAL, flag_name, help_text, settings_fields, takes_several  # noqa: E402
 from vllm_mlx.runner.device import DeviceMemory  # noqa: E402
 
-FIELDS = {"chat completions, completions": GenerationBody.extras or {}, "responses": ResponsesBody.extras or {}}
+FIELDS = {
+    "chat completions, completions": GenerationBody.extras or {},
+    "messages, count_tokens": MessagesBody.extras or {},
+    "responses": ResponsesBody.extras or {},
+}
 PAGES = ("configuration.md", "api.md", "cli.md")
 MAC_SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GB of memory that Macs are sold with
 

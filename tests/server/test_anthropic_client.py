@@ -191,6 +191,8 @@ def test_the_tool_runner(client: anthropic.Anthropic, engine: FakeEngine) -> Non
     assert messages is not None
     result = messages[-1].parts[0]
     assert isinstance(result, ToolResultPart) and result.content == (TextPart("files of /"),)
+    # The package asks the server to keep the conversation. It is refused, and then sends the complete one.
+    assert [message.role for message in messages] == ["user", "assistant", "tool"]
 
 
 @row("S4-1")

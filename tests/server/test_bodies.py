@@ -23,7 +23,7 @@ from vllm_mlx.api.error_replies import describe
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody, TextContent
 from vllm_mlx.api.responses.schema import ResponsesBody
 from vllm_mlx.api.text import well_formed_json
-from vllm_mlx.api.wire import Items
+from vllm_mlx.api.wire import Items, UnknownFields
 from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.messages import TextPart
@@ -176,7 +176,7 @@ def test_the_bound_is_named_over_http(http: httpx.Client) -> None:
 )
 def test_only_the_first_wrong_element_is_described(wire: Any, body: Any, names: str) -> None:
     with pytest.raises(RequestValidationError) as refused:
-        _read(json.dumps(body).encode(), TypeAdapter(wire), RequestLimits())
+        _read(json.dumps(body).encode(), TypeAdapter(wire), RequestLimits(), UnknownFields())
     errors = [{**each, "loc": each["loc"][1:]} for each in refused.value.errors()]
     assert len(errors) <= 8
     assert names in describe(errors, body).message

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..core import errors as core
-from .replies import ErrorText, Reply
+from .replies import ErrorText, Reply, given
 
 INVALID_REQUEST, SERVER_ERROR, API_ERROR = "invalid_request_error", "server_error", "api_error"
 RATE_LIMIT, OVERLOADED = "rate_limit_error", "overloaded_error"
 UNKNOWN_PARAMETER = "unknown_parameter"
+UNTHREADED = "thread_unsupported_request"  # Anthropic's package then sends the complete conversation
 
 # Codes by pydantic's error types.
 _CODES = {
@@ -142,9 +143,14 @@ class OpenAIError(Reply):
     error: OpenAIErrorDetail
 
 
+class AnthropicErrorDetails(Reply):
+    error_code: str
+
+
 class AnthropicErrorDetail(Reply):
     type: str
     message: ErrorText
+    details: AnthropicErrorDetails | None = None
 
 
 class AnthropicError(Reply):
@@ -213,7 +219,9 @@ class AnthropicEnvelope(Envelope):
         return error.message
 
     def _body(self, kind: _Kind, message: str, param: str | None, code: str | None) -> AnthropicError:
-        return AnthropicError(type="error", error=AnthropicErrorDetail(type=kind.anthropic, message=message))
+        details = AnthropicErrorDetails(error_code=code) if code == UNTHREADED else None
+        error = AnthropicErrorDetail(type=kind.anthropic, message=message, **given(details=details))
+        return AnthropicError(type="error", error=error)
 
 
 OPENAI, ANTHROPIC = OpenAIEnvelope(), AnthropicEnvelope()

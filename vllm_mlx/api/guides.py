@@ -18,7 +18,6 @@ from ..core.request import (
 from .text import json_in
 
 ANY_OBJECT = JsonSchema({"type": "object"})
-_WITHOUT_EFFECT = ("disable_fallback", "disable_any_whitespace")  # there is no fallback; white space is bounded
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -49,14 +48,10 @@ def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool
 
 
 def decode_structured_outputs(fields: Mapping[str, Any] | None) -> Guide | None:
-    """Decode vLLM's `structured_outputs`, which holds one kind of guide."""
+    """Decode vLLM's `structured_outputs`, which holds one kind of guide; other fields are None."""
     if fields is None:
         return None
     param, given = "structured_outputs", {name: value for name, value in fields.items() if value is not None}
-    for name in given:
-        if name not in (*_KINDS, *_WITHOUT_EFFECT, "enable_in_reasoning"):
-            where = f"{param}.{shown(name)}"
-            raise Unsupported(f"Unknown parameter: `{where}`. Leave it out.", param=where)
     kinds = [name for name in _KINDS if name in given and given[name] is not False]
     if len(kinds) != 1:
         raise InvalidParameter(f"`{param}` takes exactly one of {', '.join(_KINDS)}.", param=param)

@@ -1,10 +1,11 @@
 """Base of the wire types of requests: strict values, bounded lists, judged extra fields. Knows no protocol."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, model_validator
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import ListSchema, no_info_before_validator_function
 
@@ -12,6 +13,8 @@ from ..core.errors import Unsupported, shown
 
 T = TypeVar("T")
 ANY = object()  # every value is harmless
+MAX_UNKNOWN = 16  # unknown fields that are reported for one body
+_ITEM = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,53 +29,87 @@ class Ignored:
 @dataclass(frozen=True, slots=True)
 class Refused:
     advice: str
+    code: str | None = None  # a stable word for programs; None: that of every field which is not supported
 
 
 ExtraFields = Mapping[str, Ignored | Refused]
 
 
+class UnknownFields:
+    """The fields of one body that no rule names, as far as they are not refused. It is the context of a validation.
+
+    `drops`: every such field is left out of the body. Otherwise it is refused, except in a type that tolerates it.
+    """
+
+    def __init__(self, *, drops: bool = False) -> None:
+        self.drops = drops
+        self._patterns: dict[str, None] = {}
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Paths without the numbers of list items, each once; `...` stands for those after `MAX_UNKNOWN`."""
+        return tuple(self._patterns)
+
+    def note(self, path: str) -> None:
+        pattern = _ITEM.sub("[]", path)
+        if pattern not in self._patterns and len(self._patterns) <= MAX_UNKNOWN:
+            self._patterns[pattern if len(self._patterns) < MAX_UNKNOWN else "..."] = None
+
+
 class Wire(BaseModel):
     """Base of the wire types. Strict: a float is no integer, a bool is no number.
 
-    `extras` is the rule for each known field that the type does not declare; a field without a rule is refused as
-    unknown. None: extra fields are not looked at.
+    `extras` is the rule for each known field that the type does not declare; a field without a rule is unknown. None:
+    extra fields are not looked at. `tolerates_unknown`: an unknown field is reported and has no effect; others are
+    refused, unless the server drops them.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
     extras: ClassVar[ExtraFields | None] = None
+    tolerates_unknown: ClassVar[bool] = False
+
+    def extra_rules(self) -> ExtraFields | None:
+        return self.extras
 
 
 class Body(Wire):
     """Base of request bodies. Validation raises Unsupported for an extra field that cannot be ignored."""
 
     @model_validator(mode="after")
-    def _judge_extras(self) -> Self:
-        _judge(self, "")
+    def _judge_extras(self, info: ValidationInfo) -> Self:
+        unknown = info.context if isinstance(info.context, UnknownFields) else UnknownFields()
+        _judge(self, "", unknown)
         return self
 
 
-def _judge(wire: Wire, path: str) -> None:
+def _judge(wire: Wire, path: str, unknown: UnknownFields) -> None:
     """Judges the extra fields of `wire`, then those of every wire type inside it. `path` names where it is."""
-    if wire.extras is not None and wire.model_extra:
-        for name, value in wire.model_extra.items():
-            if value is not None:  # null means that the field was left out
-                _judge_field(wire.extras.get(name), value, path + shown(name))
+    extra, rules = wire.model_extra, wire.extra_rules()
+    if extra and rules is not None:
+        for name in [name for name, value in extra.items() if value is not None]:  # a null field counts as absent
+            where, rule = path + shown(name), rules.get(name)
+            if rule is not None:
+                _judge_field(rule, extra[name], where)
+            elif unknown.drops or wire.tolerates_unknown:
+                unknown.note(where)
+                del extra[name]
+            else:
+                raise Unsupported(f"Unknown parameter: `{where}`. Leave it out.", param=where, code="unknown_parameter")
     for name, value in wire.__dict__.items():
         if isinstance(value, Wire):
-            _judge(value, f"{path}{name}.")
+            _judge(value, f"{path}{name}.", unknown)
         elif isinstance(value, list) and value and isinstance(value[0], Wire):
             for number, item in enumerate(value):
-                _judge(item, f"{path}{name}[{number}].")
+                _judge(item, f"{path}{name}[{number}].", unknown)
 
 
-def _judge_field(rule: Ignored | Refused | None, value: Any, path: str) -> None:
+def _judge_field(rule: Ignored | Refused, value: Any, path: str) -> None:
     match rule:
         case Ignored(values=values) if ANY in values or any(_same(value, harmless) for harmless in values):
             return
         case Ignored(otherwise=advice) | Refused(advice=advice):
-            raise Unsupported(f"`{path}` is not supported with this value. {advice}", param=path)
-        case None:
-            raise Unsupported(f"Unknown parameter: `{path}`. Leave it out.", param=path, code="unknown_parameter")
+            code = rule.code if isinstance(rule, Refused) else None
+            raise Unsupported(f"`{path}` is not supported with this value. {advice}", param=path, code=code)
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -217,9 +217,10 @@ def steps(*, url: str, model: str, has_key: bool) -> str:
      ngrok http {urlsplit(url).port or 8000}
    Whoever knows that address and the key can use your server: close the tunnel when you are done.
 2. Start the server again with a key, kept out of the command line, under a name without a slash, and allow the
-   tunnel's host name:
+   tunnel's host name. Cursor changes what it sends without notice: fields that the server does not know are left out
+   and named in the log, instead of refused:
      export VLLM_MLX_API_KEY="$(openssl rand -hex 32)"
-     vllm-mlx serve MODEL --served-model-name local --allowed-host YOUR-TUNNEL
+     vllm-mlx serve MODEL --served-model-name local --allowed-host YOUR-TUNNEL --unknown-fields warn
 3. Check that it works from outside:
      vllm-mlx status --once --url https://YOUR-TUNNEL --api-key "$VLLM_MLX_API_KEY"
 {_settings("https://YOUR-TUNNEL", "local", "4")}"""

@@ -16,7 +16,7 @@ from .config import ServerConfig
 from .connection import refuse_connection
 from .error_handlers import HANDLERS
 from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
-from .log import RECEIPT_HEADER, RequestLog
+from .log import RECEIPT_HEADER, UNKNOWN_HEADER, RequestLog
 from .responses import responses_routes
 from .routes import ServedModels, anthropic_routes, models_routes, openai_routes
 from .status import History, Recent, status_routes
@@ -67,7 +67,7 @@ def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
                 allow_origins=config.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", RECEIPT_HEADER],
+                expose_headers=["x-request-id", "request-id", RECEIPT_HEADER, UNKNOWN_HEADER],
             )
         )
     if config.api_keys:

@@ -27,6 +27,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.text import may_hold_sealed
+from ..api.wire import UnknownFields
 from ..core.errors import setting
 from ..core.request import RequestLimits
 from ..core.tasks import settle
@@ -34,6 +35,7 @@ from ..core.tenants import has_room
 from .error_handlers import ClientGone, http_error
 from .guards import priority_of, tenant_of
 from .json_bytes import LARGE_BYTES, read_json
+from .log import record_of
 
 LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
 BODIES = 4  # running requests may hold so many bodies of the largest size together
@@ -160,7 +162,9 @@ class _JSONRequest(Request):
         found = cls(request.scope, request.receive)
         try:
             if body := await found.body():  # FastAPI names the fields that an empty one lacks
-                read = partial(_read, body, wire, request.app.state.config.limits)
+                config, record = request.app.state.config, record_of(request.scope)
+                record.unknown_fields = unknown = UnknownFields(drops=config.unknown_fields == "warn")
+                read = partial(_read, body, wire, config.limits, unknown)
                 found._wire = await beside_loop(found, read, is_reading=True)
         except ClientDisconnect:
             raise ClientGone from None
@@ -194,11 +198,11 @@ async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = F
     return work()
 
 
-def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits) -> Any:
+def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits, unknown: UnknownFields) -> Any:
     value = read_json(body)
     _check_lengths(value, limits)
     try:
-        return wire.validate_python(value)
+        return wire.validate_python(value, context=unknown)
     except ValidationError as error:
         errors = [{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False)]
         raise RequestValidationError(errors, body=value) from None

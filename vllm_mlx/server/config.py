@@ -44,6 +44,9 @@ class ServerConfig(SettingsGroup):
     messages_thinking: Literal["asked", "always"] = "asked"
     """Replies of `/v1/messages` that have thinking blocks: those to requests that ask for thinking (`asked`), or all
     (`always`)."""
+    unknown_fields: Literal["refuse", "warn"] = "refuse"
+    """What is done about a field of OpenAI's endpoints that this server does not know: the request is refused, or the
+    field is left out, with a warning in the log and in the header `x-unknown-fields` of the response."""
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

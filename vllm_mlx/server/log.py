@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.replies import total_usage
+from ..api.wire import UnknownFields
 from ..core.errors import shown
 from ..core.events import (
     Finished,
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 requests_logger = logging.getLogger("vllm_mlx.requests")
 
 RECEIPT_HEADER = "x-cache-receipt"
+UNKNOWN_HEADER = "x-unknown-fields"
+MAX_WARNINGS = 1000  # unknown fields that are logged; clients choose their names
 PROGRESS_EVERY_S = 5.0
 MAX_FIELD = 200  # characters of one field of a log line: clients choose paths and names of models
 QUIET_PATHS = frozenset({"/health"})  # probed every few seconds
@@ -51,6 +55,7 @@ class RequestLog:
     def __init__(self, app: ASGIApp, *, recent: Recent) -> None:
         self._app = app
         self._recent = recent
+        self._unknown = UnknownFieldLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,6 +70,8 @@ class RequestLog:
                 headers = MutableHeaders(scope=message)
                 # OpenAI's and Anthropic's clients read different names.
                 headers["x-request-id"] = headers["request-id"] = record.request_id
+                if record.unknown_fields.patterns:
+                    headers[UNKNOWN_HEADER] = ", ".join(map(_as_header, record.unknown_fields.patterns))
             await send(message)
 
         try:
@@ -77,6 +84,7 @@ class RequestLog:
         finally:
             record.key_name = scope["state"].get("key_name")
             self._note(record, tenant_of(scope))
+            self._unknown.warn(Headers(scope=scope).get("user-agent", ""), record)
             if not record.is_quiet:
                 requests_logger.info("%s", record.line(time.monotonic()))
 
@@ -98,6 +106,31 @@ class RequestLog:
                 },
                 tenant=tenant,
             )
+
+
+class UnknownFieldLog:
+    """Warns once of each field that was left out as unknown, for each client that sent it."""
+
+    def __init__(self) -> None:
+        self._warned: set[tuple[str, str, str]] = set()
+
+    def warn(self, user_agent: str, record: "RequestRecord") -> None:
+        client = cut(user_agent) or "A client"
+        for unknown in record.unknown_fields.patterns:
+            about = (client, record.path, unknown)
+            if about in self._warned or len(self._warned) >= MAX_WARNINGS:
+                continue
+            self._warned.add(about)
+            logger.warning(
+                "%s sent the field %s to %s, which this server does not know: it was left out.%s",
+                *(_quoted(text) for text in (client, unknown, record.path)),
+                f" This is the last such warning of {MAX_WARNINGS}." if len(self._warned) == MAX_WARNINGS else "",
+            )
+
+
+def _as_header(field: str) -> str:
+    """The name in the characters that a header may have."""
+    return quote(field, safe=".[]")
 
 
 def _request_id(scope: Scope) -> str:
@@ -175,6 +208,7 @@ class RequestRecord:
     cached_tokens: int | None = None
     prompt_change: PromptChange | None = None
     receipts: Receipts = field(default_factory=Receipts)
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     finish_reasons: list[str] = field(default_factory=list)
     _choices_per_prompt: int = 1
     _usages: dict[int, Usage] = field(default_factory=dict)

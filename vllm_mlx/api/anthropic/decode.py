@@ -33,9 +33,6 @@ ThinkingBlocks = Literal["visible", "sealed", "hidden"]
 ThinkingPolicy = Literal["asked", "always"]
 AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schema.ResultPart
 
-# Anthropic runs these tools on its own servers; this server cannot.
-_RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-
 MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
 
 # Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
@@ -157,7 +154,7 @@ class Toolbox:
         self.listed: list[ToolSpec] = []
         self.deferred: list[ToolSpec] = []
         for number, tool in enumerate(tools):
-            if (tool.type or "custom").startswith(_RUN_BY_ANTHROPIC):
+            if tool.is_run_by_anthropic:
                 continue
             spec = _spec(tool, f"tools[{number}]")
             (self.deferred if tool.defer_loading else self.listed).append(spec)

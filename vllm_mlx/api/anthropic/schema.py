@@ -1,17 +1,68 @@
-"""Wire types of requests: Messages and count_tokens. What a field means is decided in `decode`."""
+"""Wire types of requests: Messages and count_tokens. What a field means is decided in `decode`.
 
-from typing import Annotated, Any, Literal
+A field that the types do not declare is ignored or refused by a table. A field in no table is reported and has no
+effect: Anthropic adds fields by beta headers, and clients send them to every server.
+"""
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from typing import Annotated, Any, ClassVar, Literal
 
-from ..parameters import GenerationFields, PromptFields
-from ..wire import Items, Wire
+from pydantic import Discriminator, Field, Tag
+
+from ..error_replies import UNTHREADED
+from ..parameters import CACHE_HINT, GenerationFields, PromptFields
+from ..wire import Body, ExtraFields, Ignored, Items, Refused, Wire
+
+_ACCOUNT = Ignored("names an account of the vendor; this server has none")
+_COUNTED = Ignored("it does not change the prompt")
+
+BODY_FIELDS: ExtraFields = {
+    "metadata": Ignored("names the end user for abuse reports"),
+    "cache_control": CACHE_HINT,
+    "service_tier": Ignored("there is one tier"),
+    "speed": Ignored("there is one speed"),
+    "inference_geo": Ignored("the model runs on this machine"),
+    "container": Ignored("belongs to tools that the vendor runs; this server runs none"),
+    "context_management": Ignored("the server removes nothing from the conversation"),
+    "diagnostics": Ignored("asks why the cache missed; the log and the header `x-cache-receipt` tell it"),
+    "betas": Ignored("names of the vendor's trials; every field means the same without them"),
+    "fallbacks": Ignored("names other models to try; this server serves one"),
+    "fallback_credit_token": _ACCOUNT,
+    "billing_policy": _ACCOUNT,
+    "user_profile_id": _ACCOUNT,
+    "workspace_id": _ACCOUNT,
+    "compaction": Refused("Ask for a summary of the conversation in a message."),
+    "thread": Refused("Send the complete conversation; this server keeps none of it.", UNTHREADED),
+}
+_UNCOUNTED = (
+    "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "output_format", "mcp_servers",
+    "cache_reasoning_tokens",
+)  # fmt: skip
+COUNT_FIELDS: ExtraFields = {**BODY_FIELDS, **dict.fromkeys(_UNCOUNTED, _COUNTED)}
+MARKS: ExtraFields = {"cache_control": CACHE_HINT}
+_CITED: ExtraFields = {**MARKS, "citations": Ignored("replies carry no citations")}
+_CALLED: ExtraFields = {
+    **MARKS,
+    "caller": Ignored("says which of the vendor's tools made the call"),
+    "toolset_name": Ignored("the tool's own name tells it from others"),
+}
+TOOL_FIELDS: ExtraFields = {
+    **MARKS,
+    "allowed_callers": Ignored("only the model calls tools"),
+    "eager_input_streaming": Ignored("arguments are always streamed as they come"),
+    "input_examples": Ignored("chat templates have no place for examples"),
+    **dict.fromkeys(
+        ("max_characters", "display_width_px", "display_height_px", "display_number", "enable_zoom"),
+        Ignored("the client runs the tool; the model sees its name"),
+    ),
+}
+
+# Anthropic runs these tools on its own servers; this server cannot.
+RUN_BY_ANTHROPIC = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 
 
 class MessagesWire(Wire):
-    """Extra fields are dropped: Anthropic adds fields by beta headers, and clients send them to every server."""
-
-    model_config = ConfigDict(extra="ignore")
+    extras: ClassVar[ExtraFields | None] = MARKS
+    tolerates_unknown = True
 
 
 # Tools
@@ -20,12 +71,21 @@ class MessagesWire(Wire):
 class MessagesTool(MessagesWire):
     """`type` is absent or "custom" for the client's own tools; any other is a tool that Anthropic defines."""
 
+    extras = TOOL_FIELDS
     type: str | None = None
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+
+    @property
+    def is_run_by_anthropic(self) -> bool:
+        return (self.type or "custom").startswith(RUN_BY_ANTHROPIC)
+
+    def extra_rules(self) -> ExtraFields | None:
+        """A tool that the model does not see has fields of its own, which are not looked at."""
+        return None if self.is_run_by_anthropic else self.extras
 
 
 class MessagesToolChoice(MessagesWire):
@@ -54,6 +114,7 @@ class FileSource(MessagesWire):
 
 
 class TextSource(MessagesWire):
+    extras: ClassVar[ExtraFields | None] = {**MARKS, "media_type": Ignored("it is always plain text")}
     type: Literal["text"]
     data: str
 
@@ -62,6 +123,7 @@ class TextSource(MessagesWire):
 
 
 class TextBlock(MessagesWire):
+    extras = _CITED
     type: Literal["text"]
     text: str
 
@@ -70,6 +132,10 @@ ImageSource = Annotated[Base64Source | URLSource | FileSource, Field(discriminat
 
 
 class ImageBlock(MessagesWire):
+    extras: ClassVar[ExtraFields | None] = {
+        **MARKS,
+        "transformations": Ignored("the model's own processor sets the size of an image"),
+    }
     type: Literal["image"]
     source: ImageSource
 
@@ -88,6 +154,7 @@ DocumentSource = Annotated[
 
 
 class DocumentBlock(MessagesWire):
+    extras = _CITED
     type: Literal["document"]
     source: DocumentSource
     title: str | None = None
@@ -95,6 +162,7 @@ class DocumentBlock(MessagesWire):
 
 
 class SearchResultBlock(MessagesWire):
+    extras = _CITED
     type: Literal["search_result"]
     source: str
     title: str
@@ -112,6 +180,7 @@ ResultPart = Annotated[
 
 
 class ToolResultBlock(MessagesWire):
+    extras = _CALLED
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Items[ResultPart] | None = None
@@ -125,10 +194,12 @@ class ThinkingBlock(MessagesWire):
 
 
 class RedactedThinkingBlock(MessagesWire):
+    extras: ClassVar[ExtraFields | None] = {**MARKS, "data": Ignored("only the server that made it can read it")}
     type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(MessagesWire):
+    extras = _CALLED
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
@@ -138,6 +209,7 @@ class ToolUseBlock(MessagesWire):
 class ToolChange(MessagesWire):
     """A tool, given by its name or by its `definition`."""
 
+    extras: ClassVar[ExtraFields | None] = {**MARKS, "type": Ignored("the other fields say how the tool is given")}
     name: str | None = None
     tool_name: str | None = None
     definition: MessagesTool | None = None
@@ -180,7 +252,11 @@ InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(d
 # Thinking
 
 
+_THINKING: ExtraFields = {"block_binding": Ignored("reasoning is never bound to the request that made it")}
+
+
 class ThinkingEnabled(MessagesWire):
+    extras = _THINKING
     type: Literal["enabled"]
     budget_tokens: int
     display: str | None = None
@@ -189,6 +265,7 @@ class ThinkingEnabled(MessagesWire):
 class ThinkingOther(MessagesWire):
     """Any other type, such as adaptive: the model decides how much it reasons."""
 
+    extras = _THINKING
     type: str
     display: str | None = None
 
@@ -204,6 +281,10 @@ Thinking = Annotated[
 
 
 class OutputConfig(MessagesWire):
+    extras: ClassVar[ExtraFields | None] = {
+        **MARKS,
+        "task_budget": Ignored("the model is not given a budget for several requests"),
+    }
     effort: str | None = None
     format: dict[str, Any] | None = None
 
@@ -211,7 +292,8 @@ class OutputConfig(MessagesWire):
 # Bodies
 
 
-class CountTokensBody(PromptFields, MessagesWire):
+class CountTokensBody(Body, PromptFields, MessagesWire):
+    extras = COUNT_FIELDS
     messages: Items[InputMessage] = Field(min_length=1)
     system: str | Items[TextBlock] | None = None
     tools: Items[MessagesTool] | None = None
@@ -221,6 +303,7 @@ class CountTokensBody(PromptFields, MessagesWire):
 
 
 class MessagesBody(GenerationFields, CountTokensBody):
+    extras = BODY_FIELDS
     max_tokens: int = Field(ge=1)
     stop_sequences: Items[str] | None = None
     output_format: dict[str, Any] | None = Field(default=None, description="Same as `output_config.format`.")

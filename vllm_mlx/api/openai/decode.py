@@ -152,10 +152,11 @@ def _sampling(body: schema.GenerationBody, *, max_tokens: int | None, logprobs: 
 
 
 def _guide(body: schema.GenerationBody) -> Guide | None:
+    outputs = body.structured_outputs
     older_fields = ((kind, getattr(body, f"guided_{kind}")) for kind in ("json", "regex", "choice", "grammar"))
     return one_guide(
         decode_format(body.response_format, "response_format"),
-        decode_structured_outputs(body.structured_outputs),
+        decode_structured_outputs(None if outputs is None else outputs.by_name()),
         *(decode_guide(kind, value, f"guided_{kind}") for kind, value in older_fields if value is not None),
     )
 

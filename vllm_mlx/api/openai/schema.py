@@ -201,6 +201,26 @@ class StreamOptions(ChatWire):
     include_usage: bool | None = None
 
 
+class StructuredOutputs(ChatWire):
+    """One kind of guide; the other fields are absent."""
+
+    extras: ClassVar[ExtraFields | None] = {
+        "disable_fallback": Ignored("there is no fallback"),
+        "disable_any_whitespace": Ignored("white space is always bounded"),
+    }
+    json_: Any = Field(default=None, alias="json")
+    regex: Any = None
+    choice: Any = None
+    grammar: Any = None
+    json_object: Any = None
+    structural_tag: Any = None
+    enable_in_reasoning: Any = None
+
+    def by_name(self) -> dict[str, Any]:
+        """The fields under the names that clients write."""
+        return {name.removesuffix("_"): value for name, value in vars(self).items()}
+
+
 class ProcessorOptions(ChatWire):
     fps: FPS | None = None
 
@@ -223,7 +243,7 @@ class GenerationBody(Body, OpenAIFields):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | bool | None = Field(
         default=None, description="The same as `structured_outputs.json`."
     )

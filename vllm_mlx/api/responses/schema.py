@@ -1,15 +1,14 @@
 """Wire types of requests: Responses. What a field means is decided in `decode`.
 
-Extra fields of items and tools are kept but not read: clients send items back with all fields of earlier replies. An
-extra field of the body is ignored or refused by a table; one in no table is refused as unknown, and so is an item of
-unknown type.
+An extra field is ignored or refused by a table. One in no table is refused as unknown in the body, and reported in
+items and tools: clients send items back with all fields of earlier replies. An item of unknown type is refused.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ..parameters import OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
+from ..parameters import CACHE_HINT, OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 MAX_METADATA = 16
@@ -29,6 +28,28 @@ BODY_FIELDS: ExtraFields = {
     "conversation": Refused("Use `previous_response_id`, or send the complete input."),
     "prompt": Refused("This server keeps no prompts. Send the text itself."),
     "context_management": Refused("Shorten the input on your side."),
+    "access_programs": Ignored("names programs of the vendor; this server has none"),
+    "background_options": Ignored("chooses a price; a background reply starts at once"),
+    "image": Ignored("the model's own processor sets the size of an image"),
+}
+ITEM_FIELDS: ExtraFields = {
+    "id": Ignored("every session has new ones; they never reach the prompt"),
+    "status": Ignored("what was cut off is shown as it is"),
+    "phase": Ignored("chat templates do not know it"),
+    "caller": Ignored("only the model calls tools"),
+    "name": Ignored("a result has the name of its call"),
+    "namespace": Ignored("a result belongs to its call, and a custom tool to no namespace"),
+    "type": Ignored("there is one type in this place"),
+}
+PART_FIELDS: ExtraFields = {
+    "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
+    "logprobs": Ignored("they describe an earlier reply"),
+    "prompt_cache_breakpoint": CACHE_HINT,
+}
+TOOL_FIELDS: ExtraFields = {
+    "allowed_callers": Ignored("only the model calls tools"),
+    "defer_loading": Ignored("every tool is shown to the model"),
+    "output_schema": Ignored("chat templates have no place for it"),
 }
 
 INCLUDED: ExtraFields = {
@@ -54,17 +75,22 @@ SKIPPED_ITEMS = frozenset({
 # Content
 
 
-class InputText(Wire):
+class _Part(Wire):
+    extras = PART_FIELDS
+    tolerates_unknown = True
+
+
+class InputText(_Part):
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
 
 
-class RefusalPart(Wire):
+class RefusalPart(_Part):
     type: Literal["refusal"]
     refusal: str
 
 
-class InputImage(Wire):
+class InputImage(_Part):
     type: Literal["input_image"]
     image_url: str | None = None
     file_id: str | None = None
@@ -80,13 +106,18 @@ ContentPart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(
 # Items
 
 
-class MessageItem(Wire):
+class _Item(Wire):
+    extras = ITEM_FIELDS
+    tolerates_unknown = True
+
+
+class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Items[ContentPart]
 
 
-class FunctionCallItem(Wire):
+class FunctionCallItem(_Item):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
@@ -94,24 +125,24 @@ class FunctionCallItem(Wire):
     arguments: str | None = None
 
 
-class CustomCallItem(Wire):
+class CustomCallItem(_Item):
     type: Literal["custom_tool_call"]
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     input: str
 
 
-class CallOutputItem(Wire):
+class CallOutputItem(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = Field(min_length=1)
     output: str | Items[ContentPart]
 
 
-class ReasoningText(Wire):
+class ReasoningText(_Item):
     text: str
 
 
-class ReasoningItem(Wire):
+class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: Items[ReasoningText] | None = None
     content: Items[ReasoningText] | None = None
@@ -151,10 +182,14 @@ InputItem = Annotated[
 
 # Tools
 
+SHOWN_TOOLS = ("function", "custom", "namespace")
+
 
 class ResponsesTool(Wire):
     """A tool; flat, unlike in chat completions. A namespace has `tools` of its own."""
 
+    extras = TOOL_FIELDS
+    tolerates_unknown = True
     type: str
     name: str | None = None
     description: str | None = None
@@ -162,6 +197,10 @@ class ResponsesTool(Wire):
     strict: bool | None = None
     tools: "Items[ResponsesTool] | None" = None
     format: Any = None  # the format of a custom tool's input
+
+    def extra_rules(self) -> ExtraFields | None:
+        """A tool that the model does not see has fields of its own, which are not looked at."""
+        return self.extras if self.type in SHOWN_TOOLS else None
 
 
 class ResponsesToolChoice(Wire):
@@ -173,14 +212,18 @@ class ResponsesToolChoice(Wire):
 
 
 class ReasoningSettings(Wire):
+    extras: ClassVar[ExtraFields | None] = {
+        "context": Ignored("the chat template decides which reasoning it shows"),
+        "mode": Ignored("there is one mode", ("standard",), "This server has one mode: leave `mode` out."),
+    }
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class TextSettings(Wire):
+    extras: ClassVar[ExtraFields | None] = {"verbosity": Ignored("open models have no such control")}
     format: dict[str, Any] | None = None
-    verbosity: str | None = None
 
 
 # Body
