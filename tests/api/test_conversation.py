@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.messages import (
+    DocumentPart,
     ImagePart,
     Message,
     ReasoningPart,
@@ -146,6 +147,14 @@ def test_detail_is_how_large_an_image_is_shown(image: Any, part: ImagePart) -> N
     assert isinstance(result.parts[0], ToolResultPart) and result.parts[0].content == (part,)
 
 
+@pytest.mark.parametrize("data", ["JVBERi0=", "data:application/pdf;base64,JVBERi0="])
+def test_a_file_follows_its_name(data: str) -> None:
+    content = [{"type": "file", "file": {"filename": "a.pdf", "file_data": data}}]
+    [message] = messages({"role": "user", "content": content})
+    url = data if data.startswith("data:") else f"data:;base64,{data}"
+    assert message.parts == (TextPart("a.pdf\n"), DocumentPart(url))
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -204,7 +213,8 @@ PART = "messages[0].content[0]"
         ({"content": "x"}, "messages[0].role"),
         ({"role": "function", "content": "x"}, "messages[0].role"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, f"{PART}.type"),
-        ({"role": "user", "content": [{"type": "file", "file": {}}]}, f"{PART}.type"),
+        ({"role": "user", "content": [{"type": "file", "file": {}}]}, f"{PART}.file"),
+        ({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}, f"{PART}.file"),
         ({"role": "user", "content": [{"text": "x"}]}, f"{PART}.type"),
         ({"role": "user", "content": [{"type": "text"}]}, f"{PART}.text"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, f"{PART}.image_url.url"),

@@ -205,7 +205,12 @@ def test_the_server_gets_what_is_its_own() -> None:
 
 def test_what_is_said_of_images_reaches_the_engine() -> None:
     given: dict[str, object] = {
-        "limit_mm_per_prompt": '{"image": 3, "video": 0}',
+        "limit_mm_per_prompt": '{"image": 3, "video": 0, "document": 5}',
+        "document_pages": "text",
+        "max_document_bytes": "4MB",
+        "max_document_pages": "6",
+        "max_document_chars": "7",
+        "max_document_s": "8",
         "max_image_bytes": "2MB",
         "max_video_bytes": "3MB",
         "max_video_pixels": "1500",
@@ -223,6 +228,7 @@ def test_what_is_said_of_images_reaches_the_engine() -> None:
     assert all(getattr(media, field.name) != getattr(default, field.name) for field in dataclasses.fields(MediaConfig))
     assert (media.max_images, media.max_image_bytes, media.media_cache_bytes) == (3, 2_000_000, 0)
     assert (media.max_videos, media.max_video_bytes) == (0, 3_000_000)
+    assert (media.max_documents, media.max_document_bytes, media.max_document_s) == (5, 4_000_000, 8)
     assert load_settings({"limit_mm_per_prompt": "video=2"}).engine_config().media.max_images == default.max_images
 
 

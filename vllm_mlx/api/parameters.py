@@ -1,12 +1,12 @@
 """Request parameters that mean the same in several protocols: their wire fields, and what they become in a Request."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from pydantic import Field
 
 from ..core.errors import InvalidParameter, Unsupported
-from ..core.messages import ImagePart, ToolChoice, ToolSpec
+from ..core.messages import DocumentPart, ImagePart, TextPart, ToolChoice, ToolSpec
 from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, SamplingParams, check_budget
 from .wire import ExtraFields, Ignored, Refused, Wire
 
@@ -124,6 +124,22 @@ def named_choice(
     if name not in {tool.name for tool in tools}:
         raise InvalidParameter(refusal or f"`{param}` names none of the `tools`.", param=param)
     return ToolChoice("required", name)
+
+
+def decode_file(url: str, name: str | None, *, param: str) -> Sequence[TextPart | DocumentPart]:
+    """The document, after its name."""
+    return (*((TextPart(f"{name}\n"),) if name else ()), DocumentPart(url, param=param))
+
+
+def decode_file_data(
+    data: str | None, other: str | None, name: str | None, path: str
+) -> Sequence[TextPart | DocumentPart]:
+    """`data`: a data URL, or its base64 alone. `other`: an id or an address beside it, or in its place."""
+    if data is None or other is not None:
+        message = f"`{path}`: this server keeps no files, and takes a file once. Send its content as `file_data` alone."
+        raise Unsupported(message, param=path)
+    is_url = data[:5].lower() == "data:"
+    return decode_file(data if is_url else f"data:;base64,{data}", name, param=f"{path}.file_data")
 
 
 def decode_image(url: str, detail: Detail | None, *, param: str) -> ImagePart:

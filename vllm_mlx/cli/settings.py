@@ -67,6 +67,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the do
         "max_decode_s", "max_request_pixels", "media_timeout_s", "max_media_redirects", "media_content_type",
         "allow_private_media", "media_root", "media_cache_bytes",
     ),
+    "Documents": (
+        "document_pages", "max_document_bytes", "max_document_pages", "max_document_chars", "max_document_s",
+    ),
     "Sampling defaults": (
         "default_thinking_token_budget", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens",
     ),
@@ -84,6 +87,7 @@ FORMS: Mapping[str, Form] = {
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,
     "max_video_bytes": _BYTES,
+    "max_document_bytes": _BYTES,
     "media_cache_bytes": _BYTES,
     "chat_template": Form("TEXT", "Write the template, or the name of its file.", read_template),
     "reasoning_config": Form(
@@ -144,7 +148,7 @@ class Settings(BaseModel):
     """Bytes that are written to the prefix cache on disk in one day at most, by all servers that share its folder; 0:
     what is kept is read only. Default: 50 GB."""
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
-    """Images and videos that one request may hold."""
+    """Images, videos and documents that one request may hold."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -179,7 +183,7 @@ class Settings(BaseModel):
             if values["cache_reasoning"] == "drop":
                 raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
             values["cache_reasoning"] = "keep"
-        limits = media_limits(self.limit_mm_per_prompt)
+        limits: dict[str, Any] = {f"max_{kind}s": most for kind, most in media_limits(self.limit_mm_per_prompt).items()}
         if self.cache_disk_daily is not None:
             values["cache_disk_daily_bytes"] = self.cache_disk_daily
         return EngineConfig(
@@ -188,7 +192,7 @@ class Settings(BaseModel):
             memory_budget_bytes=self.memory_budget,
             cache_memory_bytes=self.cache_memory,
             defaults=self._sampling_defaults(),
-            media=MediaConfig(max_images=limits["image"], max_videos=limits["video"], **self._values_of(MediaConfig)),
+            media=MediaConfig(**limits, **self._values_of(MediaConfig)),
         )
 
     def server_config(self) -> ServerConfig:

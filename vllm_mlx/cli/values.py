@@ -109,7 +109,8 @@ def read_reasoning_strings(value: object) -> object:
 
 _MEDIA_HINT = 'write image=4,video=1, or {"image": 4, "video": 1}'
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(\d{1,9})\s*")
-DEFAULT_MEDIA_LIMITS = f"image={MediaConfig().max_images},video={MediaConfig().max_videos}"
+_MEDIA = MediaConfig()
+DEFAULT_MEDIA_LIMITS = f"image={_MEDIA.max_images},video={_MEDIA.max_videos},document={_MEDIA.max_documents}"
 
 
 def read_media_limits(value: object) -> str:

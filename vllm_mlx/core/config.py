@@ -79,10 +79,11 @@ class ReasoningStrings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class MediaConfig(SettingsGroup):
-    """Limits of a request's images and videos, and the sources that they may come from."""
+    """Limits of a request's images, videos and documents, and the sources that they may come from."""
 
     max_images: int = Field(default=100, ge=0)  # in one request
     max_videos: int = Field(default=4, ge=0)  # in one request
+    max_documents: int = Field(default=100, ge=0)  # in one request
     max_image_bytes: int = Field(default=20_000_000, gt=0)
     """Size of the largest image file that is sent or fetched."""
     max_video_bytes: int = Field(default=100_000_000, gt=0)
@@ -99,21 +100,34 @@ class MediaConfig(SettingsGroup):
     """Longest time to fetch all media of one request, in seconds."""
     max_media_redirects: int = Field(default=3, ge=0)
     """Redirects that the fetch of one address may follow."""
-    media_content_type: tuple[str, ...] = ("image/*", "video/*", "application/octet-stream", "binary/octet-stream")
+    media_content_type: tuple[str, ...] = (
+        "image/*", "video/*", "application/pdf", "text/plain", "text/markdown", "text/csv", "application/json",
+        "application/octet-stream", "binary/octet-stream",
+    )  # fmt: skip
     """Content type that fetched media may have; `*` matches anything."""
     media_root: str | None = None
-    """Folder whose files a request may name as images or videos. Default: no file may be named."""
+    """Folder whose files a request may name as images, videos or documents. Default: no file may be named."""
     allow_private_media: bool = False
     """Fetch media also from addresses that are not on the public internet, such as this machine's."""
     media_cache_bytes: int = Field(default=256_000_000, ge=0)
     """Size of the decoded images and videos that are kept for the next turn; 0: none."""
+    document_pages: Literal["both", "images", "text"] = "both"
+    """What a vision model gets of each page of a PDF: its image, its text, or `both`. Other models get the text."""
+    max_document_bytes: int = Field(default=32_000_000, gt=0)
+    """Size of the largest document that is sent or fetched."""
+    max_document_pages: int = Field(default=100, gt=0)
+    """Pages of the longest PDF."""
+    max_document_chars: int = Field(default=1_000_000, gt=0)
+    """Characters of the text of the longest document."""
+    max_document_s: float = Field(default=30.0, gt=0)
+    """Longest computing time to read one PDF, in seconds."""
 
     def __post_init__(self) -> None:
         if self.max_request_pixels < self.max_image_pixels:
             raise ConfigError(f"{setting('max_request_pixels')} must be at least {setting('max_image_pixels')}.")
 
-    def max_bytes(self, kind: Literal["image", "video"]) -> int:
-        return self.max_image_bytes if kind == "image" else self.max_video_bytes
+    def max_bytes(self, kind: Literal["image", "video", "document"]) -> int:
+        return {"image": self.max_image_bytes, "video": self.max_video_bytes, "document": self.max_document_bytes}[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)

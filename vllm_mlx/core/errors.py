@@ -7,7 +7,8 @@ VLLMMLXError
 │   ├── InvalidParameter   a value outside its range
 │   ├── Unsupported        a field this server refuses to ignore
 │   ├── InvalidImage       an image that cannot be fetched or decoded, or exceeds a limit
-│   │   └── InvalidVideo   the same for a video
+│   │   ├── InvalidVideo   the same for a video
+│   │   └── InvalidDocument  the same for a document
 │   ├── ContextLengthExceeded
 │   ├── TemplateError      the chat template cannot render this conversation
 │   ├── ModelNotFound
@@ -85,6 +86,10 @@ class InvalidImage(RequestError):
 
 class InvalidVideo(InvalidImage):
     code = "invalid_video"
+
+
+class InvalidDocument(InvalidImage):
+    code = "invalid_document"
 
 
 class ContextLengthExceeded(RequestError):

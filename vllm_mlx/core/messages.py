@@ -26,6 +26,7 @@ class ImagePart:
     source: str | bytes  # data: URI, URL, or bytes of a file; later a digest of the pixels
     max_side: int | None = field(default=None, kw_only=True)
     text: str = field(default="", kw_only=True)
+    is_page: bool = field(default=False, compare=False, kw_only=True)  # whether it is a page of a document
     param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
 
     @cached_property
@@ -53,6 +54,21 @@ class VideoPart:
         return _digest(self.source)
 
 
+@dataclass(frozen=True)
+class DocumentPart:
+    """A PDF or a file of text, until it is read: texts and images take its place before the prompt is rendered.
+
+    The class has no slots for the same reason as ImagePart.
+    """
+
+    source: str | bytes  # like an image's source
+    param: str = field(default="messages", compare=False, kw_only=True)  # the request field, for errors
+
+    @cached_property
+    def source_digest(self) -> bytes:
+        return _digest(self.source)
+
+
 MediaPart = ImagePart | VideoPart
 ShownPart = TextPart | MediaPart
 
@@ -72,12 +88,12 @@ class ToolCallPart:
 @dataclass(frozen=True, slots=True)
 class ToolResultPart:
     call_id: str
-    content: tuple[ShownPart, ...]
+    content: tuple[ShownPart | DocumentPart, ...]
     name: str | None = None  # some templates print the tool's name beside its result
     is_error: bool = False
 
 
-Part = ShownPart | ReasoningPart | ToolCallPart | ToolResultPart
+Part = ShownPart | DocumentPart | ReasoningPart | ToolCallPart | ToolResultPart
 
 
 @dataclass(frozen=True, slots=True)

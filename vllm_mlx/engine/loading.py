@@ -134,11 +134,10 @@ def _started_thread(
 
 def _media_requests(
     config: EngineConfig, vision: VisionProcessor | None, media_root: MediaRoot, thread: EngineThread
-) -> MediaRequests | None:
-    if vision is None:
-        return None
+) -> MediaRequests:
     media = replace(config.media, media_cache_bytes=thread.facts.memory.decoded_bytes)
-    loader = MediaLoader(media, media_root, sampling=vision.frame_sampling)
+    sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
+    loader = MediaLoader(media, media_root, sampling=sampling, takes_images=takes_images)
     return MediaRequests(vision, loader, thread.wake)
 
 

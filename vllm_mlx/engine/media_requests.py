@@ -1,4 +1,4 @@
-"""Renders the images and videos of requests, and makes their encoder inputs again when the engine needs them."""
+"""Reads the documents of requests, renders their images and videos, and makes encoder inputs again on demand."""
 
 import asyncio
 import logging
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.errors import GenerationError, VLLMMLXError
-from ..core.messages import MediaPart
+from ..core.errors import GenerationError, InvalidDocument, VLLMMLXError
+from ..core.messages import DocumentPart, MediaPart, ShownPart, TextPart
+from ..core.request import Request
 from ..core.tasks import Deadline
+from ..media.documents import DocumentText
 from ..media.loader import MediaLoader
+from ..media.parts import document_parts, naming, replace_documents
 from ..media.rendered import MediaInputs, RenderedMedia
 from ..media.vision import VisionProcessor
 
@@ -19,8 +22,11 @@ logger = logging.getLogger(__name__)
 class MediaRequests:
     """Used on one event loop. Media that were rendered before are not decoded again until they have to be encoded."""
 
-    def __init__(self, vision: VisionProcessor, loader: MediaLoader, wake: Callable[[], None]):
-        """`wake` is called on the event loop when encoder inputs are ready that a row waits for."""
+    def __init__(self, vision: VisionProcessor | None, loader: MediaLoader, wake: Callable[[], None]):
+        """`vision` is None for a model that takes no images.
+
+        `wake` is called on the event loop when encoder inputs are ready that a row waits for.
+        """
         self._vision = vision
         self._loader = loader
         self._wake = wake
@@ -29,6 +35,26 @@ class MediaRequests:
     async def close(self) -> None:
         await self._loader.close()
 
+    async def read_documents(self, request: Request, *, deadline: Deadline) -> Request:
+        """The request with texts and images in the place of its documents.
+
+        If one cannot be read, a line of text says why. Raises InvalidDocument if the user has just sent it, and what
+        the deadline raises.
+        """
+        if not (asked := document_parts(request)):
+            return request
+        read = await self._loader.read(tuple(asked), salt=request.cache_salt, deadline=deadline)
+        parts: dict[DocumentPart, tuple[ShownPart, ...]] = {}
+        for number, (part, found) in enumerate(read.items(), 1):
+            if isinstance(found, DocumentText):
+                parts[part] = found.parts
+                continue
+            if asked[part]:
+                with naming(part, number):
+                    raise InvalidDocument(found.reason)
+            parts[part] = (TextPart(f"[This document could not be read: {found.reason}]"),)
+        return replace_documents(request, parts)
+
     async def render(
         self, parts: tuple[MediaPart, ...], *, salt: str, deadline: Deadline
     ) -> dict[MediaPart, RenderedMedia]:
@@ -36,6 +62,7 @@ class MediaRequests:
 
         Raises RequestError, and what the deadline raises.
         """
+        assert self._vision is not None, "a model that takes no images refuses them before"
         remake = partial(self._ask, asyncio.get_running_loop(), salt)
         render, recall = partial(self._vision.render, remake), partial(self._vision.recall, remake)
         return await self._loader.load(parts, render, salt=salt, recall=recall, deadline=deadline)
@@ -48,6 +75,7 @@ class MediaRequests:
             inputs.fail(GenerationError("The server is shutting down."))
 
     def _start(self, salt: str, part: MediaPart, inputs: MediaInputs) -> None:
+        assert self._vision is not None, "it has encoder inputs"
         remade = self._loader.load([part], partial(self._vision.render_again, inputs), salt=salt)
         task = asyncio.get_running_loop().create_task(remade)
         self._tasks.add(task)

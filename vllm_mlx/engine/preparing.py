@@ -41,9 +41,7 @@ _RETRY_S = 5.0  # time after which a client may retry if the pool is shut down
 class Preparations:
     """All requests that are being prepared. Belongs to one event loop."""
 
-    def __init__(
-        self, processor: RequestProcessor, media: MediaRequests | None, pool: "PromptPool", *, max_prepare_s: float
-    ):
+    def __init__(self, processor: RequestProcessor, media: MediaRequests, pool: "PromptPool", *, max_prepare_s: float):
         self._processor = processor
         self._media = media
         self._pool = pool
@@ -92,14 +90,15 @@ class Preparations:
         return bool(found)
 
     async def close(self) -> None:
-        if self._media is not None:
-            await self._media.close()
+        await self._media.close()
 
     async def _prepare(self, request: Request, deadline: Deadline) -> PreparedRequest:
         """Prepare on a prompt thread, with the media first. Media that the model does not take is never fetched."""
         rendered = None
         try:
-            if (parts := self._processor.media_of(request)) and self._media is not None:
+            self._processor.media_of(request)  # before a document is read
+            request = await self._media.read_documents(request, deadline=deadline)
+            if parts := self._processor.media_of(request):
                 rendered = await self._media.render(parts, salt=request.cache_salt, deadline=deadline)
             work = partial(self._processor.prepare, request, rendered, deadline=deadline)
             return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))

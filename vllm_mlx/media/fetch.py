@@ -1,4 +1,4 @@
-"""Fetches images and videos over HTTP, from public addresses only. Knows no image formats.
+"""Fetches images, videos and documents over HTTP, from public addresses only. Knows no image formats.
 
 A host name is resolved once for every hop, all its addresses are checked, and the connection goes to one of them: a
 second look-up could give another address.
@@ -23,6 +23,7 @@ from .sources import Kind, check_bytes
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]  # host name, port -> numeric addresses
 _HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
+_ACCEPT: Mapping[Kind, str] = {"document": "application/pdf, text/plain, text/*;q=0.5"}
 _MAX_ADDRESSES = 4  # tried for one host name
 _CONNECT_S = 3.0  # to connect to one address
 HEURISTIC_S = 300.0  # freshness of an answer that does not state it
@@ -115,7 +116,8 @@ class MediaFetcher:
             hop = _checked(url)
             addresses = await self._addresses(hop)
             same = known if known is not None and known.url == str(hop) else None
-            response = await self._send(hop, addresses, {"accept": f"{kind}/*", **(same.validators if same else {})})
+            accept = {"accept": _ACCEPT.get(kind, f"{kind}/*")}
+            response = await self._send(hop, addresses, {**accept, **(same.validators if same else {})})
             try:
                 if response.has_redirect_location:
                     freshness = min(freshness, fresh_s(response.status_code, response.headers))

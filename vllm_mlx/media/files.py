@@ -1,6 +1,6 @@
-"""The encoded files of a request's images and videos, wherever they are. Opens each, and decodes no pixels.
+"""The files of a request's images, videos and documents, wherever they are. Opens each, and decodes nothing.
 
-A file that was decoded before is not read again: its pixels, or what was rendered from them, take its place.
+A file that was decoded before is not read again: its pixels, or what was read or rendered from it, take its place.
 """
 
 import asyncio
@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
-from ..core.messages import ImagePart, MediaPart, VideoPart
+from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from .decode import ImageFile
+from .documents import DocumentFile, ReadDocument
 from .fetch import Fetched, MediaFetcher
 from .limits import LRU, Allowance, Workers
 from .pixels import Decoded
@@ -23,6 +24,7 @@ from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, p
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits
 
 T = TypeVar("T")
+M = TypeVar("M")  # what a file of one kind turns out to be
 Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> as rendered before
 Recalled = dict[MediaPart, RenderedMedia]  # every part that shows a source: its pixels are not needed
 DIGEST_BYTES = 16
@@ -43,28 +45,32 @@ class Wanted:
         return next(iter(self.parts))
 
 
+Media = Recalled | Decoded | ImageFile | VideoFile | FrameFiles
+
+
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(Generic[M]):
     """What a source turned out to be: known from an earlier request, or a file with a valid header."""
 
     content: bytes  # salt, and digest of the file and of how it is read
-    media: Recalled | Decoded | ImageFile | VideoFile | FrameFiles
+    media: M
 
-    @property
-    def num_pixels(self) -> int:
-        media = next(iter(self.media.values())) if isinstance(self.media, dict) else self.media
-        return media.num_pixels
+
+def num_pixels(found: Found[Media]) -> int:
+    media = next(iter(found.media.values())) if isinstance(found.media, dict) else found.media
+    return media.num_pixels
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _Reader(Generic[M]):
     """How one source of a request is read."""
 
     kind: Kind
-    name: str  # names everything that decides which pixels a file becomes
-    open: Callable[[bytes], ImageFile | VideoFile]
+    name: str  # names everything that decides what a file becomes
+    open: Callable[[bytes], M]
     workers: Workers  # threads for `open`
-    wanted: Wanted
+    part: MediaPart | DocumentPart
+    known: Callable[[bytes], M | None]  # what makes the file with this content unnecessary
     allowance: Allowance
 
     def content(self, data: bytes) -> bytes:
@@ -109,7 +115,7 @@ class MediaFiles:
         self._addresses: LRU[tuple[bytes, str, str], _KnownAddress] = LRU(_MAX_ADDRESSES)  # salt, URL, reader's name
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
-    async def find(self, wanted: Wanted, allowance: Allowance) -> Found:
+    async def find(self, wanted: Wanted, allowance: Allowance) -> Found[Media]:
         """Raises InvalidImage, and what the deadline raises."""
         part = wanted.part
         if isinstance(part, VideoPart):
@@ -120,23 +126,34 @@ class MediaFiles:
                 return await self._find_frames(part, self._sampling, wanted, allowance)
         return await self._find(self._reader(wanted, allowance))
 
-    def _reader(self, wanted: Wanted, allowance: Allowance, name: str = "image") -> _Reader:
+    async def find_document(
+        self, part: DocumentPart, known: Callable[[bytes], ReadDocument | None], allowance: Allowance
+    ) -> Found[ReadDocument | DocumentFile]:
+        """`known`: what was read of a file with this content. Raises InvalidImage, and what the deadline raises."""
+        return await self._find(
+            _Reader("document", "document", self._open_document, self._workers, part, known, allowance)
+        )
+
+    def _open_document(self, data: bytes) -> ReadDocument | DocumentFile:
+        return DocumentFile(data, max_chars=self._config.max_document_chars)
+
+    def _reader(self, wanted: Wanted, allowance: Allowance, name: str = "image") -> _Reader[Media]:
         """`name`: of an image that is no frame of a video."""
-        part = wanted.part
+        part, known = wanted.part, partial(self._known, wanted)
         if isinstance(part, ImagePart):
             open_image = partial(ImageFile, max_pixels=self._config.max_image_pixels)
-            return _Reader("image", name, open_image, self._workers, wanted, allowance)
+            return _Reader("image", name, open_image, self._workers, part, known, allowance)
         assert self._sampling is not None, "videos are refused before any is fetched"
         sampling, limits, deadline = self._sampling, self._video_limits, allowance.deadline
 
         def open_video(data: bytes) -> VideoFile:
             return VideoFile(data, sampling, limits, part.fps, deadline=deadline)
 
-        return _Reader("video", f"video {part.fps}", open_video, self._video_workers, wanted, allowance)
+        return _Reader("video", f"video {part.fps}", open_video, self._video_workers, part, known, allowance)
 
     async def _find_frames(
         self, part: VideoPart, sampling: FrameSampling, wanted: Wanted, allowance: Allowance
-    ) -> Found:
+    ) -> Found[Media]:
         sources = await self._run(partial(split_frames, part.source), allowance)
         assert isinstance(sources, tuple), "it has frames"
         found = await together(self._find_frame(*frame, allowance) for frame in enumerate(sources, 1))
@@ -149,7 +166,7 @@ class MediaFiles:
         frames = [frame.media for frame in found if isinstance(frame.media, ImageFile)]
         return Found(content, FrameFiles(frames, part.fps or sampling.fps, self._video_limits))
 
-    async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found:
+    async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found[Media]:
         """Always a file, even if the same image was decoded before: frames are decoded one at a time."""
         wanted = Wanted({ImagePart(source): number}, recall_nothing)
         try:
@@ -157,13 +174,13 @@ class MediaFiles:
         except InvalidImage as error:
             raise InvalidImage(f"its frame {number}: {error.message}") from error
 
-    async def _find(self, reader: _Reader) -> Found:
-        part, allowance, max_bytes = reader.wanted.part, reader.allowance, self._config.max_bytes(reader.kind)
+    async def _find(self, reader: _Reader[M]) -> Found[M]:
+        part, allowance, max_bytes = reader.part, reader.allowance, self._config.max_bytes(reader.kind)
         assert not isinstance(part.source, tuple), "it is a file"
-        match parse_source(part.source):
+        match parse_source(part.source, reader.kind):
             case Inline() as inline:
                 content = await self._run(lambda: reader.content(part.source_digest), allowance)
-                if (known := self._known(reader.wanted, content)) is not None:
+                if (known := reader.known(content)) is not None:
                     return Found(content, known)
                 data = await self._run(lambda: inline.read(max_bytes, reader.kind), allowance)
                 return await self._open(data, content, reader)
@@ -173,11 +190,11 @@ class MediaFiles:
             case Remote(url):
                 return await self._find_remote(url, reader)
 
-    async def _find_remote(self, url: str, reader: _Reader) -> Found:
+    async def _find_remote(self, url: str, reader: _Reader[M]) -> Found[M]:
         """Sends no request while the last answer is fresh, and downloads no data that is known already."""
         address = (reader.allowance.salt, url, reader.name)
         last = self._addresses.get(address)
-        known = None if last is None else self._known(reader.wanted, last.content)
+        known = None if last is None else reader.known(last.content)
         now = asyncio.get_running_loop().time()
         if last is not None and known is not None and now < last.fresh_until_s:
             return Found(last.content, known)
@@ -193,7 +210,7 @@ class MediaFiles:
             self._addresses.put(address, _KnownAddress(replace(answer, data=None), found.content, fresh_until_s))
         return found
 
-    async def _fetch(self, url: str, reader: _Reader, known: Fetched | None) -> Fetched:
+    async def _fetch(self, url: str, reader: _Reader[M], known: Fetched | None) -> Fetched:
         allowance = reader.allowance
         try:
             async with asyncio.timeout_at(allowance.fetch_until_s), allowance.fetches, self._fetches:
@@ -203,9 +220,9 @@ class MediaFiles:
                 f"it did not arrive within {self._config.media_timeout_s:g} seconds ({setting('media_timeout_s')})."
             ) from error
 
-    async def _found(self, data: bytes, reader: _Reader) -> Found:
+    async def _found(self, data: bytes, reader: _Reader[M]) -> Found[M]:
         content = await self._run(lambda: reader.content(data), reader.allowance)
-        known = self._known(reader.wanted, content)
+        known = reader.known(content)
         return await self._open(data, content, reader) if known is None else Found(content, known)
 
     def _known(self, wanted: Wanted, content: bytes) -> Recalled | Decoded | None:
@@ -213,7 +230,7 @@ class MediaFiles:
         recalled = {part: known for part in wanted.parts if (known := wanted.recall(part, content)) is not None}
         return recalled if len(recalled) == len(wanted.parts) else self._decoded.get(content)
 
-    async def _open(self, data: bytes, content: bytes, reader: _Reader) -> Found:
+    async def _open(self, data: bytes, content: bytes, reader: _Reader[M]) -> Found[M]:
         reader.allowance.take(len(data))
         return Found(content, await reader.workers.run(reader.allowance.deadline, lambda: reader.open(data)))
 

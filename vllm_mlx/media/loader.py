@@ -1,21 +1,23 @@
-"""Finds, decodes and renders a request's images and videos, on a thread with an event loop of its own."""
+"""Finds, decodes and renders images and videos, and reads documents, on a thread with an event loop of its own."""
 
 import asyncio
 import math
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 from ..core.config import MediaConfig
-from ..core.errors import InvalidImage, InvalidVideo, Overloaded, setting
+from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, Overloaded, setting
 from ..core.fence import clear_locals
-from ..core.messages import ImagePart, MediaPart, VideoPart
+from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import Deadline, together
 from .decode import ImageFile
+from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher
-from .files import Found, MediaFiles, Recall, Recalled, Wanted, recall_nothing
+from .files import Found, Media, MediaFiles, Recall, Recalled, Wanted, num_pixels, recall_nothing
 from .limits import LRU, MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate, Workers
 from .parts import naming
 from .pixels import Decoded
@@ -23,10 +25,13 @@ from .rendered import RenderedMedia
 from .sources import MediaRoot
 from .video import FrameFiles, FrameSampling, VideoFile
 
+P = TypeVar("P")
+T = TypeVar("T")
 Render = Callable[[MediaPart, bytes, Decoded], RenderedMedia]  # part, content of its file, its pixels
 _READERS = 2  # threads that hash and open files, which takes milliseconds
 _DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
+_DOCUMENTS_BYTES = 64 << 20  # limit of what is kept of recent documents
 _GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
 
 
@@ -41,8 +46,12 @@ class MediaLoader:
         sampling: FrameSampling | None = None,
         fetcher: MediaFetcher | None = None,
         max_files_bytes: int = MAX_FILES_BYTES,
+        takes_images: bool = True,
     ):
-        """`sampling`: of videos; None if the model takes none. `max_files_bytes`: of files not decoded yet."""
+        """`sampling`: of videos; None if the model takes none. `max_files_bytes`: of files not decoded yet.
+
+        `takes_images`: whether the model does; one that does not gets the text of documents alone.
+        """
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
         self._decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes, lambda decoded: decoded.pixels.nbytes)
@@ -53,6 +62,8 @@ class MediaLoader:
         self._files = MediaFiles(
             config, root, self._fetcher, self._decoded, self._readers, self._video_workers, sampling
         )
+        self._documents = DocumentReader(config, takes_images=takes_images)
+        self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES, lambda read: read.num_bytes)
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
         self._loop = asyncio.new_event_loop()
@@ -76,13 +87,18 @@ class MediaLoader:
         """
         if not parts:
             return {}
-        outcome = await self._on_own_loop(self._wanted(parts, recall), render, salt, deadline or Deadline(math.inf, ""))
-        if isinstance(outcome, dict):
-            return outcome
-        try:
-            raise outcome
-        finally:
-            del outcome  # or the error and this frame would keep each other alive
+        wanted = self._wanted(parts, recall)
+        return await self._on_own_loop(lambda allowance: self._rendered(wanted, render, allowance), salt, deadline)
+
+    async def read(
+        self, parts: Sequence[DocumentPart], *, salt: str = "", deadline: Deadline | None = None
+    ) -> dict[DocumentPart, ReadDocument]:
+        """What every document says, or why it cannot be read. `salt` and `deadline` are those of `load`.
+
+        Raises RequestError.
+        """
+        _check_count(len(parts), self._config.max_documents, "document")
+        return await self._on_own_loop(lambda allowance: self._read_all(parts, allowance), salt, deadline)
 
     async def close(self) -> None:
         """Fail requests that are being loaded and end the thread. A second call does nothing."""
@@ -94,11 +110,22 @@ class MediaLoader:
             workers.close()
 
     async def _on_own_loop(
-        self, wanted: Sequence[Wanted], render: Render, salt: str, deadline: Deadline
-    ) -> Recalled | Exception:
-        work = asyncio.run_coroutine_threadsafe(self._outcome(wanted, render, salt, deadline), self._loop)
+        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, deadline: Deadline | None
+    ) -> dict[P, T]:
+        outcome = await self._outcome_of(work, salt, deadline or Deadline(math.inf, ""))
+        if isinstance(outcome, dict):
+            return outcome
         try:
-            return await asyncio.wrap_future(work)
+            raise outcome
+        finally:
+            del outcome  # or the error and this frame would keep each other alive
+
+    async def _outcome_of(
+        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, deadline: Deadline
+    ) -> dict[P, T] | Exception:
+        running = asyncio.run_coroutine_threadsafe(self._outcome(work, salt, deadline), self._loop)
+        try:
+            return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
@@ -116,14 +143,14 @@ class MediaLoader:
         self._loop.stop()
 
     async def _outcome(
-        self, wanted: Sequence[Wanted], render: Render, salt: str, deadline: Deadline
-    ) -> Recalled | Exception:
+        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, deadline: Deadline
+    ) -> dict[P, T] | Exception:
         """What failed is returned: raised, it would be logged if the caller has left. It keeps no pixels alive."""
         fetch_until_s = self._loop.time() + self._config.media_timeout_s
         allowance = Allowance(fetch_until_s, deadline, salt, self._files_room)
         try:
             async with _until(deadline):
-                return await self._rendered(wanted, render, allowance)
+                return await work(allowance)
         except BaseException as error:
             deadline.cancel()  # so that what runs for this request in other threads ends
             clear_locals(error)
@@ -137,7 +164,7 @@ class MediaLoader:
         found = await together(self._find(item, allowance) for item in wanted)
         self._check_sum(found)
         contents = [source.content for source in found]
-        async with self._hold(sum(0 if isinstance(source.media, dict) else source.num_pixels for source in found)):
+        async with self._hold(sum(0 if isinstance(source.media, dict) else num_pixels(source) for source in found)):
             decoded = await together(map(partial(self._decode, allowance.deadline), wanted, found))
             del found
             allowance.give_back()
@@ -155,7 +182,23 @@ class MediaLoader:
                 self._decoded.put(content, media)
         return rendered
 
-    async def _find(self, wanted: Wanted, allowance: Allowance) -> Found:
+    async def _read_all(self, parts: Sequence[DocumentPart], allowance: Allowance) -> dict[DocumentPart, ReadDocument]:
+        found = await together(self._read(part, allowance) for part in parts)
+        return dict(zip(parts, found, strict=True))
+
+    async def _read(self, part: DocumentPart, allowance: Allowance) -> ReadDocument:
+        """What was read of the same bytes before, or else now."""
+        try:
+            found = await self._files.find_document(part, self._read_documents.get, allowance)
+        except InvalidImage as error:
+            return DocumentRefusal(error.message)
+        if isinstance(found.media, DocumentFile):
+            read = await self._documents.read(found.media, allowance.deadline)
+            self._read_documents.put(found.content, read)
+            return read
+        return found.media
+
+    async def _find(self, wanted: Wanted, allowance: Allowance) -> Found[Media]:
         with naming(wanted.part, wanted.parts[wanted.part]):
             return await self._files.find(wanted, allowance)
 
@@ -172,7 +215,7 @@ class MediaLoader:
     def _make_room(self) -> None:
         self._decoded.resize(max(0, self._config.media_cache_bytes - self._gate.num_pixels * _PIXEL_BYTES))
 
-    async def _decode(self, deadline: Deadline, wanted: Wanted, found: Found) -> Recalled | Decoded:
+    async def _decode(self, deadline: Deadline, wanted: Wanted, found: Found[Media]) -> Recalled | Decoded:
         with naming(wanted.part, wanted.parts[wanted.part]):
             match found.media:
                 case ImageFile() as file:
@@ -187,18 +230,18 @@ class MediaLoader:
         wanted: dict[str | bytes | VideoPart, dict[MediaPart, int]] = {}
         counts: Counter[type[MediaPart]] = Counter()
         for part in parts:
-            counts[type(part)] += 1
+            counts[type(part)] += not (isinstance(part, ImagePart) and part.is_page)
             key = part.source if isinstance(part, ImagePart) else part  # a video part decides which frames are decoded
             wanted.setdefault(key, {}).setdefault(part, counts[type(part)])
         _check_count(counts[ImagePart], self._config.max_images, "image")
         _check_count(counts[VideoPart], self._config.max_videos, "video")
         return [Wanted(numbers, recall) for numbers in wanted.values()]
 
-    def _check_sum(self, found: Sequence[Found]) -> None:
-        num_pixels, max_pixels = sum(source.num_pixels for source in found), self._config.max_request_pixels
-        if num_pixels > max_pixels:
+    def _check_sum(self, found: Sequence[Found[Media]]) -> None:
+        sum_pixels, max_pixels = sum(map(num_pixels, found)), self._config.max_request_pixels
+        if sum_pixels > max_pixels:
             raise InvalidImage(
-                f"All that this request shows has {num_pixels / 1e6:.1f} megapixels together; this server takes at "
+                f"All that this request shows has {sum_pixels / 1e6:.1f} megapixels together; this server takes at "
                 f"most {max_pixels / 1e6:.1f} ({setting('max_request_pixels')}). Send fewer, or smaller ones."
             )
 
@@ -217,7 +260,7 @@ async def _until(deadline: Deadline) -> AsyncIterator[None]:
 
 def _check_count(number: int, most: int, kind: str) -> None:
     if number > most:
-        raise (InvalidImage if kind == "image" else InvalidVideo)(
+        raise {"image": InvalidImage, "video": InvalidVideo, "document": InvalidDocument}[kind](
             f"This request holds {number} {kind}s; this server takes at most {most} "
             f"({setting('limit_mm_per_prompt')} {kind}={number}). Leave some out."
         )

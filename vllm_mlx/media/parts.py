@@ -1,19 +1,19 @@
-"""Finds, replaces and names the images and videos of a request's messages. Reads none of them."""
+"""Finds, replaces and names the images, videos and documents of a request's messages. Reads none of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..core.errors import InvalidImage, InvalidVideo
-from ..core.messages import ImagePart, MediaPart, Message, ToolResultPart, VideoPart
+from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo
+from ..core.messages import DocumentPart, ImagePart, MediaPart, Message, Part, ShownPart, ToolResultPart, VideoPart
 from ..core.request import Request
 from .sources import label
 
 
 def media_parts(request: Request) -> tuple[MediaPart, ...]:
     """All images and videos in the order of the conversation, those in tool results included."""
-    return tuple(part for message in request.messages or () for part in _of_message(message))
+    return tuple(part for message in request.messages or () for part in _of_message(message, ImagePart | VideoPart))
 
 
 def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Request:
@@ -25,14 +25,59 @@ def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Req
     return replace(request, messages=messages)
 
 
+def document_parts(request: Request) -> dict[DocumentPart, bool]:
+    """Every document once, in the order of the conversation, and whether the request depends on it.
+
+    It does if the user has just sent it. Any other is part of a conversation that should go on: it stands before the
+    last reply, or a tool has returned it, or it came beside the result of a tool.
+    """
+    messages = request.messages or ()
+    roles = [message.role for message in messages]
+    start = len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
+    is_sent_now = "tool" not in roles[start:]
+    found: dict[DocumentPart, bool] = {}
+    for index, message in enumerate(messages):
+        for part in _of_message(message, DocumentPart):
+            found[part] = found.get(part, False) or (is_sent_now and index >= start)
+    return found
+
+
+def replace_documents(request: Request, read: Mapping[DocumentPart, Sequence[ShownPart]]) -> Request:
+    """The request with the parts that were read of each document in its place."""
+    messages = tuple(
+        replace(message, parts=tuple(_read_parts(message.parts, read))) for message in request.messages or ()
+    )
+    return replace(request, messages=messages)
+
+
+def _read_parts(parts: Iterable[Part], read: Mapping[DocumentPart, Sequence[ShownPart]]) -> Iterator[Any]:
+    for part in parts:
+        match part:
+            case DocumentPart(param=param):
+                yield from (replace(new, param=param) if isinstance(new, ImagePart) else new for new in read[part])
+            case ToolResultPart(content=content):
+                yield replace(part, content=tuple(_read_parts(content, read)))
+            case _:
+                yield part
+
+
+_NAMES: tuple[tuple[type, str, type[InvalidImage]], ...] = (
+    (ImagePart, "Image", InvalidImage),
+    (VideoPart, "Video", InvalidVideo),
+    (DocumentPart, "Document", InvalidDocument),
+)
+
+
 @contextmanager
-def naming(part: MediaPart, number: int) -> Iterator[None]:
-    """Errors of an image or a video get its number, place and name in front. Raises InvalidImage or InvalidVideo."""
+def naming(part: MediaPart | DocumentPart, number: int) -> Iterator[None]:
+    """Errors of a part get its number, place and name in front. Raises InvalidImage, or the same for its kind."""
     try:
         yield
     except InvalidImage as error:
-        name, kind = ("Image", InvalidImage) if isinstance(part, ImagePart) else ("Video", InvalidVideo)
+        [(name, kind)] = [(name, kind) for part_type, name, kind in _NAMES if isinstance(part, part_type)]
         where = f"{name} {number} of this request (`{part.param}`, {label(part.source)})"
+        if isinstance(part, ImagePart) and part.is_page:
+            where = f"A page of a document of this request (`{part.param}`)"
         raise kind(f"{where}: {error.message}", param=part.param) from error
 
 
@@ -46,12 +91,9 @@ def _replaced(part: Any, media: Mapping[MediaPart, MediaPart]) -> Any:
             return part
 
 
-def _of_message(message: Message) -> Iterable[MediaPart]:
+def _of_message(message: Message, kind: Any) -> Iterator[Any]:
     for part in message.parts:
-        match part:
-            case ImagePart() | VideoPart():
-                yield part
-            case ToolResultPart(content=content):
-                yield from (item for item in content if isinstance(item, ImagePart | VideoPart))
-            case _:
-                pass
+        if isinstance(part, ToolResultPart):
+            yield from (item for item in part.content if isinstance(item, kind))
+        elif isinstance(part, kind):
+            yield part

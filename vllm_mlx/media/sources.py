@@ -1,8 +1,9 @@
-"""Where an image or video comes from: its own bytes, a file of this machine, or a web address. Fetches nothing."""
+"""Where an image, video or document comes from: bytes, a file of this machine, or a web address. Fetches nothing."""
 
 import binascii
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -10,8 +11,14 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from ..core.errors import ConfigError, InvalidImage, setting
 
-Kind = Literal["image", "video"]
+Kind = Literal["image", "video", "document"]
 VideoSource = str | bytes | tuple[str, ...]  # a file, or image files that are its frames
+_EXAMPLES: Mapping[Kind, str] = {"image": "image/png", "video": "video/mp4", "document": "application/pdf"}
+_MAX_BYTES: Mapping[Kind, str] = {
+    "image": setting("max_image_bytes"),
+    "video": setting("max_video_bytes"),
+    "document": setting("max_document_bytes"),
+}
 _FRAMES = "data:video/jpeg;base64,"
 _LABEL_CHARS = 80
 _MAX_PATH_CHARS = 16_384  # escaped or not: file systems take less, and every part of a path costs a look-up
@@ -49,7 +56,7 @@ class LocalFile:
 Source = Inline | Remote | LocalFile
 
 
-def parse_source(source: str | bytes) -> Source:
+def parse_source(source: str | bytes, kind: Kind = "image") -> Source:
     """Raises InvalidImage if it is none of the three."""
     if isinstance(source, bytes):
         return Inline(source)
@@ -62,9 +69,9 @@ def parse_source(source: str | bytes) -> Source:
         if len(source) > _MAX_PATH_CHARS:
             raise InvalidImage(f"its path is longer than {_MAX_PATH_CHARS} characters.")
         return LocalFile(_file_path(source.strip()) if head.startswith("file:") else source.strip())
+    example = f"data:{_EXAMPLES[kind]};base64,"
     raise InvalidImage(
-        "it is neither a data URL (data:image/png;base64,…) nor an address (https://…). Bare base64 wants "
-        "`data:image/png;base64,` before it."
+        f"it is neither a data URL ({example}…) nor an address (https://…). Bare base64 wants `{example}` before it."
     )
 
 
@@ -102,7 +109,7 @@ def check_bytes(num_bytes: int, max_bytes: int, kind: Kind = "image") -> None:
     if num_bytes > max_bytes:
         raise InvalidImage(
             f"it has {megabytes(num_bytes)}; this server takes {kind}s of at most {megabytes(max_bytes)} "
-            f"({setting('max_image_bytes' if kind == 'image' else 'max_video_bytes')}). Send a smaller one."
+            f"({_MAX_BYTES[kind]}). Send a smaller one."
         )
 
 

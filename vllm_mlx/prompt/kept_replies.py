@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.messages import (
+    DocumentPart,
     ImagePart,
     Message,
     Part,
@@ -101,6 +102,8 @@ def _part_value(part: Part) -> list[Any]:
             return ["image", _source_value(source), max_side, text, param]
         case VideoPart(source, fps=fps, text=text, param=param):
             return ["video", _source_value(source), fps, text, param]
+        case DocumentPart():
+            raise AssertionError("documents are read before a prompt is rendered")
 
 
 def _part_of(value: list[Any]) -> Any:

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..core.messages import (
+    DocumentPart,
     ImagePart,
     Message,
     Part,
@@ -236,6 +237,8 @@ def _part_key(part: Part) -> Any:
             return ["image", part.source_digest.hex(), max_side]
         case VideoPart(fps=fps):
             return ["video", part.source_digest.hex(), fps]
+        case DocumentPart():
+            return ["document", part.source_digest.hex()]
         case ToolCallPart(call_id, name, arguments):
             return ["call", call_id, name, arguments]
         case ToolResultPart(call_id, content, name, is_error):

@@ -285,7 +285,7 @@ def _tool_result(part: ToolResultPart, called: str | None, style: CallStyle) -> 
     return result if name is None else {**result, "name": name}
 
 
-def _as_error(content: Sequence[ShownPart]) -> Sequence[ShownPart]:
+def _as_error(content: Sequence[Part]) -> Sequence[Part]:
     """Add "Error:" before a failed result, unless its first line says that it failed, as nearly every tool's does."""
     first = next((part.text for part in content if isinstance(part, TextPart) and part.text.strip()), "")
     says_so = _ERROR_WORD.search(first.strip().partition("\n")[0])

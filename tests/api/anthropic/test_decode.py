@@ -6,6 +6,7 @@ import pytest
 
 from vllm_mlx.api.anthropic.decode import MAX_INTRODUCED_CHARS
 from vllm_mlx.core.messages import (
+    DocumentPart,
     ImagePart,
     Message,
     ReasoningPart,
@@ -146,7 +147,7 @@ def test_content_of_results() -> None:
         "source": "http://a",
         "title": "A",
         "content": [{"type": "text", "text": "is a"}],
-        "citations": {"enabled": True},
+        "citations": {"enabled": False},
     }
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
     [message] = conversation(
@@ -168,6 +169,15 @@ def test_documents_and_images() -> None:
     document = {"type": "document", "title": "T", "context": "C", "source": {"type": "content", "content": inner}}
     [message] = conversation({"role": "user", "content": [document, {"type": "text", "text": "sum up"}]})
     assert message.parts == (TextPart("T\nC"), TextPart("one"), ImagePart("http://i"), TextPart("sum up"))
+
+
+def test_a_file_follows_its_title_and_context() -> None:
+    link = {"type": "document", "source": {"type": "url", "url": "http://p"}}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [{**PDF, "title": "T", "context": "C"}]}
+    tool, user = conversation({"role": "user", "content": [result, link]})
+    data = DocumentPart("data:application/pdf;base64,AA==")
+    assert tool.parts == (ToolResultPart("x", (TextPart("T\nC\n"), data)),)
+    assert user.parts == (DocumentPart("http://p"),)
 
 
 def test_ids_of_calls_are_the_engine_s_again() -> None:
@@ -276,7 +286,10 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ({"stop_sequences": ["a"] * 17}, "`stop_sequences` takes at most 16 entries, got 17."),
         ({"temperature": 3}, "`temperature` must be at most 2"),
         ({"mcp_servers": [{"url": "http://a"}]}, "This server calls no MCP servers"),
-        ({"messages": [{"role": "user", "content": [PDF]}]}, f"`{BLOCK}`: documents of type application/pdf are not"),
+        (
+            {"messages": [{"role": "user", "content": [{**PDF, "citations": {"enabled": True}}]}]},
+            f"`{BLOCK}.citations`: this server's replies cite no documents.",
+        ),
         (
             {"messages": [{"role": "user", "content": [FILE]}]},
             f"`{BLOCK}`: this server keeps no files.",

@@ -7,6 +7,7 @@ import pytest
 from vllm_mlx.api.responses.schema import SKIPPED_ITEMS
 from vllm_mlx.api.text import seal
 from vllm_mlx.core.messages import (
+    DocumentPart,
     ImagePart,
     Message,
     ReasoningPart,
@@ -213,6 +214,15 @@ def test_earlier_items_come_before_the_new_ones() -> None:
     assert len(again.kept.items) == 1
 
 
+def test_files_follow_their_names() -> None:
+    link = {"type": "input_file", "file_url": "http://p"}
+    data = {"type": "input_file", "file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}
+    user, output = decode(input=[{"role": "user", "content": [link]}, result([data], "c")]).messages or ()
+    assert user.parts == (DocumentPart("http://p"),)
+    files = (TextPart("a.pdf\n"), DocumentPart("data:application/pdf;base64,AA=="))
+    assert output.parts == (ToolResultPart("c", files),)
+
+
 PART = "input[0].content[0]"
 IMAGE = {"type": "input_image", "image_url": "http://i"}
 
@@ -229,6 +239,8 @@ IMAGE = {"type": "input_image", "image_url": "http://i"}
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, f"{PART}.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, PART),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, PART),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x", "file_data": "x"}]}]}, PART),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, PART),
         ({"input": [{"role": "user", "content": [{**IMAGE, "file_id": "x"}]}]}, PART),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),

@@ -22,7 +22,7 @@ from ...core.messages import (
 )
 from ...core.request import Guide, Request, SamplingParams, check_stop
 from ..guides import decode_format, one_guide
-from ..parameters import decode_sampling, named_choice, required_name
+from ..parameters import decode_file, decode_sampling, named_choice, required_name
 from ..quirks import without_client_marks
 from ..text import Unsealer
 from . import schema
@@ -270,11 +270,12 @@ class Conversation:
                 content = self.parts(() if block.content is None else block.content, f"{path}.content")
                 return (ToolResultPart(call_id, content, self._names.get(call_id), bool(block.is_error)),)
             case schema.ImageBlock(source=source):
-                return (ImagePart(_image_source(source, path), param=f"{path}.source"),)
+                return (ImagePart(_file_source(source, path), param=f"{path}.source"),)
             case schema.DocumentBlock():
-                head = "\n".join(filter(None, (block.title, block.context)))
-                return (*((TextPart(head),) if head else ()), *self._document(block.source, path))
+                _check_citations(block, path)
+                return self._document(block.source, "\n".join(filter(None, (block.title, block.context))), path)
             case schema.SearchResultBlock():
+                _check_citations(block, path)
                 texts = [block.title, block.source, *(text.text for text in block.content)]
                 return (TextPart("\n".join(texts)),)
             case schema.ToolReferenceBlock(tool_name=name):
@@ -283,22 +284,15 @@ class Conversation:
                 apply = self._tools.add if block.type == "tool_addition" else self._tools.remove
                 return (TextPart(apply(change, f"{path}.tool")),)
 
-    def _document(self, source: schema.DocumentSource, path: str) -> Sequence[Part]:
+    def _document(self, source: schema.DocumentSource, head: str, path: str) -> Sequence[Part]:
+        heads = (TextPart(head),) if head else ()
         match source:
             case schema.TextSource(data=text):
-                return (TextPart(text),)
+                return (*heads, TextPart(text))
             case schema.ContentSource(content=content):
-                return self.parts(content, f"{path}.source.content")
-            case schema.Base64Source(media_type=media_type):
-                raise Unsupported(
-                    f"`{path}`: documents of type {shown(media_type)} are not supported. Send the text of the "
-                    "document, or its pages as images.",
-                    param=path,
-                )
-            case schema.URLSource():
-                raise Unsupported(f"`{path}`: this server fetches no documents. Send the text itself.", param=path)
-            case schema.FileSource():
-                raise _no_files(path)
+                return (*heads, *self.parts(content, f"{path}.source.content"))
+            case _:
+                return decode_file(_file_source(source, path), head, param=f"{path}.source")
 
 
 def _decode_conversation(body: schema.CountTokensBody, tools: Toolbox) -> tuple[Message, ...]:
@@ -309,15 +303,17 @@ def _decode_conversation(body: schema.CountTokensBody, tools: Toolbox) -> tuple[
     return without_client_marks(messages)
 
 
-def _image_source(source: schema.ImageSource, path: str) -> str:
+def _check_citations(block: schema.DocumentBlock | schema.SearchResultBlock, path: str) -> None:
+    if block.citations is not None and block.citations.enabled:
+        param = f"{path}.citations"
+        raise Unsupported(f"`{param}`: this server's replies cite no documents. Leave `citations` out.", param=param)
+
+
+def _file_source(source: schema.ImageSource, path: str) -> str:
     match source:
         case schema.Base64Source(media_type=media_type, data=data):
             return f"data:{media_type};base64,{data}"
         case schema.URLSource(url=url):
             return url
         case schema.FileSource():
-            raise _no_files(path)
-
-
-def _no_files(path: str) -> Unsupported:
-    return Unsupported(f"`{path}`: this server keeps no files. Send the content itself.", param=path)
+            raise Unsupported(f"`{path}`: this server keeps no files. Send the content itself.", param=path)

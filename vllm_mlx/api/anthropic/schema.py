@@ -153,12 +153,17 @@ DocumentSource = Annotated[
 ]
 
 
+class Citations(MessagesWire):
+    enabled: bool | None = None
+
+
 class DocumentBlock(MessagesWire):
     extras = _CITED
     type: Literal["document"]
     source: DocumentSource
     title: str | None = None
     context: str | None = None
+    citations: Citations | None = None
 
 
 class SearchResultBlock(MessagesWire):
@@ -167,6 +172,7 @@ class SearchResultBlock(MessagesWire):
     source: str
     title: str
     content: Items[TextBlock]
+    citations: Citations | None = None
 
 
 class ToolReferenceBlock(MessagesWire):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import (
+    DocumentPart,
     Message,
     Part,
     ReasoningPart,
@@ -21,7 +22,7 @@ from ...core.messages import (
 from ...core.request import Guide, Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
-from ..parameters import decode_image, decode_sampling, decode_thinking, named_choice
+from ..parameters import decode_file_data, decode_image, decode_sampling, decode_thinking, named_choice
 from ..quirks import without_client_marks
 from ..text import decode_arguments
 from . import schema
@@ -277,27 +278,31 @@ def _tool_calls(calls: Sequence[schema.ChatToolCall]) -> list[ToolCallPart]:
 
 def _parts(
     content: str | Sequence[schema.UserPart | schema.AssistantPart] | None, path: str, fps: float | None
-) -> tuple[ShownPart, ...]:
+) -> tuple[ShownPart | DocumentPart, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(_part(part, f"{path}content[{number}].", fps) for number, part in enumerate(content))
+    return tuple(sent for number, part in enumerate(content) for sent in _part(part, f"{path}content[{number}].", fps))
 
 
-def _part(part: schema.UserPart | schema.AssistantPart, path: str, fps: float | None) -> ShownPart:
+def _part(
+    part: schema.UserPart | schema.AssistantPart, path: str, fps: float | None
+) -> Sequence[ShownPart | DocumentPart]:
     match part:
         case schema.TextContent(text=text) | schema.RefusalContent(refusal=text):
-            return TextPart(text)
+            return (TextPart(text),)
+        case schema.FileContent(file=file):
+            return decode_file_data(file.file_data, file.file_id, file.filename, f"{path}file")
         case schema.ImageContent(image_url=image):
             detail = None if isinstance(image, str) else image.detail
-            return decode_image(_address(image), detail, param=f"{path}image_url")
+            return (decode_image(_address(image), detail, param=f"{path}image_url"),)
         case schema.VideoContent(video_url=video):
             own_fps = fps if part.fps is None else part.fps
-            return VideoPart(_address(video), fps=own_fps, param=f"{path}video_url")
+            return (VideoPart(_address(video), fps=own_fps, param=f"{path}video_url"),)
         case schema.FramesContent(video=frames):
             own_fps = fps if part.fps is None else part.fps
-            return VideoPart(tuple(frames), fps=own_fps, param=f"{path}video")
+            return (VideoPart(tuple(frames), fps=own_fps, param=f"{path}video"),)
 
 
 def _address(field: schema.ImageURL | schema.VideoURL | str) -> str:

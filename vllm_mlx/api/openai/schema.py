@@ -123,7 +123,20 @@ class FramesContent(_Part):
     fps: FPS | None = None
 
 
-UserPart = Annotated[TextContent | ImageContent | VideoContent | FramesContent, Field(discriminator="type")]
+class FileData(ChatWire):
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FileContent(_Part):
+    type: Literal["file"]
+    file: FileData
+
+
+UserPart = Annotated[
+    TextContent | ImageContent | VideoContent | FramesContent | FileContent, Field(discriminator="type")
+]
 AssistantPart = Annotated[TextContent | RefusalContent, Field(discriminator="type")]
 
 

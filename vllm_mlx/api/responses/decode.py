@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
 from ...core.messages import (
+    DocumentPart,
     ImagePart,
     Message,
     ReasoningPart,
@@ -24,7 +25,15 @@ from ...core.messages import (
 )
 from ...core.request import Request
 from ..guides import decode_format
-from ..parameters import decode_image, decode_sampling, decode_thinking, named_choice, required_name
+from ..parameters import (
+    decode_file,
+    decode_file_data,
+    decode_image,
+    decode_sampling,
+    decode_thinking,
+    named_choice,
+    required_name,
+)
 from ..quirks import without_client_marks
 from ..text import Unsealer, decode_arguments
 from ..wire import Refused
@@ -33,6 +42,7 @@ from .replies import CUSTOM_INPUT, ResponseSpec, Tools
 from .stored import KeptInput, kept_input
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+SentPart = TextPart | ImagePart | DocumentPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,23 +208,24 @@ def _reasoning(item: schema.ReasoningItem, unsealer: Unsealer, path: str) -> tup
     return (ReasoningPart(text),) if text else ()
 
 
-def _parts(content: str | Sequence[schema.ContentPart], path: str) -> tuple[TextPart | ImagePart, ...]:
+def _parts(content: str | Sequence[schema.ContentPart], path: str) -> tuple[SentPart, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
+    return tuple(sent for number, part in enumerate(content) for sent in _part(part, f"{path}[{number}]"))
 
 
-def _part(part: schema.ContentPart, path: str) -> TextPart | ImagePart:
+def _part(part: schema.ContentPart, path: str) -> Sequence[SentPart]:
     match part:
         case schema.InputText(text=text) | schema.RefusalPart(refusal=text):
-            return TextPart(text)
+            return (TextPart(text),)
         case schema.InputImage(image_url=str(url), file_id=None, detail=detail):
-            return decode_image(url, detail, param=f"{path}.image_url")
-        case schema.InputImage() | schema.InputFile():
-            raise Unsupported(
-                f"`{path}`: this server keeps no files and reads no documents. Send text, or an `image_url`.",
-                param=path,
-            )
+            return (decode_image(url, detail, param=f"{path}.image_url"),)
+        case schema.InputImage():
+            raise Unsupported(f"`{path}`: this server keeps no files. Send an `image_url`.", param=path)
+        case schema.InputFile(file_url=str(url), file_data=None, file_id=None):
+            return decode_file(url, part.filename, param=f"{path}.file_url")
+        case schema.InputFile():
+            return decode_file_data(part.file_data, part.file_id or part.file_url, part.filename, path)
 
 
 def flat_name(namespace: str | None, name: str) -> str:

@@ -99,6 +99,10 @@ class InputImage(_Part):
 
 class InputFile(Wire):
     type: Literal["input_file"]
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
 
 
 ContentPart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(discriminator="type")]

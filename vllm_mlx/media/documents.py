@@ -1,0 +1,248 @@
+"""Documents become texts and images: files of text here, PDFs in processes of their own. Knows no conversation."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..core.config import MediaConfig
+from ..core.errors import InvalidDocument, Overloaded, setting
+from ..core.messages import ImagePart, TextPart
+from ..core.tasks import Deadline
+from . import pdf_process as pdf
+from .limits import Turns
+
+_PROCESSES = 2  # PDFs that are read at the same time
+_PAGE_PIXELS = 1_200_000  # a page's image, 110 dots an inch for a sheet of paper: 1,200 to 1,600 tokens
+_MAX_MEMORY_BYTES = 1 << 30  # limit of one process
+_MAX_IMAGES_BYTES = 128 << 20  # all pages of one PDF, encoded
+_HEADER_BYTES = 1024  # before which a PDF begins, as readers of PDFs accept it
+_OBJECT_BYTES = 500
+_RETRY_S = 5.0
+_END_S = 1.0  # time for a process to end after its last frame
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # exit statuses of a process that the system or a user ended
+
+Shown = TextPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentText:
+    """What takes the place of a document in its message."""
+
+    parts: tuple[Shown, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(
+            _OBJECT_BYTES + (4 * len(part.text) if isinstance(part, TextPart) else len(part.source))
+            for part in self.parts
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRefusal:
+    """Why a document cannot be read: the end of "Document 1 of this request: …"."""
+
+    reason: str
+    num_bytes: int = field(default=_OBJECT_BYTES, init=False)
+
+
+ReadDocument = DocumentText | DocumentRefusal
+
+
+class DocumentFile:
+    """A PDF, or a file of text, which is `text`."""
+
+    def __init__(self, data: bytes, *, max_chars: int):
+        """Raises InvalidDocument if it is neither, or its text is too long."""
+        if not data:
+            raise InvalidDocument("it is empty.")
+        self.data = data
+        self.text = None if b"%PDF-" in data[:_HEADER_BYTES] else _decoded(data)
+        if self.text is not None and len(self.text) > max_chars:
+            raise InvalidDocument(_too_much_text(max_chars))
+
+
+def _decoded(data: bytes) -> str:
+    is_wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        text = data.decode("utf-16" if is_wide else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InvalidDocument("it is neither a PDF nor text in UTF-8. Send a PDF, text, or images of its pages.")
+    return text.replace("\r\n", "\n")
+
+
+class DocumentReader:
+    """Used on one event loop. Reads the same bytes as the same parts."""
+
+    def __init__(self, config: MediaConfig, *, takes_images: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES):
+        """`takes_images`: whether the model does. `max_memory_bytes`: of a process that reads a PDF."""
+        self._config = config
+        self._takes_images = takes_images
+        self._limits = pdf.PdfLimits(
+            pages=config.document_pages if takes_images and config.max_images else "text",
+            page_pixels=_PAGE_PIXELS,
+            max_pages=config.max_document_pages,
+            max_chars=config.max_document_chars,
+            max_s=config.max_document_s,
+            max_memory_bytes=max_memory_bytes,
+        )
+        self._turns = Turns(_PROCESSES)
+
+    async def read(self, file: DocumentFile, deadline: Deadline) -> ReadDocument:
+        """Raises Overloaded if no process could do it, and what the deadline raises."""
+        if file.text is not None:
+            return DocumentText((TextPart(file.text),))
+        async with self._turns.take(deadline):
+            deadline.check()
+            async with self._process() as process:
+                feeding = asyncio.create_task(_feed(process, file.data))
+                try:
+                    return await self._pages(process)
+                finally:
+                    feeding.cancel()
+                    await asyncio.gather(feeding, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _process(self) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A process that ends with the block. It inherits no environment, and no file that Python opened."""
+        places = [str(Path(__file__).parents[2]), *(str(Path(place).absolute()) for place in sys.path)]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-S", "-P", "-m", pdf.__name__, json.dumps(asdict(self._limits))),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={"PYTHONPATH": os.pathsep.join(places)},
+                close_fds=False,  # or the process would be forked, which takes long beside the memory of a model
+            )
+        except OSError as error:
+            raise Overloaded(f"No process could be started to read a PDF: {error}.", retry_after_s=_RETRY_S) from error
+        is_done = False
+        try:
+            yield process
+            is_done = True
+        finally:
+            if not is_done:
+                process.kill()
+            await _end(process)
+
+    async def _pages(self, process: asyncio.subprocess.Process) -> ReadDocument:
+        assert process.stdout is not None
+        pages: list[tuple[bytes | None, str]] = []
+        image: bytes | None = None
+        num_pages = num_bytes = 0
+        try:
+            while True:
+                kind, length = pdf.PDF_FRAME.unpack(await process.stdout.readexactly(pdf.PDF_FRAME.size))
+                num_bytes += length
+                if num_bytes > _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars:
+                    return DocumentRefusal("its pages are too large as images. Send fewer pages.")
+                payload = await process.stdout.readexactly(length)
+                match kind:
+                    case pdf.PAGES:
+                        num_pages = int(payload)
+                    case pdf.IMAGE:
+                        image = payload
+                    case pdf.TEXT:
+                        pages.append((image, payload.decode()))
+                        image = None
+                    case pdf.REFUSED:
+                        return self._refusal(payload.decode())
+                    case _:
+                        return self._document(pages, num_pages)
+        except asyncio.IncompleteReadError:
+            return self._failure(await process.wait())
+
+    def _document(self, pages: list[tuple[bytes | None, str]], num_pages: int) -> ReadDocument:
+        if not any(image is not None or text for image, text in pages):
+            if self._takes_images:
+                reason = f"this server reads the text of pages alone ({setting('document_pages')})"
+            else:
+                reason = "this model takes no images"
+            return DocumentRefusal(f"its pages have no text, and {reason}. Send its text.")
+        return DocumentText(tuple(_joined(_lines(pages))))
+
+    def _refusal(self, reason: str) -> DocumentRefusal:
+        """The words for what the process found out. They hold those of Anthropic's API, which clients look for."""
+        match reason:
+            case pdf.ENCRYPTED:
+                words = "it is encrypted: The PDF specified is password protected. Send it without a password."
+            case pdf.DAMAGED:
+                words = "it is damaged: The PDF specified was not valid."
+            case pdf.TOO_MUCH_TEXT:
+                words = _too_much_text(self._config.max_document_chars)
+            case num_pages:
+                limit = f"A maximum of {self._config.max_document_pages} PDF pages may be provided"
+                words = f"it has {num_pages} pages: {limit} ({setting('max_document_pages')}). Send a part of it."
+        return DocumentRefusal(words)
+
+    def _failure(self, status: int) -> DocumentRefusal:
+        """Why the process ended early. Raises Overloaded if it was not the file's fault."""
+        if status in _FROM_OUTSIDE:
+            message = "The process that read a PDF of this request was ended from outside. Send the request again."
+            raise Overloaded(message, retry_after_s=_RETRY_S)
+        if status == pdf.TOO_SLOW:
+            limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
+            return DocumentRefusal(f"it takes more than {limit} to read. Send a part of it, or images of its pages.")
+        if status == pdf.TOO_LARGE:
+            return DocumentRefusal("it takes too much memory to read. Send a part of it, or images of its pages.")
+        return self._refusal(pdf.DAMAGED)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait for a process that has sent its last frame, and kill it if it stays."""
+    try:
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
+    """Write the file. A process that has ended, or has seen enough, reads no further."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(data)
+        await process.stdin.drain()
+        process.stdin.close()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+def _too_much_text(max_chars: int) -> str:
+    return (
+        f"it has more than {max_chars} characters of text, which is the maximum ({setting('max_document_chars')}). "
+        "Send a part of it."
+    )
+
+
+def _lines(pages: list[tuple[bytes | None, str]]) -> Iterator[Shown]:
+    yield TextPart(f"[PDF of {len(pages)} pages]\n" if len(pages) > 1 else "[PDF of 1 page]\n")
+    for number, (image, text) in enumerate(pages, 1):
+        yield TextPart(f"\n[Page {number}]\n")
+        if image is not None:
+            yield ImagePart(image, is_page=True)
+        yield TextPart("\n" if image is not None else "")
+        yield TextPart(f"{text}\n" if text else "" if image is not None else "(This page has no text.)\n")
+
+
+def _joined(parts: Iterator[Shown]) -> Iterator[Shown]:
+    """Neighbouring texts as one."""
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        else:
+            yield TextPart("".join(texts))
+            texts.clear()
+            yield part
+    yield TextPart("".join(texts))
