@@ -300,7 +300,8 @@ class DiskTier:
             self.post(partial(self._add, changes.added[at : at + _BATCH]))
         if changes.removed:
             self.post(partial(self.lost, changes.removed))
-        if excess := self._folder.usage().excess_bytes:
+        excess = self._folder.usage().excess_bytes
+        if excess and (excess := excess - self._folder.remove_others(excess)) > 0:
             self.post(partial(self.make_room, excess))
 
     def _sweep(self) -> None:

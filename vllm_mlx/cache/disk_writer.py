@@ -51,7 +51,7 @@ class DiskWriter:
         max_bytes: int,
     ):
         self._folder, self._memory, self._index, self._owner, self._plan = folder, memory, index, owner, plan
-        self._max_bytes = max_bytes
+        self._slack_bytes = max_bytes // _CAP_SLACK
         self._thread = Workers(1, "disk-write")
         self._running: Errand | None = None
         self._queue: deque[Errand] = deque()  # what was evicted
@@ -197,10 +197,19 @@ class DiskWriter:
     def _write(self, errand: Errand) -> None:
         """Write records, until all are written or one fails. Runs on the writer's thread."""
         while (job := errand.begin()) is not None:
-            tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
-            record = self._folder.add(job.header, tensors)
+            record = self._add(job)
             self._owner.post(partial(self._written, errand, job, record))
         self._owner.post(self._ended)
+
+    def _add(self, job: Job) -> Record:
+        """Write one record. If it lacks room, records that nobody can use here go first, then others of this server."""
+        tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
+        try:
+            return self._folder.add(job.header, tensors)
+        except NoRoom as error:  # it is raised before anything is written, except if the disk itself is full
+            if error.limit not in ("cap", "free") or not self._folder.remove_others(job.num_bytes + self._slack_bytes):
+                raise
+            return self._folder.add(job.header, tensors)
 
     def _paced(self, data: Any) -> Iterator[memoryview]:
         for part in data:
@@ -238,8 +247,7 @@ class DiskWriter:
         assert job is not None
         match error:
             case NoRoom(limit="cap" | "free"):
-                slack = self._max_bytes // _CAP_SLACK
-                if self._owner.make_room(job.num_bytes + slack):
+                if self._owner.make_room(job.num_bytes + self._slack_bytes):
                     errand.jobs.appendleft(job)
                     self._queue.appendleft(errand)
                 else:

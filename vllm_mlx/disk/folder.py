@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the impor
 
 logger = logging.getLogger(__name__)
 
+OTHERS_UNUSED_S = 7 * 24 * 3600  # records that cannot be read here are in use so long after their last use
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderUsage:
@@ -76,7 +78,9 @@ class Folder:
         self.damages: list[Damage] = []  # the files that were found damaged
         self._lock = Lock()  # guards the two below
         self._known: dict[str, Record] = {}  # by name, what was read or written
-        self._others: dict[Path, int] = {}  # bytes of intact records that cannot be read here
+        self._others: dict[
+            Path, tuple[float, int]
+        ] = {}  # last use and bytes of intact records that cannot be read here
 
     def name_of(self, header: Header) -> str:
         return name_of(header, self._name_key)
@@ -96,8 +100,9 @@ class Folder:
         if self._others:
             logger.warning(
                 "The cache on disk, %s, has %d records (%d bytes) of another version of vllm-mlx or another key, or "
-                "without encryption beside encrypted ones. They stay, and count towards its size.",
-                self.root, len(self._others), sum(self._others.values()),
+                "without encryption beside encrypted ones. They count towards its size; where room is needed, those "
+                "that nobody has used for %d days are removed.",
+                self.root, len(self._others), sum(size for _, size in self._others.values()), OTHERS_UNUSED_S // 86400,
             )  # fmt: skip
         num_orphans = 0
         for record in found:
@@ -197,7 +202,7 @@ class Folder:
                 free_bytes=figures.free_bytes,
                 excess_bytes=figures.excess_bytes,
                 num_records=len(self._known),
-                other_bytes=sum(self._others.values()),
+                other_bytes=sum(size for _, size in self._others.values()),
             )
 
     def charge(self, num_bytes: int) -> bool:
@@ -205,16 +210,25 @@ class Folder:
         return self._space.charge(num_bytes)
 
     def remove_others(self, num_bytes: int) -> int:
-        """Remove records that cannot be read here, until so many bytes are free. Returns the bytes removed."""
+        """Remove records that cannot be read here and that nobody has used for long, the longest unused first.
+
+        It stops when so many bytes are free. Returns the bytes removed.
+        """
+        old_s = self._clock() - OTHERS_UNUSED_S
+        with self._lock:
+            old = sorted((used_s, path) for path, (used_s, _) in self._others.items() if used_s < old_s)
         freed_bytes = 0
-        while freed_bytes < num_bytes:
-            with self._lock:
-                if not self._others:
-                    break
-                path, size = self._others.popitem()
-            with self._space.usable():
+        for _, path in old:
+            if freed_bytes >= num_bytes:
+                break
+            with contextlib.suppress(FileNotFoundError), self._space.usable():
+                status = path.stat()
+                if status.st_mtime >= old_s:  # another server has used it since
+                    continue
                 self._space.remove(path)
-            freed_bytes += size
+                freed_bytes += status.st_size
+            with self._lock:
+                self._others.pop(path, None)
         return freed_bytes
 
     def _read(self, files: Iterable[Path]) -> list[Record]:
@@ -230,7 +244,8 @@ class Folder:
                 continue
             except (UnknownVersion, OtherKey, PermissionError):
                 with self._lock, contextlib.suppress(FileNotFoundError):
-                    self._others[path] = path.stat().st_size
+                    status = path.stat()
+                    self._others[path] = status.st_mtime, status.st_size
             except (Damaged, OSError) as error:
                 self._discard(path, _damage(error))
             else:
