@@ -37,7 +37,7 @@ def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = ()
     )  # fmt: skip
     url = local_url(host, 8000)
     return Banner(
-        info=info, loaded=LOADED, text_only=False, budget_bytes=12 * 10**9, disk=DISK, wants_disk=True,
+        info=info, loaded=LOADED, text_only=False, budget_bytes=12 * 10**9, disk=DISK,
         load_s=1.0, names=names,
         api_keys=api_keys, url=url, host=host,
     )  # fmt: skip
@@ -66,18 +66,18 @@ KEPT = "conversations are kept in /caches/vllm-mlx, up to 38.2 GB, {}; --cache-d
 
 
 @pytest.mark.parametrize(
-    ("disk", "wanted", "on", "off"),
+    ("disk", "on", "off"),
     [
-        (DISK, True, [KEPT.format("not encrypted")], []),
-        (replace(DISK, is_encrypted=True), True, [KEPT.format("encrypted")], []),
-        (None, False, [], ["prefix cache on disk: --cache-disk 0 is set"]),
-        (None, True, [], ["prefix cache on disk: its folder cannot be used, see above"]),
+        (DISK, [KEPT.format("not encrypted")], []),
+        (replace(DISK, is_encrypted=True), [KEPT.format("encrypted")], []),
+        (None, [], ["prefix cache on disk: --cache-disk 0 is set"]),
+        (replace(DISK, off_reason="/caches is full"), [], ["prefix cache on disk: /caches is full"]),
     ],
 )
 def test_what_is_kept_on_disk_is_said_and_how_to_turn_it_off(
-    disk: DiskReport | None, wanted: bool, on: list[str], off: list[str]
+    disk: DiskReport | None, on: list[str], off: list[str]
 ) -> None:
-    facts = replace(banner(), disk=disk, wants_disk=wanted).facts()
+    facts = replace(banner(), disk=disk).facts()
     assert [fact for name, fact in facts if name == "On disk"] == on
     assert [fact for name, fact in facts if name == "Off" and "on disk" in fact] == off
 

@@ -1,5 +1,6 @@
 """What memory evicts before it was written: it is written then, and read when its conversation goes on."""
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -123,3 +124,45 @@ def test_what_waits_to_be_written_can_be_cleared(tmp_path: Path) -> None:
         held.set()
     with started(checkpoint("qwen3"), tmp_path) as server:
         assert {entry.space[1] for entry in server.disk.entries()} == {"ben"}
+
+
+def test_a_preempted_sequence_reads_again_what_memory_has_evicted(tmp_path: Path) -> None:
+    path = checkpoint("qwen3")
+    prompts = [tuple(prompt) for prompt in conversations(2)]
+    with started(path, tmp_path) as server:
+        server.generate(*prompts)
+    with started(path, tmp_path) as server:
+        first, second = (server.driver.add(prompt, 24) for prompt in prompts)
+        while len(server.driver.replies[second].token_ids) < 8:
+            server.engine.wake()
+            server.driver.step()
+        scheduler = server.engine._scheduler
+        scheduler._max_num_seqs = 1
+        scheduler._preempt(server.driver.seqs[second])
+        server.driver.step()
+        server.engine.cache_tree.shrink_to(0)
+        server.run()
+        assert server.driver.seqs[second].num_preemptions == 1
+        assert server.disk.report().hits == 3, "one of each sequence, and one after the preemption"
+        for seq_id, prompt in zip((first, second), prompts, strict=True):
+            assert server.driver.replies[seq_id].token_ids == plain_loop(path, prompt, 24)[0]
+
+
+def test_records_of_a_lost_key_yield_to_new_ones(tmp_path: Path) -> None:
+    path, key = checkpoint("qwen3"), tmp_path / "key"
+    key.write_text("0" * 64)
+    key.chmod(0o600)
+    root = tmp_path / "cache"
+    with started(path, root, cache_disk_key_file=str(key)) as server:
+        server.generate(*(tuple(prompt) for prompt in conversations(2)))
+    lost = files(root)
+    for file in lost:
+        os.utime(file, (1.0, 1.0))
+    cap = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+    [prompt] = conversations(1)
+    with started(path, root, cache_disk_bytes=cap) as server:
+        server.generate(tuple(prompt))
+    assert set(files(root)) - set(lost), "there was room for what is new"
+    with started(path, root, cache_disk_bytes=cap) as server:
+        server.generate((*prompt, 3))
+        assert server.disk.report().hits == 1

@@ -1,9 +1,11 @@
 """One folder of several servers, salts and checkpoints; what is cleared; images; a folder that comes and goes."""
 
+import errno
 import logging
 import os
 import random
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -155,14 +157,32 @@ def test_a_folder_that_goes_and_comes_back_is_used_again(
         assert server.disk.report().hits == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_is_read(path: Path, tmp_path: Path) -> None:
+def read_only(called: Callable[..., int]) -> Callable[..., int]:
+    """`os.open` where nothing may be written."""
+
+    def opened(path: object, flags: int, *args: object, **kwargs: object) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return called(path, flags, *args, **kwargs)
+
+    return opened
+
+
+def test_a_folder_that_can_no_longer_be_written_is_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with started(path, tmp_path) as server:
         server.generate(PROMPT)
-    for folder in (tmp_path, *(file.parent for file in files(tmp_path))):
-        folder.chmod(0o500)
-    with started(path, tmp_path) as server:
+    before = files(tmp_path)
+    with started(path, tmp_path) as server, monkeypatch.context() as patching:
+        patching.setattr(os, "open", read_only(os.open))
         assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        server.disk.write_all(lambda: 5.0)
+        assert server.disk.report().hits == 1 and server.disk.report().off_reason is None
+        server.stop()
+    assert files(tmp_path) == before
+    lines = [record.getMessage() for record in caplog.records if "Read-only file system" in record.getMessage()]
+    assert len(lines) == 1 and "Give this user the right to read and write it" in lines[0]
 
 
 def test_an_encrypted_folder_is_read_with_its_key_only(path: Path, tmp_path: Path) -> None:

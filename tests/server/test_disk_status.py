@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.running import eventually, serving
+from vllm_mlx.cli.status import disk_line
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.checkpoints import read_notes
 from vllm_mlx.engine.disk import open_disk
@@ -93,3 +94,15 @@ def test_a_server_that_keeps_nothing_says_so(checkpoint: Any, settings: dict[str
         assert status(client)["cache"]["disk"] is None
         assert client.get("/v1/cache").json()["disk"] == []
         assert not [name for name in metrics(client) if "disk_works" in name]
+
+
+def test_a_folder_that_cannot_be_used_is_named_with_the_reason(checkpoint: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.write_text("a file of somebody")
+    with served(checkpoint("qwen3"), folder) as client:
+        client.post("/v1/chat/completions", json=QUESTION).raise_for_status()
+        disk = status(client)["cache"]["disk"]
+        assert disk_line(disk).startswith(f"off: {folder} is not writable: File exists. Give this user the right")
+        assert metrics(client)["vllm_mlx_disk_works"] == 0
+        assert client.get("/v1/cache").json()["disk"] == []
+    assert folder.read_text() == "a file of somebody"

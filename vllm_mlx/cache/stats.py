@@ -50,7 +50,7 @@ class TreeStats:
 class DiskReport:
     """What the disk tier holds and has done. Counts are since the process started; other servers' are not among them.
 
-    `off_reason` is a sentence that says why nothing is read or written any more; None: the tier works.
+    `off_reason` is a sentence that says why nothing is read or written; None: the tier works.
     """
 
     folder: str

@@ -71,7 +71,6 @@ def _serve(settings: Settings) -> None:
         text_only=engine_config.text_only,
         budget_bytes=engine.memory.total_bytes,
         disk=None if disk is None else disk.report,
-        wants_disk=engine_config.cache_disk_bytes != 0,
         load_s=time.monotonic() - started_s,
         names=config.served_model_names,
         api_keys=settings.api_keys,
@@ -105,8 +104,7 @@ class Banner:
     loaded: Mapping[str, Any]  # the model's facts as /v1/status has them
     text_only: bool
     budget_bytes: int
-    disk: DiskReport | None  # None: nothing is kept on disk
-    wants_disk: bool
+    disk: DiskReport | None  # None: a setting turns it off
     load_s: float
     names: tuple[str, ...]
     api_keys: tuple[str, ...]
@@ -143,7 +141,7 @@ class Banner:
         return [*rows, *(("Off", what) for what in self.missing())]
 
     def _on_disk(self) -> list[tuple[str, str]]:
-        if self.disk is None:
+        if self.disk is None or self.disk.off_reason is not None:
             return []
         size = f"up to {readable(self.disk.max_bytes)}, {'encrypted' if self.disk.is_encrypted else 'not encrypted'}"
         return [("On disk", f"conversations are kept in {self.disk.folder}, {size}; --cache-disk 0 turns this off")]
@@ -158,13 +156,13 @@ class Banner:
         wanted = "--text-only is set" if self.text_only else "the checkpoint has no vision encoder"
         reason = self.loaded["no_shared_forward"]
         switched_off = "--no-prefix-cache or --repeatable is set"
-        why_no_disk = "its folder cannot be used, see above" if self.wants_disk else "--cache-disk 0 is set"
+        why_no_disk = "--cache-disk 0 is set" if self.disk is None else self.disk.off_reason
         checks = [
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
             (self.loaded["prefix_cache"], f"prefix cache: {self.loaded['no_prefix_cache'] or switched_off}"),
-            (not self.loaded["prefix_cache"] or self.disk is not None, f"prefix cache on disk: {why_no_disk}"),
+            (not self.loaded["prefix_cache"] or why_no_disk is None, f"prefix cache on disk: {why_no_disk}"),
             (self.loaded["reasoning_parser"], "reasoning in its own field: the chat template shows no format of it"),
             (self.loaded["tool_call_parser"], "tool calls: the chat template shows no format of them"),
         ]

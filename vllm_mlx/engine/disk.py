@@ -1,7 +1,7 @@
 """Opens the folder that keeps the prefix cache on disk, and puts the tier together for a loaded model."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -10,10 +10,11 @@ from ..cache.disk_tier import DiskTier
 from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
+from ..core.errors import setting
 from ..disk.checkpoints import Note, write_note
 from ..disk.cipher import Cipher
 from ..disk.folder import Folder
-from ..disk.memories import Memories
+from ..disk.memories import NO_MEMORIES, Memories
 from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
 from ..disk.read_speed import measure_read
 from ..runner.model import Model
@@ -32,15 +33,6 @@ class OpenDisk:
     report: DiskReport
     _speed: "_Speed"
 
-    @property
-    def read_bytes_per_s(self) -> float:
-        return self._speed.result()
-
-    def note(self, fingerprint: str, model: str, path: Path) -> None:
-        """Note whose state is kept, for tools that list the folder."""
-        note = Note(fingerprint=fingerprint, model=model, path=str(path.resolve()))
-        write_note(self.folder.root, note, self.folder.cipher)
-
     def memories(self, fingerprint: str) -> Memories:
         """What else a restarted server needs for the same prompts: journals in the same folder."""
         return Memories.at(
@@ -50,6 +42,31 @@ class OpenDisk:
             charge=self.folder.charge,
             cipher=self.folder.cipher,
         )
+
+    def start(
+        self, memory: PrefixTree, model: Model, *, name: str, path: Path, fingerprint: str, s_per_token: float
+    ) -> DiskTier:
+        """Put the tier together, read the index, and note whose state is kept. Called on the engine thread."""
+        note = Note(fingerprint=fingerprint, model=name, path=str(path.resolve()))
+        write_note(self.folder.root, note, self.folder.cipher)
+        return start_tier(self, fingerprint, model, memory, s_per_token)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        return self._speed.result()
+
+
+@dataclass(frozen=True, slots=True)
+class NoDisk:
+    """The folder cannot be used. The report says why."""
+
+    report: DiskReport
+
+    def memories(self, fingerprint: str) -> Memories:
+        return NO_MEMORIES
+
+    def start(self, *_: object, **__: object) -> DiskReport:
+        return self.report
 
 
 class _Speed:
@@ -69,17 +86,20 @@ class _Speed:
         return self._bytes_per_s or _ASSUMED_BYTES_PER_S
 
 
-def open_disk(config: EngineConfig) -> OpenDisk | None:
-    """None: nothing is kept on disk, by a setting or because the folder cannot be used. Raises ConfigError for a key
-    that cannot be used."""
+def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
+    """None: a setting turns it off. Raises ConfigError for a key that cannot be used."""
     if config.cache_disk_bytes == 0 or not config.prefix_cache:
         return None
     path = folder_of(config.cache_dir)
     key_file = config.cache_disk_key_file
     cipher = None if key_file is None else Cipher.from_file(Path(key_file).expanduser())
+    report = DiskReport(folder=str(path), is_encrypted=cipher is not None, daily_bytes=config.cache_disk_daily_bytes)
     if (fault := prepare(path)) is not None:
-        logger.warning("Nothing is kept on disk: %s", fault)
-        return None
+        reason = (
+            f"{fault}. Give this user the right to write there, or choose another folder with {setting('cache_dir')}."
+        )
+        logger.warning("Nothing is kept on disk: %s", reason)
+        return NoDisk(replace(report, off_reason=reason))
     max_bytes = default_max_bytes(path) if config.cache_disk_bytes is None else config.cache_disk_bytes
     folder = Folder(
         path,
@@ -88,13 +108,7 @@ def open_disk(config: EngineConfig) -> OpenDisk | None:
         floor_bytes=floor_bytes(path),
         cipher=cipher,
     )
-    report = DiskReport(
-        folder=str(path),
-        is_encrypted=cipher is not None,
-        max_bytes=max_bytes,
-        daily_bytes=config.cache_disk_daily_bytes,
-    )
-    return OpenDisk(folder, report, _Speed(path))
+    return OpenDisk(folder, replace(report, max_bytes=max_bytes), _Speed(path))
 
 
 def start_tier(disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTree, s_per_token: float) -> DiskTier:

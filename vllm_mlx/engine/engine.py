@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from ..cache.disk_tier import DiskTier
-from ..cache.stats import Entry
+from ..cache.stats import DiskReport, Entry
 from ..cache.tree import PrefixTree
 from ..core.errors import EngineDead, GenerationError, first_line
 from ..core.faults import MAX_FAULTS, device_fault
@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, watch: DeviceWatch, facts: EngineFacts):
         self.facts = facts
         self.disk: DiskTier | None = None
+        self._no_disk: DiskReport | None = None  # why there is none, if that is an error
         self._looked_s = 0.0
         self._scheduler = scheduler
         self._runner = runner
@@ -80,8 +81,11 @@ class Engine:
             self.disk.clear(salts)
         return freed + (0 if self.cache_tree is None else self.cache_tree.clear(salts=salts))
 
-    def attach(self, disk: DiskTier) -> None:
-        """Keep the prefix cache on disk too."""
+    def attach(self, disk: DiskTier | DiskReport) -> None:
+        """Keep the prefix cache on disk too; or report why it is not kept."""
+        if isinstance(disk, DiskReport):
+            self._no_disk = disk
+            return
         assert self._scheduler.prefix_cache is not None
         self.disk = self._scheduler.prefix_cache.disk = disk
 
@@ -151,7 +155,7 @@ class Engine:
             num_skipped_captures=0 if cache is None else cache.num_skipped_captures,
             images=image_status(media),
             media_bytes=0 if media is None else media.used_bytes,
-            disk=None if self.disk is None else self.disk.report(),
+            disk=self._no_disk if self.disk is None else self.disk.report(),
             reading=frozenset() if self.disk is None else self.disk.reading,
         )
 

@@ -41,7 +41,7 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
-from .disk import OpenDisk, start_tier
+from .disk import NoDisk, OpenDisk
 from .engine import Engine, EngineThread
 from .macos import SystemWatch, memory_calls, wired_bytes
 from .media_requests import MediaRequests
@@ -62,7 +62,7 @@ _MAX_RENDERED_BYTES = 64 << 20
 _MUCH_WIRED = 0.5  # share of the memory above which wired memory is worth a warning before load
 
 
-def start_engine(config: EngineConfig, disk: OpenDisk | None = None) -> EngineClient:
+def start_engine(config: EngineConfig, disk: OpenDisk | NoDisk | None = None) -> EngineClient:
     """Find the checkpoint, download it if necessary, and load it. Raises ConfigError.
 
     `disk`: the result of `open_disk` for the same settings; None: nothing is kept on disk.
@@ -75,7 +75,7 @@ def start_engine(config: EngineConfig, disk: OpenDisk | None = None) -> EngineCl
 def serve_checkpoint(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    disk: OpenDisk | None = None,
+    disk: OpenDisk | NoDisk | None = None,
     *,
     memories: Memories = NO_MEMORIES,
 ) -> EngineClient:
@@ -120,7 +120,7 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
 
 
 def _started_thread(
-    config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None, disk: OpenDisk | None
+    config: EngineConfig, checkpoint: Checkpoint, vision: VisionProcessor | None, disk: OpenDisk | NoDisk | None
 ) -> EngineThread:
     probe = None if vision is None else vision.probe()
     thread = EngineThread(lambda: load_engine(config, checkpoint, probe, disk))
@@ -199,7 +199,10 @@ def _wire(config: EngineConfig, model: Model) -> None:
 
 
 def load_engine(
-    config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None, disk: OpenDisk | None = None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    probe: VisionProbe | None = None,
+    disk: OpenDisk | NoDisk | None = None,
 ) -> Engine:
     """Load weights, measure, and size everything to the available memory. Raises ConfigError.
 
@@ -211,9 +214,8 @@ def load_engine(
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
         s_per_token = 1 / measured.calibration.tokens_per_s
-        name = fingerprint(checkpoint, measured.model)
-        disk.note(name, config.model, checkpoint.path)
-        engine.attach(start_tier(disk, name, measured.model, tree, s_per_token))
+        names = {"name": config.model, "path": checkpoint.path, "fingerprint": fingerprint(checkpoint, measured.model)}
+        engine.attach(disk.start(tree, measured.model, s_per_token=s_per_token, **names))
     return engine
 
 

@@ -132,6 +132,8 @@ class PrefixPlanner:
             num_read = 0 if self.disk is None else self.disk.num_read(seq.seq_id)
             seq.num_disk_tokens = min(num_read, seq.num_cached_tokens)
             seq.cache_hit_kind = match.kind
+        if self.disk is not None:
+            self.disk.forget(seq.seq_id)  # so that it may read again if it is preempted
         self.plan_points(seq, match.common)
         if not match.length:
             return None

@@ -121,7 +121,7 @@ class PressureStatus(TypedDict):
 class DiskStatus(TypedDict):
     """What the prefix cache keeps on disk. Counts are since the server's start.
 
-    `off_reason` says why nothing is read or written any more; null: it works. `used_bytes`, `num_records` and
+    `off_reason` says why nothing is read or written; null: it works. `used_bytes`, `num_records` and
     `written_today_bytes` are those of all servers that share the folder. `hits` are requests for which state was read;
     `reads_not_made` were slower than computing, as measured at load; `num_damaged` files were removed.
     """
@@ -145,8 +145,8 @@ class DiskStatus(TypedDict):
 class CacheStatus(TypedDict):
     """The prefix cache. Only a cache that is enabled has the fields that are not required.
 
-    `hits_by_tier` counts replies by the slowest tier that their cached tokens came from. `disk` is null if nothing is
-    kept on disk.
+    `hits_by_tier` counts replies by the slowest tier that their cached tokens came from. `disk` is null if a setting
+    turns it off.
     """
 
     enabled: bool
