@@ -100,7 +100,7 @@ class Folder:
         if self._others:
             logger.warning(
                 "The cache on disk, %s, has %d records (%d bytes) of another version of vllm-mlx or another key, or "
-                "without encryption beside encrypted ones. They count towards its size; where room is needed, those "
+                "without encryption beside encrypted ones. They count towards its size. If it needs room, the ones "
                 "that nobody has used for %d days are removed.",
                 self.root, len(self._others), sum(size for _, size in self._others.values()), OTHERS_UNUSED_S // 86400,
             )  # fmt: skip

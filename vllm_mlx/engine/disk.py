@@ -44,7 +44,7 @@ class OpenDisk:
         )
 
     def start(
-        self, memory: PrefixTree, model: Model, *, name: str, path: Path, fingerprint: str, s_per_token: float
+        self, memory: PrefixTree, model: Model, name: str, path: Path, fingerprint: str, s_per_token: float
     ) -> DiskTier:
         """Put the tier together, read the index, and note whose state is kept. Called on the engine thread."""
         note = Note(fingerprint=fingerprint, model=name, path=str(path.resolve()))
@@ -65,7 +65,7 @@ class NoDisk:
     def memories(self, fingerprint: str) -> Memories:
         return NO_MEMORIES
 
-    def start(self, *_: object, **__: object) -> DiskReport:
+    def start(self, *_: object) -> DiskReport:
         return self.report
 
 

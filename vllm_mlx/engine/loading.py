@@ -213,9 +213,8 @@ def load_engine(
     warm_up(measured.model)
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
-        s_per_token = 1 / measured.calibration.tokens_per_s
-        names = {"name": config.model, "path": checkpoint.path, "fingerprint": fingerprint(checkpoint, measured.model)}
-        engine.attach(disk.start(tree, measured.model, s_per_token=s_per_token, **names))
+        name, s_per_token = fingerprint(checkpoint, measured.model), 1 / measured.calibration.tokens_per_s
+        engine.attach(disk.start(tree, measured.model, config.model, checkpoint.path, name, s_per_token))
     return engine
 
 
