@@ -17,7 +17,7 @@ from .clients import CLIENTS, Client
 from .faults import FAULTS, Fault
 from .install import AcceptError, install
 from .report import print_faults, print_sessions
-from .session import COMMAND, Outcome, Setting, run_session
+from .session import COMMANDS, Outcome, Setting, run_session
 
 _ROOT = Path(__file__).parents[2]
 _WIDTH = 200
@@ -26,17 +26,17 @@ _WIDTH = 200
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/accept-clients",
-        description="Installs coding agents with npm and runs a session of each against the server, with a home "
-        "directory that is thrown away, a clean environment, and no way to anything but this machine.",
+        description="Installs coding agents with npm and pip and runs a session of each against the server, with a "
+        "home directory that is thrown away, a clean environment, and no way to anything but this machine.",
     )
     add = parser.add_argument
     add("--url", help="a running server; without it, one is started")
-    add("--scripted", action="store_true", help="start a server without a model, which calls the shell once and ends")
+    add("--scripted", action="store_true", help="start a server without a model, which calls the shell twice and ends")
     add("--model", default="demo", metavar="M", help="checkpoint to start a server with (default: the bundled demo)")
     add(
         "--client",
         action="append",
-        choices=list(dict.fromkeys(client.binary for client in CLIENTS)),
+        choices=list(dict.fromkeys(client.launched for client in CLIENTS)),
         help="this one only; may repeat",
     )
     add("--faults", action="store_true", help="run the faults instead: what each client does about each of them")
@@ -55,7 +55,7 @@ def server(arguments: argparse.Namespace) -> Iterator[str]:
         return
     port = free_port()
     if arguments.scripted:
-        command = [sys.executable, "-m", "tests.server.scripted", str(port), COMMAND]
+        command = [sys.executable, "-m", "tests.server.scripted", str(port), *COMMANDS]
     else:
         # A model that cannot stop would go on up to the context: some clients set no limit.
         command = [
@@ -76,15 +76,26 @@ def server(arguments: argparse.Namespace) -> Iterator[str]:
 def run(arguments: argparse.Namespace) -> bool:
     notes = Console(stderr=True, soft_wrap=True)
     output = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    clients = [client for client in CLIENTS if not arguments.client or client.binary in arguments.client]
+    clients = [client for client in CLIENTS if not arguments.client or client.launched in arguments.client]
     notes.print(
         f"Installing {', '.join(dict.fromkeys(client.spec for client in clients))} into {arguments.folder}",
         highlight=False,
     )
-    install(clients, arguments.folder)
+    failed = install(clients, arguments.folder)
+    for client, why in failed:
+        notes.print(f"{client.spec} cannot be installed: {why}", markup=False, highlight=False)
+    clients = [client for client in clients if client not in [one for one, _ in failed]]
     with server(arguments) as url:
         [card, *_] = httpx.get(f"{url}/v1/models", trust_env=False).raise_for_status().json()["data"]
-        setting = Setting(arguments.folder, url, card["id"], card["max_model_len"], arguments.trim, arguments.limit_s)
+        setting = Setting(
+            arguments.folder,
+            url,
+            card["id"],
+            card["max_model_len"],
+            arguments.trim,
+            arguments.limit_s,
+            len(COMMANDS) if arguments.scripted else 1,
+        )
         outcomes = []
         for client, fault in _sessions(clients, arguments):
             notes.print(f"{client.name}{f': {fault.name}' if fault else ''}", highlight=False)

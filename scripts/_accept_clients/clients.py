@@ -1,12 +1,20 @@
-"""The real clients: which package they are, how each is pointed at a server, what runs one session. Starts nothing."""
+"""The real clients: the package of each, and what runs one session without a terminal. Starts nothing.
+
+How a client is pointed at a server is what `vllm-mlx launch` does: this module has no settings of its own.
+"""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
+
+from vllm_mlx.cli.client_table import CLIENTS as LAUNCHED
+from vllm_mlx.cli.clients import NO_KEY, Plan, Target
 
 SHELL_TOOL = "Bash"
+_OPENCODE_PACKAGE = "@ai-sdk/openai-compatible"
+_OPENCODE_PROJECT = {"autoupdate": False, "share": "disabled", "permission": {"bash": "allow"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,85 +29,166 @@ class Place:
     is_trimmed: bool  # fewest tools, for servers that read slowly
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    arguments: tuple[str, ...]  # behind the client's binary
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
+    """`{prompt}` in the arguments stands for the prompt."""
+
     name: str
+    launched: str  # what `vllm-mlx launch` calls it
     package: str
     version: str
-    binary: str
-    prepare: Callable[[Place, str], Command]  # (place, prompt): writes the client's files into the place
+    arguments: tuple[str, ...]  # a session without a terminal, all of whose calls are allowed
+    trimmed: tuple[str, ...] = ()  # further arguments that leave the shell alone
+    manager: Literal["npm", "pip"] = "npm"
+    provider: str | None = None  # opencode's package, which says which protocol it speaks
+    environment: Mapping[str, str] = field(default_factory=dict)
+    project: Mapping[str, object] = field(default_factory=dict)  # opencode.json of the folder in which it works
+    calls: bool = True  # whether it has tools
 
     @property
     def spec(self) -> str:
-        return f"{self.package}@{self.version}"
+        return f"{self.package}{'@' if self.manager == 'npm' else '=='}{self.version}"
+
+    @property
+    def binary(self) -> str:
+        return LAUNCHED[self.launched].program
+
+    def plan(self, place: Place) -> Plan:
+        target = Target(
+            url=place.url,
+            model=place.model,
+            context=place.window,
+            api_key=NO_KEY,
+            folder=place.home / "launch",
+            home=place.home,
+        )
+        plan = LAUNCHED[self.launched].plan(target)
+        changed = {
+            name: value.replace(_OPENCODE_PACKAGE, self.provider or _OPENCODE_PACKAGE)
+            for name, value in plan.environment.items()
+        }
+        return replace(plan, environment={**changed, **self.environment})
+
+    def runs(self, place: Place, prompt: str) -> tuple[tuple[str, ...], ...]:
+        """The arguments of each run: to sign in, if the client needs that, and the session."""
+        if self.project:
+            trimmed = {"tools": {"*": False, "bash": True}} if place.is_trimmed else {}
+            (place.work / "opencode.json").write_text(json.dumps({**self.project, **trimmed}))
+        *before, last = self.plan(place).commands
+        arguments = (*self.arguments, *(self.trimmed if place.is_trimmed else ()))
+        session = (*last[1:], *(word.replace("{prompt}", prompt) for word in arguments))
+        return (*(command[1:] for command in before), session)
 
 
-def claude_code(place: Place, prompt: str) -> Command:
-    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
-    tools = ("--tools", SHELL_TOOL) if place.is_trimmed else ()
-    return Command(
-        ("-p", prompt, *tools, "--allowedTools", SHELL_TOOL, "--output-format", "json"),
-        {
-            **dict.fromkeys(models, place.model),
-            "ANTHROPIC_BASE_URL": place.url,
-            "ANTHROPIC_API_KEY": "none",
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.window),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(32_000, place.window // 4)),  # it keeps so much free
-            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "1800000",  # a slow prefill is silence to it
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "DISABLE_TELEMETRY": "1",
-        },
-    )
-
-
-def codex(place: Place, prompt: str) -> Command:
-    folder = place.home / ".codex"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(
-        f'model = "{place.model}"\nmodel_provider = "local"\nmodel_context_window = {place.window}\n'
-        f'\n[model_providers.local]\nname = "local"\nbase_url = "{place.url}/v1"\nenv_key = "LOCAL_KEY"\n'
-        'wire_api = "responses"\n'
-    )
-    # The workplace is thrown away: nothing in it needs the client's own sandbox.
-    flags = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    return Command(("exec", *flags, prompt), {"LOCAL_KEY": "none"})
-
-
-def opencode(place: Place, prompt: str, *, package: str = "@ai-sdk/openai-compatible") -> Command:
-    """`package`: of its provider, which says which protocol it speaks."""
-    model = f"local/{place.model}"
-    limit = {"context": place.window, "output": 8192}
-    config = {
-        "autoupdate": False,
-        "share": "disabled",
-        "model": model,
-        "small_model": model,
-        "permission": {"bash": "allow"},
-        "provider": {
-            "local": {
-                "npm": package,
-                "options": {"baseURL": f"{place.url}/v1", "apiKey": "none"},
-                "models": {place.model: {"limit": limit}},
-            }
-        },
-    }
-    if place.is_trimmed:
-        config["tools"] = {"*": False, "bash": True}
-    (place.work / "opencode.json").write_text(json.dumps(config))
-    return Command(("run", "--model", model, "--format", "json", prompt), {"OPENCODE_DISABLE_MODELS_FETCH": "1"})
-
+_OPENCODE_RUN = ("run", "--format", "json", "{prompt}")
+_CODEX_FLAGS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 CLIENTS = (
-    Client("Claude Code", "@anthropic-ai/claude-code", "2.1.329", "claude", claude_code),
-    Client("Codex", "@openai/codex", "0.169.0", "codex", codex),
-    Client("opencode", "opencode-ai", "1.18.33", "opencode", opencode),
-    Client("opencode, Responses", "opencode-ai", "1.18.33", "opencode", partial(opencode, package="@ai-sdk/openai")),
-    Client("opencode, Messages", "opencode-ai", "1.18.33", "opencode", partial(opencode, package="@ai-sdk/anthropic")),
+    Client(
+        name="Claude Code",
+        launched="claude",
+        package="@anthropic-ai/claude-code",
+        version="2.1.329",
+        arguments=("-p", "{prompt}", "--allowedTools", SHELL_TOOL, "--output-format", "json"),
+        trimmed=("--tools", SHELL_TOOL),
+    ),
+    Client(
+        name="Codex",
+        launched="codex",
+        package="@openai/codex",
+        version="0.169.0",
+        arguments=("exec", *_CODEX_FLAGS, "{prompt}"),  # nothing in the workplace needs the client's own sandbox
+    ),
+    *(
+        Client(
+            name=name,
+            launched="opencode",
+            package="opencode-ai",
+            version="1.18.33",
+            arguments=_OPENCODE_RUN,
+            provider=provider,
+            project=_OPENCODE_PROJECT,
+        )
+        for name, provider in (
+            ("opencode", _OPENCODE_PACKAGE),
+            ("opencode, Responses", "@ai-sdk/openai"),
+            ("opencode, Messages", "@ai-sdk/anthropic"),
+        )
+    ),
+    Client(
+        name="Qwen Code",
+        launched="qwen",
+        package="@qwen-code/qwen-code",
+        version="0.24.4",
+        arguments=("--yolo", "-p", "{prompt}"),
+    ),
+    Client(name="Cline", launched="cline", package="cline", version="3.0.65", arguments=("{prompt}",)),
+    Client(
+        name="pi",
+        launched="pi",
+        package="@mariozechner/pi-coding-agent",
+        version="0.73.1",
+        arguments=("--print", "{prompt}"),
+        trimmed=("--tools", "bash"),
+    ),
+    Client(
+        name="Continue",
+        launched="continue",
+        package="@continuedev/cli",
+        version="1.5.47",
+        arguments=("--auto", "-p", "{prompt}"),
+    ),
+    Client(
+        name="Kilo Code",
+        launched="kilo",
+        package="@kilocode/cli",
+        version="7.7.7",
+        arguments=("run", "--auto", "{prompt}"),
+    ),
+    Client(
+        name="OpenClaw",
+        launched="openclaw",
+        package="openclaw",
+        version="2026.9.6",
+        arguments=("agent", "exec", "{prompt}"),
+    ),
+    Client(
+        name="GitHub Copilot CLI",
+        launched="copilot",
+        package="@github/copilot",
+        version="1.0.102",
+        arguments=("--allow-all-tools", "-p", "{prompt}"),
+    ),
+    Client(
+        name="Droid",
+        launched="droid",
+        package="droid",
+        version="0.215.0",
+        arguments=("exec", "--auto", "high", "{prompt}"),
+    ),
+    Client(
+        name="Hermes",
+        launched="hermes",
+        package="hermes-agent",
+        version="0.19.0",
+        manager="pip",
+        arguments=("chat", "--yolo", "-Q", "-q", "{prompt}"),
+    ),
+    Client(
+        name="aider",
+        launched="aider",
+        package="aider-chat",
+        version="0.86.2",
+        manager="pip",
+        arguments=(
+            "--no-git",
+            "--yes-always",
+            "--no-show-model-warnings",
+            "--no-check-update",
+            "--message",
+            "{prompt}",
+        ),
+        environment={"AIDER_ANALYTICS": "false"},
+        calls=False,
+    ),
 )

@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_mlx.cli.client_files import write_own
+
 from .clients import Client, Place
 from .faults import Fault
-from .install import binary
+from .install import binary, search_path
 from .outside import walled_in
 from .relay import Relay, Seen, relaying
 
-NOTE = "note"  # short: the demo copies it out of a long prompt
-COMMAND = f"cat {NOTE}"
-PROMPT = f"Run `{COMMAND}`"
+NOTES = ("note", "last")  # short: the demo copies the first out of a long prompt
+COMMANDS = tuple(f"cat {note}" for note in NOTES)
+PROMPT = f"Run `{COMMANDS[0]}`"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a session came to. `is_right`: what the command prints came back as the result of a call."""
+    """What a session came to. `is_right`: what each command prints came back as the result of a call."""
 
     client: Client
     fault: Fault | None
@@ -44,7 +46,8 @@ class Outcome:
 
     @property
     def is_accepted(self) -> bool:
-        return self.exit_code == 0 and self.num_calls > 0 and not self.errors
+        has_called = self.num_calls > 0 or not self.client.calls
+        return self.exit_code == 0 and bool(self.seen) and has_called and not self.errors
 
     @property
     def num_calls(self) -> int:
@@ -53,7 +56,9 @@ class Outcome:
 
 
 def _is_refused(seen: Seen) -> bool:
-    return seen.fault is None and not 200 <= seen.status < 300
+    """A path that is not there is no error for a client that only looks which server this is."""
+    is_look = seen.method in ("GET", "HEAD") and seen.status == 404
+    return seen.fault is None and not is_look and not 200 <= seen.status < 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +71,23 @@ class Setting:
     window: int
     is_trimmed: bool
     limit_s: float
+    num_calls: int = 1  # that the model makes
 
 
 def run_session(client: Client, setting: Setting, fault: Fault | None = None) -> Outcome:
-    secret = secrets.token_hex(6)
+    marks = [secrets.token_hex(6) for _ in NOTES]
     relay = Relay(setting.url, fault)
     elsewhere: list[str] = []
     with tempfile.TemporaryDirectory(prefix="accept-") as folder, relaying(relay) as url:
         place = _place(Path(folder), setting, url)
-        (place.work / NOTE).write_text(secret + "\n")
+        for note, mark in zip(NOTES, marks, strict=True):
+            (place.work / note).write_text(mark + "\n")
         with walled_in(elsewhere) as environment:
             started_s = time.monotonic()
             exit_code, output = _run(client, setting, place, environment)
             wall_s = time.monotonic() - started_s
-    is_right = any(secret in result for each in relay.seen for result in each.results)
+    results = "".join(result for each in relay.seen for result in each.results)
+    is_right = all(mark in results for mark in marks[: setting.num_calls])
     return Outcome(client, fault, relay.seen, exit_code, output, wall_s, is_right, sorted(set(elsewhere)))
 
 
@@ -91,21 +99,35 @@ def _place(folder: Path, setting: Setting, url: str) -> Place:
 
 
 def _run(client: Client, setting: Setting, place: Place, environment: dict[str, str]) -> tuple[int | None, str]:
-    command = client.prepare(place, PROMPT)
-    clean = {"HOME": str(place.home), "PATH": os.environ["PATH"], "TERM": "dumb", "LANG": "C.UTF-8"}
+    plan = client.plan(place)
+    for path, text in plan.files.items():
+        write_own(path, text)
+    clean = {"HOME": str(place.home), "PATH": search_path(setting.folder), "TERM": "dumb", "LANG": "C.UTF-8"}
+    variables = {**clean, **environment, **plan.environment}
+    outputs = []
+    for arguments in client.runs(place, PROMPT):
+        code, output = _run_once([str(binary(client, setting.folder)), *arguments], place, variables, setting.limit_s)
+        outputs.append(output)
+        if code != 0:
+            return code, "".join(outputs)
+    return 0, "".join(outputs)
+
+
+def _run_once(command: list[str], place: Place, environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
     process = subprocess.Popen(
-        [str(binary(client, setting.folder)), *command.arguments],
+        command,
         cwd=place.work,
-        env={**clean, **environment, **command.environment},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         start_new_session=True,
     )
     with _ended(process):
         try:
-            output, _ = process.communicate(timeout=setting.limit_s)
+            output, _ = process.communicate(timeout=limit_s)
             return process.returncode, output
         except subprocess.TimeoutExpired:
             _kill(process)

@@ -17,7 +17,7 @@ import yaml
 from tests.server.fakes import FakeEngine
 from tests.support.commands import refusal, run
 from tests.support.running import serving
-from vllm_mlx.cli.client_files import JsonEntries, Lasting, OwnFile, TextLines, write_lasting
+from vllm_mlx.cli.client_files import JsonEntries, Lasting, OwnFile, TextLines, write_lasting, write_own
 from vllm_mlx.cli.client_table import CLIENTS
 from vllm_mlx.cli.clients import NO_KEY, Plan, Target
 from vllm_mlx.cli.launch import is_public, steps
@@ -32,15 +32,25 @@ TARGET = Target(
     api_key="it's a key",
     folder=Path("/state"),
     home=HOME,
+    is_mac=False,
 )
 
 
 WRITING = [name for name in CLIENTS if CLIENTS[name].plan(TARGET).lasting is not None]
+STARTED = [name for name in CLIENTS if CLIENTS[name].program]  # the others are editors with settings only
+OURS = [name for name in WRITING if isinstance(CLIENTS[name].plan(TARGET).lasting, OwnFile)]
+KEYLESS = {"codex", "goose", "zed"}  # they read a key from a variable only
 THEIRS = {  # settings that users have already, in the format of each client's file
     ".json": '{"theme": "dark", "env": {"EDITOR": "vi"}, "model": {"old": 1}, "provider": {"other": {"npm": "x"}}}',
     ".yml": "# mine\nauto-commits: false",
+    ".yaml": "# mine\nauto-commits: false",
 }
-READERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yml": yaml.safe_load}
+READERS: dict[str, Callable[[str], Any]] = {
+    ".json": json.loads,
+    ".toml": tomllib.loads,
+    ".yml": yaml.safe_load,
+    ".yaml": yaml.safe_load,
+}
 
 
 def stand_in(program: Path, code: str) -> None:
@@ -54,7 +64,7 @@ def plan_of(name: str, home: Path = HOME, **other: Any) -> Plan:
 
 
 def entries_of(name: str, home: Path, **other: Any) -> Lasting:
-    lasting = plan_of(name, home, **other).lasting
+    lasting = plan_of(name, home, folder=home / "state", **other).lasting
     assert lasting is not None
     return lasting
 
@@ -64,7 +74,7 @@ def test_what_is_printed(name: str) -> None:
     assert plan_of(name).script(plan_of(name).title) == (GOLDEN / f"{name}.sh").read_text()
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", STARTED)
 def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     plan = plan_of(name, home, folder=tmp_path / "state")
@@ -76,7 +86,7 @@ def test_what_is_printed_does_the_same_in_a_shell(name: str, tmp_path: Path) -> 
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), **dict.fromkeys(plan.unset, "set")}
     out = subprocess.run(["bash", "-c", plan.script(name)], env=environment, capture_output=True, text=True, check=True)
     started = [json.loads(line) for line in out.stdout.splitlines()]
-    assert [arguments for arguments, _ in started] == [list(command[1:]) for command in plan.commands]
+    assert [arguments for arguments, _ in started] == [list(command[1:]) for command in plan.runs]
     seen = started[-1][1]
     assert plan.environment.items() <= seen.items()
     assert not set(plan.unset) & seen.keys()
@@ -191,15 +201,16 @@ def test_what_is_written_where_nothing_was(name: str, tmp_path: Path) -> None:
     assert written == entries.path and written.stat().st_mode & 0o077 == 0
     golden = GOLDEN / f"{name}{written.suffix}"
     assert written.read_text() == golden.read_text()
-    assert TARGET.api_key in json.dumps(READERS[written.suffix](written.read_text())) or name == "codex"
+    assert TARGET.api_key in json.dumps(READERS[written.suffix](written.read_text())) or name in KEYLESS
 
 
-@pytest.mark.parametrize("name", [name for name in WRITING if name != "codex"])
+@pytest.mark.parametrize("name", [name for name in WRITING if name not in OURS])
 def test_writing_again_changes_what_is_ours_alone(name: str, tmp_path: Path) -> None:
     entries = entries_of(name, tmp_path)
     path, read = entries.path, READERS[entries.path.suffix]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(THEIRS[path.suffix])
+    held = "[]" if name == "vscode" else THEIRS[path.suffix]
+    path.write_text(held)
     write_lasting(entries)
     first = path.read_text()
     assert write_lasting(entries_of(name, tmp_path)) == f"{path} needs no change."
@@ -207,9 +218,11 @@ def test_writing_again_changes_what_is_ours_alone(name: str, tmp_path: Path) -> 
     write_lasting(entries_of(name, tmp_path, url="http://127.0.0.1:9000"))
     assert read(path.read_text()) == read(first.replace(TARGET.url, "http://127.0.0.1:9000"))
     backup = path.with_name(path.name + ".before-vllm-mlx")
-    assert backup.read_text() == THEIRS[path.suffix]
+    assert backup.read_text() == held
     assert sorted(path.parent.iterdir()) == sorted([path, backup])
-    theirs, now = read(THEIRS[path.suffix]), read(first)
+    theirs, now = read(held), read(first)
+    if isinstance(theirs, list):
+        return
     assert theirs.keys() <= now.keys()
     assert all(now[key] == value for key, value in theirs.items() if not isinstance(value, dict) and key != "model")
 
@@ -253,6 +266,36 @@ def test_what_cannot_be_merged_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(CommandFailed, match="left alone"):
             write_lasting(lines)
         assert lines.path.read_text() == theirs
+
+
+def test_providers_of_other_names_stay_in_a_list(tmp_path: Path) -> None:
+    entries = entries_of("vscode", tmp_path)
+    other = {"name": "other", "vendor": "ollama"}
+    write_own(entries.path, json.dumps([other, {"name": "vllm-mlx", "models": []}]))
+    write_lasting(entries)
+    ours, kept = json.loads(entries.path.read_text())
+    assert kept == other and ours["models"][0]["id"] == TARGET.model
+
+
+@pytest.mark.parametrize("name", [name for name in CLIENTS if name not in STARTED])
+def test_an_editor_is_not_started_but_told(name: str, demo_url: str) -> None:
+    line = refusal("launch", name, "--url", demo_url)
+    assert f"{CLIENTS[name].title} takes its models from its own settings only: --write" in line
+
+
+def test_what_a_client_does_without_arguments_gives_way_to_the_user_s(demo_url: str, tmp_path: Path) -> None:
+    stand_in(tmp_path / "goose", "import os, sys; print(sys.argv[1:], os.environ['OPENAI_HOST'])")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert run("launch", "goose", "--url", demo_url, PATH=path).stdout == f"['session'] {demo_url}\n"
+    asked = run("launch", "goose", "--url", demo_url, "--", "run", "-t", "hi", PATH=path)
+    assert asked.stdout == f"['run', '-t', 'hi'] {demo_url}\n"
+
+
+def test_a_context_that_is_too_short_for_a_client_is_said(demo_url: str, tmp_path: Path) -> None:
+    stand_in(tmp_path / "hermes", "print('started')")
+    result = run("launch", "hermes", "--url", demo_url, "--context", "40960", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert result.stdout == "started\n"
+    assert "Hermes wants a context of 64,000 tokens at the least, and this one is 40,960" in result.stderr
 
 
 def test_write_is_what_writes(demo_url: str) -> None:

@@ -41,16 +41,25 @@ TOOLS_FLAGS = {
 }
 CLIENTS_FLAGS = {
     "--allowed-tools",
+    "--allow-all-tools",
     "--auth-type",
+    "--auto",
     "--bare",
+    "--cask",
+    "--config",
     "--continue",
     "--data-dir",
     "--editor-model",
+    "--extension",
+    "--install-extension",
     "--last",
+    "--local",
     "--message",
     "--model-metadata-file",
     "--no-show-model-warnings",
     "--profile",
+    "--provider",
+    "--settings",
     "--tools",
     "--weak-model",
     "--yolo",
@@ -110,10 +119,11 @@ def test_the_pages_hold_what_launch_configures(name: str) -> None:
     page = read(ROOT / "docs" / "clients" / f"{name}.md")
     section = page.partition("\n## What `launch` configures\n")[2].partition("\n## ")[0]
     example = re.findall(r"```(?:bash|toml)\n(.*?)```", section, re.DOTALL)
-    assert page.startswith(f"# {client.title}\n") and f"\n{client.install}\nvllm-mlx launch {name}\n" in page
+    start = f"vllm-mlx launch {name}" + ("" if client.commands else " --write")
+    assert page.startswith(f"# {client.title}\n") and f"\n{client.install}\n{start}\n" in page
     assigned = {word.partition("=")[0] for code in example for word in re.findall(r"\b[A-Z_]{6,}=\S+", code)}
     told = set(re.findall(r"(?:export|unset) ([A-Z_]+)", script))
-    if name != "opencode":  # its variable holds what the example has as a file
+    if name not in ("opencode", "kilo"):  # their variable holds what the example has as a file
         assert told <= assigned | set(re.findall(r"[A-Z_]{6,}", section))
     assert assigned <= told
     values = re.findall(r"\b\d{4,}\b", "".join(example))

@@ -1,7 +1,7 @@
-"""A server for real clients, without a model: `python -m tests.server.scripted PORT COMMAND`.
+"""A server for real clients, without a model: `python -m tests.server.scripted PORT COMMAND...`.
 
-Each conversation has its agent run COMMAND with the shell tool it has, reads the result, and says so. Requests are
-written to standard output, one JSON object a line.
+Each conversation has its agent run one COMMAND after the other with the shell tool it has, reads each result, and says
+so. Requests are written to standard output, one JSON object a line.
 """
 
 import json
@@ -19,7 +19,7 @@ from vllm_mlx.core.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from vllm_mlx.core.messages import ToolResultPart
+from vllm_mlx.core.messages import ToolResultPart, ToolSpec
 from vllm_mlx.core.request import Request
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
@@ -34,32 +34,36 @@ SHELLS = {
     "shell": "command",
     "run_shell_command": "command",
     "run_commands": "commands",
+    "Execute": "command",
+    "exec": "command",
+    "terminal": "command",
 }
 
 
 class ScriptedAgent:
     """Thinks, talks and calls as a model would, in pieces."""
 
-    def __init__(self, command: str) -> None:
-        self._command = command
+    def __init__(self, *commands: str) -> None:
+        self._commands = commands
         self._lock = threading.Lock()
 
     def play(self, request: Request, index: int) -> Script:
         results = [
             part for message in request.messages or () for part in message.parts if isinstance(part, ToolResultPart)
         ]
-        shell = next((tool.name for tool in request.tools if tool.name in SHELLS), None)
+        shell = next((tool for tool in request.tools if tool.name in SHELLS), None)
         self._tell(request, results)
         if shell is None:
             return says('{"title": ', '"Scripted"}')
-        if results:
-            return says("The command ", "has run.")
-        return self._call(shell)
+        if len(results) >= len(self._commands):
+            return says("The commands ", "have run.")
+        return self._call(shell, self._commands[len(results)])
 
-    def _call(self, shell: str) -> Script:
+    def _call(self, tool: ToolSpec, command: str) -> Script:
+        shell = tool.name
         name = SHELLS[shell]
-        asked = [self._command] if name == "commands" else self._command
-        arguments = json.dumps({name: asked, "description": "Scripted"})
+        asked = [command] if name == "commands" else command
+        arguments = json.dumps({**_required(tool), name: asked, "description": "Scripted"})
         half = len(arguments) // 2
         return (
             Started(7, 2),
@@ -82,10 +86,17 @@ class ScriptedAgent:
             print(json.dumps(told), flush=True)
 
 
+def _required(tool: ToolSpec) -> dict[str, str]:
+    """A value for each argument that is a text and has to be there."""
+    schema = tool.parameters or {}
+    fields = schema.get("properties", {})
+    return {name: fields.get(name, {}).get("enum", ["Scripted"])[0] for name in schema.get("required", ())}
+
+
 def main() -> None:
-    port, command = sys.argv[1:]
+    port, *commands = sys.argv[1:]
     info = replace(FakeEngine().info, max_model_len=131_072)
-    engine = FakeEngine(play=ScriptedAgent(command).play, info=info)
+    engine = FakeEngine(play=ScriptedAgent(*commands).play, info=info)
     config = ServerConfig(served_model_names=("scripted",))
     run(create_app(engine, config), engine, listen("127.0.0.1", int(port)), drain_s=0)
 

@@ -1,80 +1,33 @@
 """The table of clients. docs/clients has a page for each, which says what was tried."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from .client_documents import (
+    AICHAT_CONFIG,
+    AIDER_MODEL,
+    AIDER_ROLES,
+    CLAUDE_VARIABLES,
+    CODEX_KEY,
+    CODEX_PROVIDER,
+    CODEX_SETTINGS,
+    CONTINUE_CONFIG,
+    DROID_SETTINGS,
+    GOOSE_SETTINGS,
+    HERMES_CONFIG,
+    OPENCLAW_CONFIG,
+    OPENCODE_CONFIG,
+    PI_PROVIDER,
+    QWEN_SETTINGS,
+    ROO_SETTINGS,
+    VSCODE_MODELS,
+    ZED_SETTINGS,
+)
 from .clients import PROVIDER, AsJson, Client, Kept
-
-_IDLE_MS = 300_000
-_SILENCE_MS = 1_800_000  # the longest that Claude Code takes; pings are silence to it
-
-_CLAUDE_VARIABLES = {
-    "ANTHROPIC_BASE_URL": "{url}",
-    "ANTHROPIC_AUTH_TOKEN": "{key}",
-    "ANTHROPIC_MODEL": "{model}",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
-    "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
-    "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
-    "CLAUDE_CODE_SUBAGENT_MODEL": "{model}",
-    "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "{context!s}",
-    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "{max_reply!s}",
-    "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_SILENCE_MS),
-    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "DISABLE_AUTOUPDATER": "1",
-    "DISABLE_TELEMETRY": "1",
-}
-
-_CODEX_KEY = "LOCAL_KEY"
-_CODEX_PROVIDER = {
-    "name": PROVIDER,
-    "base_url": "{base_url}",
-    "env_key": _CODEX_KEY,
-    "wire_api": "responses",
-    "stream_idle_timeout_ms": _IDLE_MS,
-}
-_CODEX_SETTINGS = {
-    "model": "{model}",
-    "model_provider": PROVIDER,
-    "model_context_window": "{context}",
-    "model_auto_compact_token_limit": "{max_prompt}",
-}
-
-_OPENCODE_CONFIG = {
-    "model": f"{PROVIDER}/{{model}}",
-    "small_model": f"{PROVIDER}/{{model}}",
-    "provider": {
-        PROVIDER: {
-            "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": "{base_url}", "apiKey": "{key}"},
-            "models": {"{model}": {"limit": {"context": "{context}", "output": "{max_reply}"}}},
-        }
-    },
-}
-
-_QWEN_SETTINGS: Mapping[str, Any] = {
-    "modelProviders": {
-        "openai": [
-            {
-                "id": "{model}",
-                "name": "{model}",
-                "envKey": "OPENAI_API_KEY",
-                "baseUrl": "{base_url}",
-                "generationConfig": {"contextWindowSize": "{context}"},
-            }
-        ]
-    },
-    "security": {"auth": {"selectedType": "openai"}},
-    "model": {"name": "{model}"},
-}
-
-_AIDER_MODEL = "openai/{model}"
-_AIDER_ROLES = ("model", "weak-model", "editor-model")
 
 
 def _codex_flags() -> tuple[str | AsJson, ...]:
-    provider = {f"model_providers.{PROVIDER}.{key}": value for key, value in _CODEX_PROVIDER.items()}
-    settings = {**_CODEX_SETTINGS, **provider}
+    provider = {f"model_providers.{PROVIDER}.{key}": value for key, value in CODEX_PROVIDER.items()}
+    settings = {**CODEX_SETTINGS, **provider}
     return tuple(word for key, value in settings.items() for word in ("-c", AsJson(value, f"{key}=")))
 
 
@@ -83,32 +36,32 @@ CLIENTS: Mapping[str, Client] = {
         title="Claude Code",
         install="npm install -g @anthropic-ai/claude-code",
         program="claude",
-        environment=_CLAUDE_VARIABLES,
+        environment=CLAUDE_VARIABLES,
         unset=("ANTHROPIC_API_KEY",),
         first_prompt=12_500,
-        kept=Kept("{home}/.claude/settings.json", {"env": _CLAUDE_VARIABLES}),
+        kept=Kept("{home}/.claude/settings.json", {"env": CLAUDE_VARIABLES}),
     ),
     "codex": Client(
         title="Codex",
         install="npm install -g @openai/codex",
         program="codex",
         flags=_codex_flags(),
-        environment={_CODEX_KEY: "{key}"},
+        environment={CODEX_KEY: "{key}"},
         first_prompt=10_000,
         kept=Kept(
             f"{{home}}/.codex/{PROVIDER}.config.toml",  # a profile
-            {**_CODEX_SETTINGS, "model_providers": {PROVIDER: _CODEX_PROVIDER}},
+            {**CODEX_SETTINGS, "model_providers": {PROVIDER: CODEX_PROVIDER}},
             "our",
         ),
-        after_writing=f"Start it with `{_CODEX_KEY}=KEY codex --profile {PROVIDER}`.",
+        after_writing=f"Start it with `{CODEX_KEY}=KEY codex --profile {PROVIDER}`.",
     ),
     "opencode": Client(
         title="opencode",
         install="npm install -g opencode-ai",
         program="opencode",
-        environment={"OPENCODE_CONFIG_CONTENT": AsJson(_OPENCODE_CONFIG), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        environment={"OPENCODE_CONFIG_CONTENT": AsJson(OPENCODE_CONFIG), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         first_prompt=8_000,
-        kept=Kept("{home}/.config/opencode/opencode.json", _OPENCODE_CONFIG),
+        kept=Kept("{home}/.config/opencode/opencode.json", OPENCODE_CONFIG),
     ),
     "qwen": Client(
         title="Qwen Code",
@@ -122,9 +75,9 @@ CLIENTS: Mapping[str, Client] = {
             "QWEN_CODE_MAX_OUTPUT_TOKENS": "{max_reply}",
             "QWEN_CODE_SYSTEM_SETTINGS_PATH": "{folder}/qwen/settings.json",
         },
-        files={"qwen/settings.json": _QWEN_SETTINGS},
+        files={"qwen/settings.json": QWEN_SETTINGS},
         first_prompt=20_000,
-        kept=Kept("{home}/.qwen/settings.json", {**_QWEN_SETTINGS, "env": {"OPENAI_API_KEY": "{key}"}}),
+        kept=Kept("{home}/.qwen/settings.json", {**QWEN_SETTINGS, "env": {"OPENAI_API_KEY": "{key}"}}),
     ),
     "cline": Client(
         title="Cline",
@@ -144,7 +97,7 @@ CLIENTS: Mapping[str, Client] = {
         install="python3 -m pip install aider-chat",
         program="aider",
         flags=(
-            *(word for role in _AIDER_ROLES for word in (f"--{role}", _AIDER_MODEL)),
+            *(word for role in AIDER_ROLES for word in (f"--{role}", AIDER_MODEL)),
             *("--model-metadata-file", "{folder}/aider/models.json"),
         ),
         environment={
@@ -154,7 +107,7 @@ CLIENTS: Mapping[str, Client] = {
         },
         files={
             "aider/models.json": {
-                _AIDER_MODEL: {
+                AIDER_MODEL: {
                     "litellm_provider": "openai",
                     "mode": "chat",
                     "max_input_tokens": "{max_prompt}",
@@ -169,11 +122,139 @@ CLIENTS: Mapping[str, Client] = {
         kept=Kept(
             "{home}/.aider.conf.yml",
             {
-                **dict.fromkeys(_AIDER_ROLES, _AIDER_MODEL),
+                **dict.fromkeys(AIDER_ROLES, AIDER_MODEL),
                 "openai-api-base": "{base_url}",
                 "openai-api-key": "{key}",
             },
             "append",
         ),
+    ),
+    "pi": Client(
+        title="pi",
+        install="npm install -g @mariozechner/pi-coding-agent",
+        program="pi",
+        flags=("--extension", "{folder}/pi/provider.ts", "--provider", PROVIDER, "--model", "{model}"),
+        environment={"PI_LOCAL_KEY": "{key}", "PI_OFFLINE": "1"},
+        files={
+            "pi/provider.ts": AsJson(
+                {**PI_PROVIDER, "apiKey": "PI_LOCAL_KEY"},
+                f'export default (pi) => pi.registerProvider("{PROVIDER}", ',
+                ");",
+            )
+        },
+        first_prompt=1_500,
+        kept=Kept("{home}/.pi/agent/models.json", {"providers": {PROVIDER: {**PI_PROVIDER, "apiKey": "{key}"}}}),
+        after_writing=f"Start it with `pi --provider {PROVIDER} --model {{model}}`.",
+    ),
+    "continue": Client(
+        title="Continue",
+        install="npm install -g @continuedev/cli",
+        program="cn",
+        flags=("--config", "{folder}/continue/config.yaml"),
+        environment={"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files={"continue/config.yaml": CONTINUE_CONFIG},
+        first_prompt=2_000,
+        kept=Kept(f"{{home}}/.continue/{PROVIDER}.yaml", CONTINUE_CONFIG, "our"),
+        after_writing=f"Start it with `cn --config ~/.continue/{PROVIDER}.yaml`.",
+    ),
+    "goose": Client(
+        title="goose",
+        install="brew install block-goose-cli",
+        program="goose",
+        alone=("session",),
+        environment={**GOOSE_SETTINGS, "OPENAI_API_KEY": "{key}"},
+        first_prompt=5_000,
+        kept=Kept("{home}/.config/goose/config.yaml", {**GOOSE_SETTINGS, "GOOSE_CONTEXT_LIMIT": "{context}"}, "append"),
+        after_writing="Start it with `OPENAI_API_KEY=KEY goose session`: it reads no key from that file.",
+    ),
+    "kilo": Client(
+        title="Kilo Code",
+        install="npm install -g @kilocode/cli",
+        program="kilo",
+        environment={"KILO_CONFIG_CONTENT": AsJson(OPENCODE_CONFIG), "KILO_DISABLE_MODELS_FETCH": "1"},
+        first_prompt=13_000,
+        kept=Kept("{home}/.config/kilo/kilo.json", OPENCODE_CONFIG),
+    ),
+    "roo": Client(
+        title="Roo Code",
+        install="code --install-extension RooVeterinaryInc.roo-cline",
+        files={"roo/roo-code-settings.json": ROO_SETTINGS},
+        first_prompt=10_000,
+        kept=Kept("{folder}/roo/roo-code-settings.json", ROO_SETTINGS),
+        after_writing="In Roo Code, choose Settings, About Roo Code, Import, and that file.",
+    ),
+    "openclaw": Client(
+        title="OpenClaw",
+        install="npm install -g openclaw",
+        program="openclaw",
+        alone=("tui", "--local"),
+        environment={
+            "OPENCLAW_STATE_DIR": "{folder}/openclaw",
+            "OPENCLAW_CONFIG_PATH": "{folder}/openclaw/openclaw.json",
+        },
+        files={"openclaw/openclaw.json": OPENCLAW_CONFIG},
+        first_prompt=9_000,
+        kept=Kept("{home}/.openclaw/openclaw.json", OPENCLAW_CONFIG),
+    ),
+    "hermes": Client(
+        title="Hermes",
+        install="python3 -m pip install hermes-agent",
+        program="hermes",
+        environment={"HERMES_HOME": "{folder}/hermes"},
+        files={"hermes/config.yaml": HERMES_CONFIG},
+        first_prompt=14_000,
+        least_context=64_000,
+        kept=Kept("{home}/.hermes/config.yaml", HERMES_CONFIG, "append"),
+    ),
+    "copilot": Client(
+        title="GitHub Copilot CLI",
+        install="npm install -g @github/copilot",
+        program="copilot",
+        environment={
+            "COPILOT_PROVIDER_BASE_URL": "{base_url}",
+            "COPILOT_PROVIDER_TYPE": "openai",
+            "COPILOT_PROVIDER_API_KEY": "{key}",
+            "COPILOT_MODEL": "{model}",
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": "{max_prompt}",
+            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": "{max_reply}",
+            "COPILOT_OFFLINE": "true",
+        },
+        unset=("COPILOT_PROVIDER_BEARER_TOKEN", "COPILOT_PROVIDER_MODEL_ID", "COPILOT_PROVIDER_WIRE_MODEL"),
+        first_prompt=12_000,
+    ),
+    "droid": Client(
+        title="Droid",
+        install="npm install -g droid",
+        program="droid",
+        flags=("--settings", "{folder}/droid/settings.json"),
+        files={"droid/settings.json": DROID_SETTINGS},
+        first_prompt=11_500,
+        kept=Kept("{home}/.factory/settings.json", DROID_SETTINGS),
+    ),
+    "vscode": Client(
+        title="VS Code",
+        install="brew install --cask visual-studio-code",
+        files={"vscode/chatLanguageModels.json": VSCODE_MODELS},
+        first_prompt=10_000,
+        kept=Kept("{support}/Code/User/chatLanguageModels.json", VSCODE_MODELS),
+        after_writing="In VS Code, choose {model} in the model picker of the chat.",
+    ),
+    "zed": Client(
+        title="Zed",
+        install="brew install --cask zed",
+        files={"zed/settings.json": ZED_SETTINGS},
+        first_prompt=5_000,
+        kept=Kept("{home}/.config/zed/settings.json", ZED_SETTINGS),
+        after_writing="Start it with `VLLM_MLX_API_KEY=KEY zed`, or type the key under Agent Settings: it reads no key "
+        "from that file.",
+    ),
+    "aichat": Client(
+        title="aichat",
+        install="brew install aichat",
+        program="aichat",
+        environment={"AICHAT_CONFIG_FILE": "{folder}/aichat/config.yaml"},
+        files={"aichat/config.yaml": AICHAT_CONFIG},
+        first_prompt=100,
+        kept=Kept("{support}/aichat/config.yaml", AICHAT_CONFIG, "append"),
     ),
 }

@@ -20,11 +20,6 @@ NO_KEY = "none"  # sent where the server asks for none
 PROVIDER = "vllm-mlx"
 
 
-def _support(home: Path) -> Path:
-    """Where the platform's applications keep their settings."""
-    return home / "Library" / "Application Support" if sys.platform == "darwin" else home / ".config"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The server that a client shall use, and the folders in which the client's files are."""
@@ -35,6 +30,12 @@ class Target:
     api_key: str  # `NO_KEY` if the server needs none
     folder: Path  # where our own files for clients are
     home: Path = field(default_factory=Path.home)
+    is_mac: bool = sys.platform == "darwin"
+
+    @property
+    def support(self) -> Path:
+        """Where the platform's applications keep their settings."""
+        return self.home / "Library" / "Application Support" if self.is_mac else self.home / ".config"
 
     @property
     def max_reply(self) -> int:
@@ -53,7 +54,7 @@ class Target:
             "key": self.api_key,
             "folder": str(self.folder),
             "home": str(self.home),
-            "support": str(_support(self.home)),
+            "support": str(self.support),
         }
 
 
@@ -63,11 +64,13 @@ class Plan:
 
     title: str
     install: str
-    commands: tuple[tuple[str, ...], ...]  # the last one is the client itself; none: it is an editor
+    commands: tuple[tuple[str, ...], ...]  # the last one is the client itself; none: it is an editor with settings only
+    alone: tuple[str, ...]  # the last arguments: what the user gives, or what is needed without any
     environment: Mapping[str, str]
     unset: tuple[str, ...]
     files: Mapping[Path, str]  # in the target's folder
     first_prompt: int
+    least_context: int  # tokens without which the client does not start
     warning: str  # what the user should know before the client starts
     lasting: Lasting | None  # what `--write` writes; None: the client has no such file
     after_writing: str  # what to do then
@@ -80,15 +83,23 @@ class Plan:
             lines += [f"cat > {shlex.quote(str(path))} <<'END'", text.rstrip("\n"), "END", ")"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         lines += [f"unset {name}" for name in self.unset]
-        return "\n".join([*lines, *(shlex.join(command) for command in self.commands)]) + "\n"
+        if not self.commands and self.lasting is not None:
+            lines += [f"# Merge that file into {self.lasting.path}, or let --write do it."]
+        return "\n".join([*lines, *(shlex.join(command) for command in self.runs)]) + "\n"
+
+    @property
+    def runs(self) -> tuple[tuple[str, ...], ...]:
+        """The commands, with the last arguments of the client."""
+        return (*self.commands[:-1], (*self.commands[-1], *self.alone)) if self.commands else ()
 
 
 @dataclass(frozen=True, slots=True)
 class AsJson:
-    """A document that is given on one line, as a variable or a flag. `prefix` stands before it."""
+    """A document that is given on one line, as a variable, a flag or a part of a file, between two texts."""
 
     document: Any
     prefix: str = ""
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +117,15 @@ class Client:
 
     title: str
     install: str
-    program: str
+    program: str = ""  # empty: an editor, which takes its models from its settings only
     flags: tuple[str | AsJson, ...] = ()
+    alone: tuple[str, ...] = ()  # arguments if the user gives none
     before: tuple[str, ...] = ()  # arguments of a first run, which signs in
     environment: Mapping[str, str | AsJson] = field(default_factory=dict)
     unset: tuple[str, ...] = ()  # variables that would override these
     files: Mapping[str, Any] = field(default_factory=dict)  # documents by path below the target's folder
     first_prompt: int = 0  # tokens of the client's first prompt, about
+    least_context: int = 0
     shows_key: str = ""  # a warning, if the server has a key
     kept: Kept | None = None
     after_writing: str = ""
@@ -124,18 +137,20 @@ class Client:
             return tuple(_on_one_line(template, values) for template in templates)
 
         runs = [texts(run) for run in ([self.before] if self.before else []) + [self.flags]]
-        files = {target.folder / path: fill(document, values) for path, document in self.files.items()}
+        files = {target.folder / path: document for path, document in self.files.items()}
         return Plan(
             title=self.title,
             install=self.install,
-            commands=tuple((self.program, *run) for run in runs),
+            commands=tuple((self.program, *run) for run in runs) if self.program else (),
+            alone=self.alone,
             environment={name: _on_one_line(value, values) for name, value in self.environment.items()},
             unset=self.unset,
-            files={path: text_of(path, document) for path, document in files.items()},
+            files={path: _file(path, document, values) for path, document in files.items()},
             first_prompt=self.first_prompt,
+            least_context=self.least_context,
             warning=self.shows_key if target.api_key != NO_KEY else "",
             lasting=None if self.kept is None else _lasting(self.kept, values),
-            after_writing=self.after_writing,
+            after_writing=str(fill(self.after_writing, values)),
         )
 
 
@@ -164,7 +179,13 @@ def _on_one_line(template: str | AsJson, values: Mapping[str, str | int]) -> str
     if isinstance(template, str):
         return str(fill(template, values))
     document = fill(template.document, values)
-    return template.prefix + json.dumps(document)
+    return template.prefix + json.dumps(document) + template.suffix
+
+
+def _file(path: Path, template: Any, values: Mapping[str, str | int]) -> str:
+    if isinstance(template, AsJson):
+        return _on_one_line(template, values) + "\n"
+    return text_of(path, fill(template, values))
 
 
 def _lasting(kept: Kept, values: Mapping[str, str | int]) -> Lasting:

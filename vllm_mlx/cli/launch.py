@@ -36,7 +36,9 @@ _OTHER_PROGRAM = "If another program holds the port, stop it, or set another por
 
 
 def launch(
-    client: Annotated[str, typer.Argument(metavar="|".join([*CLIENTS, _CURSOR]), show_default=False)],
+    client: Annotated[
+        str, typer.Argument(metavar="CLIENT", show_default=False, help=f"One of {', '.join([*CLIENTS, _CURSOR])}.")
+    ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="Arguments for the client."),
@@ -75,7 +77,7 @@ def launch(
         with own_server(server, to_serve, _state_folder() / "server.log"):
             target = _target(server, None, context, is_own=True)
             plan = _plan(row, target, arguments)
-            code = run_client(plan.commands[-1], program, _prepared(plan, target, program))
+            code = run_client(plan.runs[-1], program, _prepared(plan, target, program))
         sys.exit(code)
     plan = _plan(row, target, arguments)
     if print_only:
@@ -84,7 +86,7 @@ def launch(
         _write(plan)
     else:
         program = _program(row)
-        os.execve(program, plan.commands[-1], _prepared(plan, target, program))  # this process becomes the client
+        os.execve(program, plan.runs[-1], _prepared(plan, target, program))  # this process becomes the client
 
 
 def _state_folder() -> Path:
@@ -127,12 +129,17 @@ def _model_to_serve(name: str | None) -> str | None:
 
 def _plan(row: Client, target: Target, arguments: list[str] | None) -> Plan:
     plan = row.plan(target)
-    *before, last = plan.commands
-    return replace(plan, commands=(*before, (*last, *(arguments or ()))))
+    return replace(plan, alone=tuple(arguments)) if arguments else plan
 
 
 def _warn(plan: Plan, target: Target) -> None:
-    if target.context - target.max_reply < plan.first_prompt:
+    if target.context < plan.least_context:
+        print(
+            f"vllm-mlx: {plan.title} wants a context of {plan.least_context:,} tokens at the least, and this one is "
+            f"{target.context:,}: serve a model with a longer one, or raise --max-model-len.",
+            file=sys.stderr,
+        )
+    elif target.context - target.max_reply < plan.first_prompt:
         print(
             f"vllm-mlx: {plan.title}'s first prompt alone has about {plan.first_prompt:,} tokens, and the context "
             f"is {target.context:,}: serve a model with a longer one, or raise --max-model-len.",
@@ -153,6 +160,11 @@ def _write(plan: Plan) -> None:
 
 
 def _program(row: Client) -> str:
+    if not row.program:
+        raise CommandFailed(
+            f"{row.title} takes its models from its own settings only: --write adds this one and keeps a copy of the "
+            "file, and --print prints it."
+        )
     program = shutil.which(row.program)
     if program is None:
         raise CommandFailed(
