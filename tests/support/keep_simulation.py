@@ -196,6 +196,10 @@ class Simulation:
         size = sum(_part(piece, held).nbytes for piece in pieces) + (found.state.nbytes if found.state else 0)
         read_s = size / READ_BYTES_PER_S
         if read_s < prefill_s(self._device, held, found.length) and self._memory.make_room(size):
+            if self._memory.common_length(SPACE, key) < held:  # the room was made where the read begins
+                self._disk.release(found)
+                self._read(number, key, now)
+                return
             self.spent.read_s += read_s
             for piece in pieces:
                 part = _part(piece, held)
