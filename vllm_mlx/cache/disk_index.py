@@ -18,10 +18,14 @@ from .tree import PrefixTree
 _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are not cut
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Use:
-    """What all parts of the tree hold that need one record's file. When the last of them goes, it goes too."""
+    """What all parts of the tree hold that need one record's file, and the records that continue it.
 
-    __slots__ = ("__weakref__",)
+    When the last of them goes, it goes too.
+    """
+
+    before: "_Use | None"  # that of the record that this one continues, without which it cannot be found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class DiskIndex:
         self._records: dict[str, Record] = {}
         self._uses: dict[str, weakref.ref[_Use]] = {}  # by the names of records
         self._ended: list[str] = []  # names of records whose last use has ended, perhaps of an earlier file
+        self._repeated: list[_Use] = []  # runs whose tokens other runs hold: what continues them may come later
         self._rules: dict[str, ResumeRule] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -91,7 +96,10 @@ class DiskIndex:
         self.tree.add_model(fingerprint, rule, s_per_token=s_per_token)
 
     def add(self, record: Record) -> bool:
-        """Add a record. Returns False if it is of no use: what it continues is missing, or is stored already."""
+        """Add a record. Returns False if it is of no use: what it continues is missing, or its state is stored already.
+
+        A run whose tokens are stored already is kept for what continues it, until `drop_repeated`.
+        """
         header = record.header
         rule, offset = _rule(header), header.layout.get("window_offset", 0)
         if not isinstance(offset, int) or offset < 0:
@@ -99,34 +107,43 @@ class DiskIndex:
         if rule is None or self._rules.setdefault(header.fingerprint, rule) != rule:
             return False
         self.tree.add_model(header.fingerprint, rule, s_per_token=header.s_per_token)
-        key = self._key(header)
-        if key is None:
+        key, before = self._key(header), self._use_of(header.parent)
+        if key is None or (header.parent and before is None):
             return False
-        use = _Use()
-        if header.kind == "state":
-            has_all = self.tree.common_length(space_of(header), key) == header.start
-            is_stored = has_all and not self.has_state(space_of(header), key)
-            segment, window_start, state = FileRange(record, 0, 0, use), header.start, FileState(record, use)
-        else:
-            is_stored = self.tree.common_length(space_of(header), key) < header.end
-            segment, state = FileRange(record, 0, header.end - header.start, use), None
-            window_start = header.start + min(offset, header.end - header.start)
-        if not is_stored:
+        use = _Use(before)
+        common = self.tree.common_length(space_of(header), key)
+        if header.kind == "run" and common >= header.end:
+            self._repeated.append(use)
+        elif not self._insert(record, use, key, common):
             return False
         self._records[record.name] = record
-        if not self.tree.insert(
+        self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))
+        return True
+
+    def _insert(self, record: Record, use: _Use, key: bytes, common: int) -> bool:
+        header = record.header
+        segment, state = FileRange(record, 0, header.end - header.start, use), None
+        if header.kind == "state":
+            if common != header.start or self.has_state(space_of(header), key):
+                return False
+            state = FileState(record, use)
+        return self.tree.insert(
             space_of(header),
             key,
             start=header.start,
             segment=segment,
-            window_start=window_start,
+            window_start=header.start + min(header.layout.get("window_offset", 0), header.end - header.start),
             state=state,
             now=record.used_s,
-        ):
-            del self._records[record.name]
-            return False
-        self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))
-        return True
+        )
+
+    def _use_of(self, name: str) -> _Use | None:
+        use = self._uses.get(name)
+        return None if use is None else use()
+
+    def drop_repeated(self) -> None:
+        """Keep runs whose tokens other runs hold only where something continues them."""
+        self._repeated.clear()
 
     def _has_ended(self, name: str, _: object) -> None:
         self._ended.append(name)
@@ -140,7 +157,8 @@ class DiskIndex:
         return bool(path) and path[-1].end * WORD_BYTES == len(key) and path[-1].state is not None
 
     def age(self) -> None:
-        """Give the nodes the times at which their files were used last, once they have been added in any order."""
+        """Give the nodes the times at which their files were used last, once all have been added in any order."""
+        self.drop_repeated()
         for node in self.tree.nodes():
             node.last_used = node.segment.record.used_s  # type: ignore[attr-defined]
             if node.state is not None:

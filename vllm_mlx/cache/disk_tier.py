@@ -269,6 +269,7 @@ class DiskTier:
 
     def make_room(self, num_bytes: int) -> bool:
         """Remove the files of least worth, so that `num_bytes` more fit. Returns False if nothing could be removed."""
+        self._index.drop_repeated()
         removed, tree = self._index.unused(), self._index.tree
         while (lack := num_bytes - sum(record.file_bytes for record in removed)) > 0:
             before = tree.used_bytes
