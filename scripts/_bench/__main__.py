@@ -24,6 +24,7 @@ from . import (
     records,
     serving,
     stepping,
+    thoughts,
     vision,
     watching,
 )
@@ -49,6 +50,7 @@ WORKLOADS: dict[str, Workloads] = {
     "parts": parts.prepared,
     "records": records.prepared,
     "disk": disk.prepared,
+    "reasoning": thoughts.prepared,
 }
 WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "vision": lambda folder, _: vision.write_tiny(folder),
@@ -128,7 +130,12 @@ def run(arguments: argparse.Namespace) -> None:
         if not figures:
             raise BenchmarkError("No figure has such a name. There are: " + "; ".join(figure.name for figure in all))
         series = measure(figures, num_runs=arguments.runs, progress=status.update)
-    made = {"vision": f"tiny {vision.FAMILY}", "lengths": "a head of 200 MB", "parts": "one layer"}
+    made = {
+        "reasoning": "replies by rote",
+        "vision": f"tiny {vision.FAMILY}",
+        "lengths": "a head of 200 MB",
+        "parts": "one layer",
+    }
     name = made.get(arguments.workload, f"tiny {arguments.architecture}")
     name = name if arguments.model is None else arguments.model.resolve().name
     output = Console()

@@ -110,6 +110,27 @@ class Stream:
                     finished_s = at_s
         return Reply(self._sent_s, tuple(deltas), usage, finished_s)
 
+    def message(self) -> dict[str, Any]:
+        """The reply as the message that an agent sends back: its content, its reasoning and its tool calls."""
+        content = reasoning = ""
+        calls: dict[int, dict[str, Any]] = {}
+        for _, event in _events(self._received):
+            for choice in event.get("choices", ()):
+                delta = choice["delta"]
+                content += delta.get("content") or ""
+                reasoning += delta.get("reasoning_content") or ""
+                for piece in delta.get("tool_calls") or ():
+                    call = calls.setdefault(piece["index"], {"function": {"name": "", "arguments": ""}})
+                    call |= {name: piece[name] for name in ("id", "type") if piece.get(name)}
+                    for name, text in piece["function"].items():
+                        call["function"][name] += text or ""
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        return message
+
 
 def start(
     port: int, prompts: Iterable[Prompt], max_tokens: int, fields: Mapping[str, Any] | None = None

@@ -1,15 +1,21 @@
 """Long tool conversations: what of a prompt was known is not computed again, however the client sent replies back."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from scripts._bench import thoughts
+from scripts._bench.client import MODEL_NAME
 from tests.prompt.turns import ECHOES, Echo, user
+from tests.server.watched import engine_served
 from tests.support.rows import row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
+from vllm_mlx.cli.bench import Words
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
@@ -17,6 +23,7 @@ from vllm_mlx.engine.monitoring.schema import EngineReport
 from vllm_mlx.scheduler.prefix_planner import MIN_SHARED_TOKENS
 
 from .agent import Agent, Ledger, Turn, prose, settled
+from .rote import rote_checkpoint
 
 NUM_TURNS = 20
 LONG_THOUGHTS = [60, pytest.param(300, marks=pytest.mark.full)]  # tokens
@@ -141,6 +148,50 @@ def test_thoughts_that_the_template_strips_leave_nothing_behind(
 
     stored, reachable = asyncio.run(run())
     assert stored == reachable
+
+
+@row("S1-6")
+@pytest.mark.parametrize("policy", ["auto", "drop"])
+def test_reasoning_that_is_part_of_the_text_stays(engine_with: Callable[..., EngineClient], policy: str) -> None:
+    parser = "minimax_m2_append_think"
+    engine = engine_with("qwen3", "strips reasoning", reasoning_parser=parser, cache_reasoning=policy)
+
+    async def run() -> Agent:
+        agent = Agent(engine, Ledger(), instructions=prose(8), sampling=GREEDY)
+        for number in range(4):
+            await agent.ask(prose(3, number))
+        return agent
+
+    agent = asyncio.run(run())
+    for turn in agent.turns:
+        assert "<think>" in turn.reply.message.parts[0].text and not turn.reply.has_reasoning
+    for earlier, turn in pairwise(agent.turns):
+        assert turn.cached >= len(earlier.token_ids) - 1
+
+
+@row("S1-11")
+def test_the_benchmark_compares_the_policies(tmp_path: Path) -> None:
+    path = rote_checkpoint(tmp_path, "qwen3", thought_tokens=24)
+    size = thoughts.Size(num_turns=2, num_conversations={thoughts.QUESTIONS: 1, thoughts.TOOL_LOOP: 1})
+    with contextlib.ExitStack() as stack:
+        loads = {}
+        for subject, policy in thoughts.POLICIES.items():
+            options = {"served_model_names": (MODEL_NAME,)}
+            running = stack.enter_context(engine_served(path, options=options, cache_reasoning=policy))
+            loads[subject] = thoughts.PolicyLoad(running.port, Words(0), size)
+        values = {
+            figure.name: {subject: measure() for subject, measure in figure.measures.items()}
+            for figure in thoughts.figures(loads)
+        }
+    auto, keep, drop = thoughts.POLICIES
+    names = {
+        f"{kind}, {name}" for kind in size.num_conversations for name in ("hit rate", "TTFT p50", "held at the end")
+    }
+    assert names == values.keys() and all(value > 0 for row in values.values() for value in row.values())
+    assert values["questions, hit rate"][auto] == values["questions, hit rate"][keep]
+    assert values["questions, held at the end"][auto] < values["questions, held at the end"][keep]
+    assert values["tool loop, hit rate"][auto] == values["tool loop, hit rate"][keep]
+    assert values["tool loop, hit rate"][auto] > values["tool loop, hit rate"][drop]
 
 
 @row("S1-12")

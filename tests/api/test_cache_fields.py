@@ -41,8 +41,12 @@ def response(**fields: Any) -> Request:
 @row("S1-5")
 @pytest.mark.parametrize("decode", [chat, messages, response])
 def test_reasoning_is_kept_cached_where_a_request_asks_for_it(decode: Callable[..., Request]) -> None:
-    assert decode(cache_reasoning_tokens=True).cache_reasoning == "keep"
-    assert [decode(**fields).cache_reasoning for fields in ({}, {"cache_reasoning_tokens": False})] == [None, None]
+    assert [decode(cache_reasoning_tokens=asked).keeps_reasoning for asked in (True, False, None)] == [
+        True,
+        False,
+        None,
+    ]
+    assert decode().keeps_reasoning is None
 
 
 @pytest.mark.parametrize("decode", [chat, completion, messages, response])

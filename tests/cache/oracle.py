@@ -144,6 +144,9 @@ class FlatCache:
             return Found("miss", 0, common, None)
         run = table.runs.get(ids[:common])
         is_end = run is not None and (run.is_stored_end or not table.num_children(ids[:common]))
+        if common == len(ids):
+            prompt = table.runs.get(ids[:-1])  # it is stored without its last token
+            is_end = is_end or (prompt is not None and prompt.is_stored_end)
         kinds = ("exact", "supersequence") if common == len(ids) else ("prefix", "lcp")
         for end in table.ends_on(ids[:length]):
             table.runs[end].last_used = now

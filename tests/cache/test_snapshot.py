@@ -210,6 +210,7 @@ def test_arrays_of_different_shapes_come_back_as_they_were():
         assert found is None if array is None else mx.array_equal(found, array)
 
 
+@row("S4-4")
 @pytest.mark.parametrize("slice_bytes", [1, 10_000, 1 << 30])
 def test_no_evaluation_copies_much_more_than_a_slice(monkeypatch, slice_bytes):
     caches = long_row(2560, num_layers=4)

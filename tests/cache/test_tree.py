@@ -74,6 +74,20 @@ def test_a_point_inside_a_stored_run_splits_it_and_attaches_its_state() -> None:
     assert match.length == 30 and isinstance(match.state, FakeState) and match.state.position == 30
 
 
+@row("S4-7", "S4-32")
+def test_an_identical_prompt_is_exact_behind_which_its_reply_is_stored() -> None:
+    tree = tree_of()
+    put(tree, range(49))  # a prompt of 50, without its last token
+    put(tree, range(80))
+    assert resumed(tree, range(50)) == ("exact", 49)
+    assert [resumed(tree, range(end))[0] for end in (48, 49, 51, 80)] == [
+        "supersequence",
+        "exact",
+        "supersequence",
+        "exact",
+    ]
+
+
 def test_lookups_never_split() -> None:
     tree = tree_of()
     put(tree, range(100))
@@ -99,7 +113,7 @@ def test_recomputed_tokens_bring_the_window_that_was_not_held() -> None:
     assert resumed(tree, range(101)) == ("prefix", 100)
     assert resumed(tree, range(96)) == ("miss", 0)
     put(tree, range(95), window_start=80)
-    assert resumed(tree, range(96)) == ("supersequence", 95)
+    assert resumed(tree, range(96)) == ("exact", 95)
 
 
 def test_a_window_that_does_not_fit_changes_nothing() -> None:

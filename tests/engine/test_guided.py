@@ -65,6 +65,37 @@ def test_rows_beside_guided_ones_keep_their_tokens(driver, guiding, path) -> Non
     assert all(is_person(guiding.text(driver.replies[seq_id].token_ids)) for seq_id in guided)
 
 
+@row("S2-13")
+def test_a_row_beside_guided_ones_takes_no_more_steps_and_no_mask(driver, guiding, monkeypatch) -> None:
+    masked: list[int] = []
+    fill = RowConstraint.fill
+
+    def counting(row: RowConstraint, mask: object) -> None:
+        masked.append(1)
+        fill(row, mask)
+
+    monkeypatch.setattr(RowConstraint, "fill", counting)
+
+    def num_steps(constraint_of) -> int:
+        before = driver.engine.report().num_steps
+        for length in (6, 9):
+            start = prompt(length)
+            driver.add(start, 40, constraint=constraint_of(start))
+        mine = driver.add(prompt(8), 30)
+        driver.step()
+        while driver.replies[mine].finish_reason is None:
+            driver.step()
+        steps = driver.engine.report().num_steps - before
+        driver.run()
+        return steps
+
+    unguided = num_steps(lambda start: None)
+    assert not masked
+    guided = num_steps(lambda start: guiding.constraint(start, Regex("[a-z]{500}"), thinking="off"))
+    assert guided <= unguided
+    assert len(masked) <= 2 * 40, "one for each token of the two guided rows"
+
+
 @row("S2-11")
 def test_a_guided_reply_is_the_same_alone_and_in_a_crowd(driver, guiding) -> None:
     start, stop = prompt(9), guiding.tokenizer.eos_token_ids

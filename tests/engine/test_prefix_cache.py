@@ -3,11 +3,13 @@
 import random
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import row
+from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.snapshot import Stack
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
 
@@ -188,6 +190,27 @@ def test_small_caches_evict_and_stay_exact(model):
             assert driver.engine.cache_tree.used_bytes <= limit
             driver.engine.cache_tree.check_integrity()
     assert driver.engine.cache_tree.stats.evictions > 0
+
+
+@row("S4-26")
+def test_state_of_several_rows_is_not_stored(model, driver, monkeypatch):
+    """A batch dimension other than 1: the reply goes on, nothing is kept, and the next prompt is a miss."""
+    path, ids = model[1], prompt(80)
+    one_row = snapshot.view
+
+    def of_two_rows(*given) -> snapshot.RowView:
+        row = one_row(*given)
+        twice = [tuple(mx.concatenate([array, array]) for array in pair) for pair in row.attention]
+        states = [tuple(None if a is None else mx.concatenate([a, a]) for a in layer) for layer in row.recurrent]
+        others = [([mx.concatenate([a, a]) for a in arrays], fields) for arrays, fields in row.others]
+        return replace(row, attention=tuple(twice), recurrent=tuple(states), others=tuple(others))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "view", of_two_rows)
+        assert check(driver, path, ids) == 0
+    assert not list(driver.engine.cache_tree.entries())
+    assert check(driver, path, ids) == 0
+    assert check(driver, path, ids) == 79
 
 
 @row("S4-26")

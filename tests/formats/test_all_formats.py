@@ -140,7 +140,7 @@ def test_text_without_tags_is_untouched(tools: str, text: str) -> None:
 
 @pytest.mark.full
 def test_cost_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed for docs/benchmarks.md: microseconds of one piece, early and late in a reply of 300,000."""
+    """Prints the microseconds of one piece, early and late in a reply of 300,000."""
     cases = {"text": ("qwen3", "qwen3_xml", ""), "reasoning": ("qwen3", "qwen3_xml", "<think>")}
     for family in FAMILIES:
         start = family.calls(("write", {"text": "@"}))

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence as Ids
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,8 +61,8 @@ class Model:
             reasoning=rule,
         )
 
-    def row(self, prompt: str, answer: str) -> RowConstraint:
-        constraint = self.constraint(prompt, answer)
+    def row(self, prompt: str, answer: str, **fields: Any) -> RowConstraint:
+        constraint = replace(self.constraint(prompt, answer), **fields)
         seq = Sequence(
             seq_id=0,
             prompt=PromptInputs(token_ids=tuple(self.ids(prompt))),
@@ -156,6 +158,71 @@ def test_the_client_gets_as_answer_what_the_grammar_bounds(
     events = output.feed([TokenOutput(seq_id=0, token_id=token_id) for token_id in ids])
     events += output.finish(FinishReason.STOP)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == answer
+
+
+@row("S3-21")
+def test_the_end_of_reasoning_can_be_barred() -> None:
+    """A least number of reasoning tokens has a place: a bar on the end, which a spent budget overrules."""
+    model = Model("qwen3")
+    [end_id] = model.ids("</think>")
+    rule = model.reasoning.rule(model.ids("<think>"), budget=3, may_think=True, tools=None, bounds_reply=True)
+    row = model.row("<think>", "yes", barred=(end_id,), reasoning=rule)
+    assert end_id in model.allowed(model.row("<think>", "yes"))
+    for token_id in model.ids("no")[:1] * 3:
+        assert end_id not in model.allowed(row)
+        row.feed(token_id)
+    assert model.allowed(row) == [end_id]
+    row.feed(end_id)
+    for token_id in model.ids("yes"):
+        row.feed(token_id)
+    assert model.allowed(row) == sorted(model.sampler.tokenizer.eos_token_ids)
+
+
+class Untouchable:
+    """A matcher that no reply may ask anything."""
+
+    def deep_copy(self) -> "Untouchable":
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the grammar was asked: {name}")
+
+
+@row("S2-7", "S2-13")
+def test_reasoning_asks_the_grammar_nothing() -> None:
+    """So a guided reply that reasons costs what the mask of all tokens costs, whatever its grammar is."""
+    model = Model("qwen3")
+    row = model.row("<think>", "yes", matcher=Untouchable())
+    for token_id in model.ids("no ") * 50:
+        assert len(model.allowed(row)) == model.sampler.tokenizer.vocab_size - 1
+        row.feed(token_id)
+
+
+STEP_S = 0.01  # a decode step of a small model on a Mac
+LARGE = 151_936  # tokens
+
+
+@row("S2-13", "S3-17")
+@pytest.mark.parametrize("budget", [None, 10**6])
+@pytest.mark.parametrize("is_guided", [True, False])
+def test_a_token_of_reasoning_costs_a_hundredth_of_a_step_at_most(budget: int | None, is_guided: bool) -> None:
+    """In processor time of this thread: some 3 µs for a mask over a large vocabulary, and 1 µs to count a token."""
+    model = Model("qwen3")
+    rule = model.reasoning.rule(model.ids("<think>"), budget=budget, may_think=True, tools=None, bounds_reply=True)
+    row = model.row("<think>", "yes", reasoning=rule, matcher=Untouchable() if is_guided else None)
+    mask = np.empty(LARGE // 32, dtype=np.uint32)
+    [token_id] = model.ids("a")
+
+    def seconds() -> float:
+        start = time.thread_time()
+        for _ in range(200):
+            if row.is_bounding:
+                row.fill(mask)
+            row.feed(token_id)
+        return (time.thread_time() - start) / 200
+
+    assert row.is_bounding is is_guided, "a budget alone masks nothing until it is spent"
+    assert min(seconds() for _ in range(5)) < STEP_S / 100
 
 
 @row("S2-6", "S2-8")

@@ -54,9 +54,17 @@ def test_a_request_may_ask_for_another_policy(processor_with) -> None:
     assert processor.kept_tokens(turn.prepared, turn.reply, "keep") == total
     chat = turn.prepared.chat
     assert chat is not None
-    keeping = replace(turn.prepared, chat=replace(chat, request=replace(chat.request, cache_reasoning="keep")))
+    keeping = replace(turn.prepared, chat=replace(chat, request=replace(chat.request, keeps_reasoning=True)))
     assert processor.kept_tokens(keeping, turn.reply) == total
     assert processor.kept_tokens(turn.prepared, turn.reply, "drop") == total - len(turn.reply.token_ids)
+
+
+@row("S1-5")
+@pytest.mark.parametrize(("policy", "is_kept"), [("keep", False), ("auto", False), ("drop", False)])
+def test_a_request_may_leave_its_reasoning_out_of_the_cache(processor_with, policy: str, is_kept: bool) -> None:
+    processor = processor_with("strips reasoning", cache_reasoning=policy)
+    turn = Session(processor, messages=START, keeps_reasoning=is_kept).answer(THOUGHT)
+    assert kept(processor, turn) == 0
 
 
 def test_an_unknown_policy_is_refused(processor_with) -> None:

@@ -60,12 +60,14 @@ def test_many_are_returned_at_the_next_look(returns: list[int]) -> None:
     assert mx.get_cache_memory() < 32 * MB
 
 
+@row("S4-5")
 def test_mlx_keeps_as_many_as_a_chunk_takes() -> None:
     assert cache_limit_bytes(40 * GB) == 2 * GB
     assert cache_limit_bytes(4 * GB) == GB, "a small budget keeps fewer"
     assert cache_limit_bytes(40 * GB, transient_bytes=5 * GB) == 5 * GB
 
 
+@row("S4-5")
 def test_an_engine_sets_the_limit_that_it_watches(checkpoint: Callable[..., Path]) -> None:
     driver = Driver(checkpoint("qwen3"), memory_budget_bytes=4 * GB)
     expected = cache_limit_bytes(4 * GB, driver.engine.facts.memory.transient_bytes)

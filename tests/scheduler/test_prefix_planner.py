@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cache.fakes import FakeSegment, FakeState
+from tests.support.rows import row
 from vllm_mlx.cache.node import ResumeRule
 from vllm_mlx.cache.tree import NEAR_FORK, PrefixTree
 from vllm_mlx.cache.victims import unevictable_bytes
@@ -66,7 +67,7 @@ class CopyingRunner(FakeRunner):
 
 
 class Bench:
-    def __init__(self, rule: ResumeRule, *, rows_bytes: int = 1 << 40, max_stall_s: float = 0.2):
+    def __init__(self, rule: ResumeRule, *, rows_bytes: int = 1 << 40, max_stall_s: float = 0.2, max_chunk: int = 64):
         config = EngineConfig(model="fake", max_num_seqs=3)
         self.tree = PrefixTree(max_bytes=rows_bytes, min_cut=1)
         self.cache = PrefixPlanner(
@@ -76,7 +77,7 @@ class Bench:
             config,
             memory=MemoryBudget(total_bytes=rows_bytes + 2, weights_bytes=1, transient_bytes=1),
             footprint=FOOTPRINTS[rule],
-            pacer=PrefillPacer(max_stall_s=max_stall_s, max_chunk=64, tokens_per_s=1000, overhead_s=0.001),
+            pacer=PrefillPacer(max_stall_s=max_stall_s, max_chunk=max_chunk, tokens_per_s=1000, overhead_s=0.001),
             prefix_cache=self.cache,
         )
         self.runner = CopyingRunner()
@@ -200,6 +201,22 @@ def test_where_two_prompts_part_a_third_resumes():
     common = next(n for n in range(600, 900) if ids(300, 1)[n - 600] != ids(300, 2)[n - 600])
     assert third.num_cached_tokens == common - NEAR_FORK
     bench.check_replies()
+
+
+@row("S4-6")
+@pytest.mark.parametrize("rule", [SLICEABLE, STATEFUL])
+def test_an_aborted_prefill_goes_on_from_the_last_of_its_points_8192_tokens_apart(rule):
+    """With the setting that a server has."""
+    bench = Bench(rule, max_stall_s=3600, max_chunk=2048)
+    aborted = bench.add(ids(30_000))
+    while aborted.num_computed_tokens < 17_000:
+        bench.step()
+    assert [entry.end for entry in bench.tree.entries()] == [8192, 16_384]
+    bench.scheduler.abort([aborted.seq_id])
+    bench.run()
+    again = bench.add([*ids(16_500), 49, 49, 49], max_tokens=1)
+    bench.run()
+    assert again.num_cached_tokens >= 16_384
 
 
 def test_a_short_stretch_is_not_worth_a_copy():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,7 @@ from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
 
 HI: Any = [{"role": "user", "content": "hi"}]
+WITH_USAGE: Any = {"stream_options": {"include_usage": True}}
 OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -77,6 +79,36 @@ def test_a_named_tool_behind_a_thought_of_nine_tokens(gpt: openai.OpenAI) -> Non
     Person.model_validate_json(call.function.arguments)
     assert reply.usage is not None and reply.usage.completion_tokens_details is not None
     assert reply.usage.completion_tokens_details.reasoning_tokens == 9
+
+
+@row("S2-14")
+@pytest.mark.parametrize("stream", [False, True])
+def test_hidden_reasoning_is_reasoning_all_the_same(server: Running, stream: bool) -> None:
+    """The grammar bounds the answer alone: the same tokens are sampled, and the thought is not sent."""
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    body = {"messages": HI, "response_format": form, "thinking_token_budget": 7, "temperature": 0, "max_tokens": 300}
+    with server.http() as client:
+        shown = client.post("/v1/chat/completions", json=body).json()
+        hidden = hidden_reply(client, {**body, "include_reasoning": False}, stream)
+    message, usage = shown["choices"][0]["message"], shown["usage"]
+    assert message["reasoning_content"] and usage["completion_tokens_details"]["reasoning_tokens"] == 7
+    assert hidden == {"content": message["content"], "reasoning": "", "usage": usage["completion_tokens"]}
+    Person.model_validate_json(message["content"])
+
+
+def hidden_reply(client: httpx.Client, body: dict[str, Any], stream: bool) -> dict[str, Any]:
+    if not stream:
+        reply = client.post("/v1/chat/completions", json=body).json()
+        pieces = [reply["choices"][0]["message"]]
+    else:
+        answer = client.post("/v1/chat/completions", json={**body, "stream": True, **WITH_USAGE})
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        reply, pieces = events[-1], [choice["delta"] for event in events for choice in event["choices"]]
+    return {
+        "content": "".join(piece.get("content") or "" for piece in pieces),
+        "reasoning": "".join(piece.get(name) or "" for piece in pieces for name in ("reasoning", "reasoning_content")),
+        "usage": reply["usage"]["completion_tokens"],
+    }
 
 
 def test_a_forced_call_of_responses(gpt: openai.OpenAI) -> None:

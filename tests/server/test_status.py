@@ -1,12 +1,17 @@
 """`/v1/status` and `/v1/cache` over a real engine: the names monitors read, and figures that agree with the replies."""
 
+import logging
+import re
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import serving
+from tests.support.running import eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
+from vllm_mlx.server import log
 
 from .documents import documented_reply
 
@@ -129,6 +134,65 @@ def test_a_request_under_way_is_shown(server):
         assert request["ttft_s"] > 0
         assert request["cache_hit_type"] == "miss"
         assert status["num_running"] == 1
+
+
+@pytest.fixture
+def narrow(checkpoint):
+    """A server with one place, which reads prompts in small chunks."""
+    config = EngineConfig(
+        model=str(checkpoint("qwen3")), memory_budget_bytes=2 << 30, max_num_seqs=1, max_prefill_chunk=16
+    )
+    with serving(start_engine(config)) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        yield client
+
+
+@row("S0-20", "S4-32")
+def test_a_prompt_that_is_read_and_one_that_waits(narrow, monkeypatch, caplog):
+    """On the wire and in the log: how far a long prompt is, and no kind of hit before the prompt is looked up."""
+    caplog.set_level(logging.INFO, logger="vllm_mlx.requests")
+    monkeypatch.setattr(log, "PROGRESS_EVERY_S", 0.0)
+    seen = []
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(ask, narrow, f"{number} " + "a long prompt " * 150) for number in range(2)]
+        while not all(each.done() for each in asked):
+            seen += narrow.get("/v1/status").json()["requests"]
+        usages = [each.result()["usage"] for each in asked]
+    reading = [request for request in seen if request["phase"] == "prefill"]
+    assert reading and {request["cache_hit_type"] for request in reading} <= {"miss", "lcp"}
+    progress = {request["progress"] for request in reading}
+    assert len(progress) > 1 and all(0 <= share < 1 for share in progress)
+    waiting = [request for request in seen if request["phase"] == "queued" and request["prompt_tokens"]]
+    assert waiting and all(request["status"] == "waiting" and request["progress"] == 0 for request in waiting)
+    assert {request["cache_hit_type"] for request in waiting} == {None}
+    text = caplog.text
+    for usage in usages:
+        done = [int(share) for share in re.findall(rf"prefill=(\d+)/{usage['prompt_tokens']} ", text)]
+        assert len(done) > 3 and all(share < usage["prompt_tokens"] for share in done)
+    assert len(re.findall(r"hit=\w+ cache_mb=\d+\.\d/\d+\.\d ", text)) == 2
+
+
+@row("S4-32")
+def test_each_kind_of_hit_on_the_wire_and_in_the_log(server, caplog):
+    caplog.set_level(logging.INFO, logger="vllm_mlx.requests")
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"] * 4
+    begun = " ".join(words)
+    kinds = [hit_kind(server, text) for text in (begun, begun, " ".join(words[:25]), " ".join([*words[:25], "on"]))]
+    server.post("/v1/completions", json={"prompt": "red and blue and green", "max_tokens": 1})
+    kinds.append(hit_kind(server, "red and blue and green or white"))
+    assert kinds == ["miss", "exact", "supersequence", "lcp", "prefix"]
+    kinds.insert(4, "miss")
+    eventually(lambda: re.findall(r"hit=(\w+)", caplog.text) == kinds)
+
+
+def hit_kind(client: httpx.Client, prompt: str) -> str:
+    """What the status says of the request while it decodes."""
+    body = {"prompt": prompt, "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        [request] = client.get("/v1/status").json()["requests"]
+    eventually(lambda: not client.get("/v1/status").json()["requests"])
+    return request["cache_hit_type"]
 
 
 def test_the_cache_can_be_seen_and_cleared(server):

@@ -29,7 +29,9 @@ class GenerationFields(PromptFields):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=-1, description="0 or -1: off.")
-    cache_reasoning_tokens: bool | None = Field(default=None, description="True keeps the complete reply cached.")
+    cache_reasoning_tokens: bool | None = Field(
+        default=None, description="True keeps the complete reply cached. False: only what the next turn contains."
+    )
 
 
 class OpenAIFields(GenerationFields):

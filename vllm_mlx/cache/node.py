@@ -182,12 +182,17 @@ class Match:
 
 
 def hit_kind(leaf: Node, common: int, num_query: int) -> HitKind:
-    """The kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens."""
+    """The kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens.
+
+    An identical prompt is `exact`, also where its reply is stored behind it: a prompt is stored without its last token.
+    """
     node = leaf.at(common)
     is_end = node.end == common and (node.is_stored_end or node.num_children == 0)
-    if common == num_query:
-        return "exact" if is_end else "supersequence"
-    return "prefix" if is_end else "lcp"
+    if common < num_query:
+        return "prefix" if is_end else "lcp"
+    before = leaf.at(common - 1)
+    is_prompt = before.end == common - 1 and before.is_stored_end
+    return "exact" if is_end or is_prompt else "supersequence"
 
 
 def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:

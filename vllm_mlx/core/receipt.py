@@ -60,6 +60,9 @@ class CacheReceipt:
     cached_tokens: int  # taken from the prefix cache
     stored_tokens: int  # prompt tokens in the prefix cache, resumable or not
     disk_tokens: int = 0  # part of cached_tokens: read from disk for this request
+    hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
+    cache_bytes: int = 0  # held by the prefix cache when the prompt was looked up
+    max_cache_bytes: int = 0  # that it may hold; 0: there is none
     expectation: Expectation = field(default_factory=Expectation)
 
     @property

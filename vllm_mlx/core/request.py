@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pydantic.dataclasses
 from pydantic import Field
 
-from .config import DOCUMENTED, CacheReasoning, SettingsGroup
+from .config import DOCUMENTED, SettingsGroup
 from .errors import InvalidParameter, setting, shown
 from .messages import Message, ToolChoice, ToolSpec
 
@@ -241,7 +241,7 @@ class Request:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text
-    cache_reasoning: CacheReasoning | None = None  # None: the engine's setting
+    keeps_reasoning: bool | None = None  # in the prefix cache, whatever follows; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
     priority: int = 1  # the priority of that key

@@ -169,6 +169,8 @@ class Sequence:
     num_disk_tokens: int = 0  # part of num_cached_tokens: read from disk for this sequence
     cache_hit_kind: str = "miss"  # exact, prefix, supersequence, lcp or miss
     num_stored_tokens: int = 0  # prompt tokens in the prefix cache, resumable or not
+    cache_bytes: int = 0  # held by the prefix cache at its first admission
+    max_cache_bytes: int = 0  # 0: there is no prefix cache
     scheduled_s: float | None = None  # time of its first admission, by the scheduler's clock
     num_preemptions: int = 0  # including restarts after a fault
     num_faults: int = 0  # device faults since its last token

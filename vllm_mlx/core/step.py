@@ -124,6 +124,8 @@ class SequenceUpdate:
     num_disk_tokens: int = 0
     num_stored_tokens: int = 0
     cache_hit_kind: str = "miss"
+    cache_bytes: int = 0
+    max_cache_bytes: int = 0
     scheduled_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -140,6 +142,8 @@ class SequenceUpdate:
             num_disk_tokens=seq.num_disk_tokens,
             num_stored_tokens=seq.num_stored_tokens,
             cache_hit_kind=seq.cache_hit_kind,
+            cache_bytes=seq.cache_bytes,
+            max_cache_bytes=seq.max_cache_bytes,
             scheduled_s=seq.scheduled_s,
             finish_reason=seq.finish_reason,
             stop_token_id=seq.stop_token_id,

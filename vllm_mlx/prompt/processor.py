@@ -194,13 +194,18 @@ class RequestProcessor:
     def kept_tokens(self, prepared: PreparedRequest, reply: FinishedReply, policy: CacheReasoning | None = None) -> int:
         """How many tokens of prompt + reply a next turn can begin with. It may be fewer than the prompt has.
 
-        `policy` None means the request's policy, or else the server's.
+        `policy` None means the server's, unless the request says whether its reasoning stays.
         """
         chat = prepared.chat
         if chat is None:  # what continues a text completion begins with the complete text
             return len(prepared.prompt.token_ids) + len(reply.token_ids)
-        policy = policy or chat.request.cache_reasoning or self._cache_reasoning
-        return self._chats.kept_tokens(chat, reply, policy)
+        return self._chats.kept_tokens(chat, reply, policy or self._policy(chat.request.keeps_reasoning))
+
+    def _policy(self, keeps_reasoning: bool | None) -> CacheReasoning:
+        own = self._cache_reasoning
+        if keeps_reasoning is None:
+            return own
+        return "keep" if keeps_reasoning else "auto" if own == "keep" else own
 
 
 def _known_part(part: MediaPart, rendered: RenderedMedia) -> MediaPart:

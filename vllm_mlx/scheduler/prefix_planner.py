@@ -121,6 +121,7 @@ class PrefixPlanner:
         Returns None if the sequence starts at its first token.
         """
         seq.num_computed_tokens = 0
+        seq.cache_bytes, seq.max_cache_bytes = self.tree.used_bytes, self.tree.max_bytes
         match = None if seq.seq_id in self._unusable else self._match(seq, now)
         if match is None:
             self.plan_points(seq)

@@ -170,6 +170,9 @@ class Receipts:
             cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
             stored_tokens=sum(receipt.stored_tokens for receipt in receipts),
             disk_tokens=sum(receipt.disk_tokens for receipt in receipts),
+            hit_kind=",".join(dict.fromkeys(receipt.hit_kind for receipt in receipts)),
+            cache_bytes=receipts[-1].cache_bytes,
+            max_cache_bytes=receipts[-1].max_cache_bytes,
         )
 
     def headers(self) -> dict[str, str]:
@@ -306,6 +309,8 @@ class RequestRecord:
             "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
             "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
             "disk_tokens": (receipt and receipt.disk_tokens) or None,
+            "hit": receipt and receipt.hit_kind,
+            "cache_mb": _cache_mb(receipt),
             "expected_tokens": (receipt and receipt.expected_tokens) or None,
             "altered": self.prompt_change,
             # The shortfall of an altered prompt is said by `altered`.
@@ -332,6 +337,13 @@ class RequestRecord:
         if usage is None or self.first_output_s is None or usage.completion_tokens < 2:
             return None
         return round((usage.completion_tokens - 1) / max(ended_s - self.first_output_s, 1e-6), 1)
+
+
+def _cache_mb(receipt: CacheReceipt | None) -> str | None:
+    """What the prefix cache held when the prompt was looked up, and what it may hold. None: there is no cache."""
+    if receipt is None or not receipt.max_cache_bytes:
+        return None
+    return f"{receipt.cache_bytes / 1e6:.1f}/{receipt.max_cache_bytes / 1e6:.1f}"
 
 
 def _quoted(value: object) -> str:

@@ -72,8 +72,7 @@ def decode_messages_request(
     thinking = _thinking_blocks(body, messages_thinking)
     spec = MessageSpec(reply_id=reply_id, model=model, stream=bool(body.stream), thinking=thinking)
     request = _request(body, reply_id, sampling)
-    if body.cache_reasoning_tokens:
-        request = replace(request, cache_reasoning="keep")
+    request = replace(request, keeps_reasoning=body.cache_reasoning_tokens)
     return DecodedMessage(request=request, reply=spec)
 
 

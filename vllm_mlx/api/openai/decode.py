@@ -104,7 +104,7 @@ def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
         ),
         add_generation_prompt=not body.continue_final_message if adds_prompt is None else adds_prompt,
         continue_final_message=bool(body.continue_final_message),
-        cache_reasoning="keep" if body.cache_reasoning_tokens else None,
+        keeps_reasoning=body.cache_reasoning_tokens,
         cache_salt=body.cache_salt or "",
         **decode_thinking(body.reasoning_effort, body.chat_template_kwargs),
     )

@@ -39,7 +39,9 @@ BODY_FIELDS: ExtraFields = {
     "repetition_detection": Refused("It is not supported."),
     "stream_interval": Ignored("it is the default", (1,), "Every token is sent as soon as it is sampled."),
     "typical_p": Ignored("it is the default: off", (1, 1.0), "It is not supported."),
-    "cache_prompt": Ignored("the prefix cache is always on", (True,), "The prefix cache is always on."),
+    "cache_prompt": Ignored(
+        "the server's prefix cache serves every request", (True,), "The server decides whether it has a prefix cache."
+    ),
 }
 
 STREAM_OPTION_FIELDS: ExtraFields = {

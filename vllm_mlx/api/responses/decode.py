@@ -72,7 +72,7 @@ def decode_response(
         sampling=decode_sampling(
             body, max_tokens=body.max_output_tokens, guide=decode_format(_format(body), "text.format", nested=False)
         ),
-        cache_reasoning="keep" if body.cache_reasoning_tokens else None,
+        keeps_reasoning=body.cache_reasoning_tokens,
         cache_salt=body.cache_salt or "",
         **decode_thinking(None if reasoning is None else reasoning.effort, body.chat_template_kwargs),
     )

@@ -115,7 +115,7 @@ class ReplyProgress(TypedDict):
     progress: float
     tokens_per_second: float
     ttft_s: float | None
-    cache_hit_type: str
+    cache_hit_type: str | None  # null until the prompt is looked up
     cached_tokens: int
     disk_tokens: int
     tier: Tier | None
@@ -169,6 +169,9 @@ class ReplyStats:
                 cached_tokens=update.num_cached_tokens,
                 stored_tokens=update.num_stored_tokens,
                 disk_tokens=update.num_disk_tokens,
+                hit_kind=update.cache_hit_kind,
+                cache_bytes=update.cache_bytes,
+                max_cache_bytes=update.max_cache_bytes,
                 expectation=self.expectation,
             )
         computed = min(self.prompt_tokens, max(self.computed_tokens, update.num_computed_tokens))
@@ -214,7 +217,7 @@ class ReplyStats:
             "progress": round(self._progress(), 4),
             "tokens_per_second": round((self.completion_tokens - 1) / decoding_s, 2) if decoding_s > 0 else 0.0,
             "ttft_s": None if self.first_token_s is None else round(self.first_token_s - self.arrived_s, 4),
-            "cache_hit_type": self.cache_hit_type or "miss",
+            "cache_hit_type": self.cache_hit_type,
             "cached_tokens": self.cached_tokens,
             "disk_tokens": 0 if self.receipt is None else self.receipt.disk_tokens,
             "tier": None if self.receipt is None else self.receipt.tier,

@@ -1,0 +1,144 @@
+"""Workload set `reasoning`: the values of --cache-reasoning beside each other, on conversations with long thoughts.
+
+Three servers, alike but for that setting, hold the same conversations: some in which a question follows each reply, so
+that the template leaves the thought out, and some in which the result of a tool call does, so that it stays. The
+checkpoint answers everything with a thought and a call; the prefix cache has less room than all thoughts take.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from tests.acceptance.rote import rote_checkpoint
+from vllm_mlx.cli.bench import Words
+
+from .client import BenchmarkError, Messages, read, start
+from .figures import OURS, Aim, Figure, Measure
+from .servers import free_port, our_command, running
+
+POLICIES = {OURS: "auto", "keep": "keep", "drop": "drop"}  # subject → value of the setting
+CACHE_MEMORY = "12MB"
+SYSTEM_WORDS, WORDS = 300, 20  # of a system prompt; of a question and of a tool's result
+QUESTIONS, TOOL_LOOP = "questions", "tool loop"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "edit",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "path": {"type": "string"}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    thought_tokens: int = 300
+    num_turns: int = 4
+    num_conversations: Mapping[str, int] = field(default_factory=lambda: {QUESTIONS: 8, TOOL_LOOP: 4})
+
+
+@dataclass(slots=True)
+class PolicyLoad:
+    """One server. `play` holds all conversations of one kind in turn; the figures are read off the last play of it."""
+
+    port: int
+    words: Words
+    size: Size
+    values: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def play(self, kind: str) -> float:
+        """Returns the share of prompt tokens, from the second turn on, that came from the cache, in %."""
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False) as client:
+            client.delete("/v1/cache").raise_for_status()
+            conversations = [self._begin() for _ in range(self.size.num_conversations[kind])]
+            cached = total = 0
+            ttfts_ms = []
+            for turn in range(self.size.num_turns):
+                for messages in conversations:
+                    usage, ttft_s = self._take_turn(messages, kind)
+                    if turn > 0:
+                        cached += usage["prompt_tokens_details"]["cached_tokens"]
+                        total += usage["prompt_tokens"]
+                        ttfts_ms.append(1000 * ttft_s)
+            cache = client.get("/v1/status").raise_for_status().json()["cache"]
+        self.values = {
+            **self.values,
+            (kind, "hit rate"): 100 * cached / total,
+            (kind, "TTFT p50"): median(ttfts_ms),
+            (kind, "held"): cache["current_memory_mb"],
+        }
+        return self.values[kind, "hit rate"]
+
+    def value(self, kind: str, name: str) -> Measure:
+        return lambda: self.values[kind, name]
+
+    def _begin(self) -> Messages:
+        return [{"role": "system", "content": self.words.text(SYSTEM_WORDS)}, self._question()]
+
+    def _question(self) -> dict[str, Any]:
+        return {"role": "user", "content": self.words.text(WORDS)}
+
+    def _take_turn(self, messages: Messages, kind: str) -> tuple[dict[str, Any], float]:
+        """Ask for one reply, and add it with what follows it, as an agent does that sends reasoning back."""
+        fields = {"tools": [_TOOL]} if kind == TOOL_LOOP else {}  # a call of no tool is text
+        [stream] = start(self.port, [messages], self.size.thought_tokens + 50, fields)
+        read([stream])
+        reply, message = stream.reply(), stream.message()
+        calls = message.get("tool_calls", [])
+        if reply.usage is None or not message.get("reasoning_content") or bool(calls) != bool(fields):
+            raise BenchmarkError("A reply has no thought, or not what should stand behind it.")
+        messages.append(message)
+        for call in calls:
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.words.text(WORDS)})
+        if not calls:
+            messages.append(self._question())
+        return reply.usage, reply.ttft_s
+
+
+@contextlib.contextmanager
+def prepared(model: Path) -> Iterator[list[Figure]]:
+    """`model`, a checkpoint that says anything, is not used: it ends no thought by itself."""
+    folder = model.parent / f"{model.name}-thoughts"
+    folder.mkdir()
+    size = Size()
+    path = rote_checkpoint(folder, "qwen3", thought_tokens=size.thought_tokens)
+    with contextlib.ExitStack() as stack:
+        loads = {}
+        for subject, policy in POLICIES.items():
+            port = free_port()
+            settings = ("--cache-reasoning", policy, "--cache-memory", CACHE_MEMORY)
+            stack.enter_context(running([*our_command(path, port), *settings], port))
+            loads[subject] = PolicyLoad(port, Words(0), size)
+        yield figures(loads)
+
+
+def figures(loads: Mapping[str, PolicyLoad]) -> list[Figure]:
+    """For each kind of conversation: the first figure plays, the others read."""
+    found = []
+    for kind in (QUESTIONS, TOOL_LOOP):
+        plays = {subject: _play(load, kind) for subject, load in loads.items()}
+        reads = {
+            name: {subject: load.value(kind, name) for subject, load in loads.items()} for name in ("TTFT p50", "held")
+        }
+        found += [
+            Figure(name=f"{kind}, hit rate", unit="%", measures=plays, aims=_at_least(0.99)),
+            Figure(name=f"{kind}, TTFT p50", unit="ms", measures=reads["TTFT p50"], aims=_at_most(1.05)),
+            Figure(name=f"{kind}, held at the end", unit="MB", measures=reads["held"], aims=()),
+        ]
+    return found
+
+
+def _play(load: PolicyLoad, kind: str) -> Measure:
+    return lambda: load.play(kind)
+
+
+def _at_least(bound: float) -> tuple[Aim, ...]:
+    return tuple(Aim(bound=bound, at_least=True, against=subject) for subject in POLICIES if subject != OURS)
+
+
+def _at_most(bound: float) -> tuple[Aim, ...]:
+    return tuple(Aim(bound=bound, at_least=False, against=subject) for subject in POLICIES if subject != OURS)
