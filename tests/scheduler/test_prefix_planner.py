@@ -212,7 +212,7 @@ def test_an_aborted_prefill_goes_on_from_the_last_of_its_points_8192_tokens_apar
     while aborted.num_computed_tokens < 17_000:
         bench.step()
     assert [entry.end for entry in bench.tree.entries()] == [8192, 16_384]
-    bench.scheduler.abort([aborted.seq_id])
+    bench.scheduler.abort(aborted.seq_id)
     bench.run()
     again = bench.add([*ids(16_500), 49, 49, 49], max_tokens=1)
     bench.run()
