@@ -164,11 +164,10 @@ def test_a_prompt_that_is_read_and_one_that_waits(narrow, monkeypatch, caplog):
     waiting = [request for request in seen if request["phase"] == "queued" and request["prompt_tokens"]]
     assert waiting and all(request["status"] == "waiting" and request["progress"] == 0 for request in waiting)
     assert {request["cache_hit_type"] for request in waiting} == {None}
-    text = caplog.text
+    eventually(lambda: len(re.findall(r"hit=\w+ cache_mb=\d+\.\d/\d+\.\d ", caplog.text)) == 2)
     for usage in usages:
-        done = [int(share) for share in re.findall(rf"prefill=(\d+)/{usage['prompt_tokens']} ", text)]
+        done = [int(share) for share in re.findall(rf"prefill=(\d+)/{usage['prompt_tokens']} ", caplog.text)]
         assert len(done) > 3 and all(share < usage["prompt_tokens"] for share in done)
-    assert len(re.findall(r"hit=\w+ cache_mb=\d+\.\d/\d+\.\d ", text)) == 2
 
 
 @row("S4-32")
