@@ -22,7 +22,8 @@ class Family:
     tokens: tuple[str, ...] = ()
     inside: str = "a <think> </tool_call> [b] {c} <d>"  # a string that holds what looks like tags
     garbage: str | None = ""  # behind `open`, what is no call
-    drops: str = "\0"  # a tag that is no text, even where there is no call
+    is_found_alone: bool = True  # a call counts without `open` and `close`
+    reasons_first: bool = True  # a call inside reasoning counts
 
     def calls(self, *calls: tuple[str, Arguments]) -> str:
         written = (self.call(name, arguments, index) for index, (name, arguments) in enumerate(calls))
@@ -168,14 +169,6 @@ def braced(name: str, quote: str, open: str, close: str) -> Family:
     return Family(name, lambda *values: open + call(*values) + close, tokens=(open, close, quote))
 
 
-def python(name: str, open: str, close: str, between: str = ", ") -> Family:
-    return Family(name, as_python, open, close, between, (open.strip("["), close.strip("]")))
-
-
-def dsml(name: str, section: str, prefix: str = DSML) -> Family:
-    return Family(name, as_invoke(prefix, string=True), f"<{section}>\n", f"</{section}>", tokens=(DSML,))
-
-
 def listed(name: str, open: str, close: str, *, call: Any = None, tokens: Iterable[str] = (), **options: Any) -> Family:
     """A JSON list of calls."""
     return Family(name, call or as_json(), f"{open}[", f"]{close}", ", ", tuple(tokens), **options)
@@ -272,7 +265,7 @@ FAMILIES = [
     Family("mistral", as_named("[TOOL_CALLS]", "[ARGS]", ""), tokens=("[TOOL_CALLS]", "[ARGS]"), garbage=None),
     Family("llama3_json", as_json(arguments="parameters"), between="; ", garbage=None),
     Family("llama4_json", as_json(arguments="parameters"), "<|python_tag|>", between=";", tokens=("<|python_tag|>",)),
-    Family("pythonic", as_python, "[", "]", ", ", garbage=None),
+    Family("pythonic", as_python, "[", "]", ", ", garbage=None, is_found_alone=False),
     Family(
         "llama4_pythonic",
         as_python,
@@ -280,6 +273,7 @@ FAMILIES = [
         "]<|python_end|>",
         ", ",
         ("<|python_start|>", "<|python_end|>"),
+        is_found_alone=False,
     ),
     Family(
         "lfm2",
@@ -288,9 +282,16 @@ FAMILIES = [
         "]<|tool_call_end|>",
         ", ",
         ("<|tool_call_start|>", "<|tool_call_end|>"),
+        is_found_alone=False,
     ),
     Family(
-        "olmo3", as_python, "<function_calls>", "</function_calls>", "\n", ("<function_calls>", "</function_calls>")
+        "olmo3",
+        as_python,
+        "<function_calls>",
+        "</function_calls>",
+        "\n",
+        ("<function_calls>", "</function_calls>"),
+        is_found_alone=False,
     ),
     braced("gemma4", '<|"|>', "<|tool_call>", "<tool_call|>"),
     braced("functiongemma", "<escape>", "<start_function_call>", "<end_function_call>"),
@@ -318,10 +319,11 @@ FAMILIES = [
         "<|tools_suffix|>",
         call=lambda tool, values, _: dumps({tool: values}),
         tokens=("<|tools_prefix|>", "<|tools_suffix|>"),
+        is_found_alone=False,
     ),
     listed("xlam", "", "", garbage=None),
     listed("xlam", "```json\n", "\n```"),
-    tagged("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "", drops="<|message_sep|>"),
+    tagged("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
     tagged("gigachat3", "<|function_call|>", ""),
     Family("minicpm5", as_xml('<function name="@">', "</function>", '<param name="@">', "</param>"), garbage=None),
     Family(
@@ -362,7 +364,6 @@ FAMILIES = [
         "inkling",
         as_json("<|content_invoke_tool_json|>", "<|end_message|>", arguments="args"),
         tokens=("<|content_invoke_tool_json|>", "<|end_message|>"),
-        drops="<|end_message|>",
     ),
     Family("plamo3", _plamo, "<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>", tokens=_PLAMO),
     Family("muse", as_invoke("atem:"), "<atem:function_calls>\n", "</atem:function_calls>"),

@@ -14,6 +14,33 @@ THINK = ("<think>", "</think>")
 TOOL_CALL = ("<tool_call>", "</tool_call>")
 MARKERS = (*THINK, *TOOL_CALL)
 Piece = tuple[str, bool]
+# The tags that bound reasoning, by the name of a format.
+REASONING = {
+    "qwen3": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),
+    "glm45": ("<think>", "</think>"),
+    "kimi_k2": ("<think>", "</think>"),
+    "step3p5": ("<think>", "</think>"),
+    "minimax_m2": ("<think>", "</think>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "hunyuan_a13b": ("<think>", "</think>"),
+    "ernie45": ("<think>", "</think>"),
+    "hy_v3": ("<think>", "</think>"),
+    "hy_v4": ("<think:ab_1>", "</think:ab_1>"),
+    "k2_horizon": ("<ifm|think_fast>", "</ifm|think_fast>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "inkling": ("<|message_model|><|content_thinking|>", "<|end_message|>"),
+    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>"),
+    "muse": ("to=self<|message|>", "<|eom|>"),
+    "longcat": ("<longcat_think>", "</longcat_think>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+}
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -51,7 +78,7 @@ def run(
 ):
     """The folded events of the pieces; a piece alone is plain text. Calls are named c0, c1, …"""
     numbers = itertools.count()
-    options = {"schemas": schemas_of(tool_specs), **options}
+    options = {"schemas": schemas_of(tool_specs) if tool_specs else None, **options}
     parser = make_parser(reasoning, tools, call_ids=lambda: f"c{next(numbers)}", **options)
     events: list[ContentEvent] = []
     for piece in pieces:

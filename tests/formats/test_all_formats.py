@@ -102,8 +102,10 @@ def test_cuts_between_tokens_do_not_matter(case: Any, places: list[int], declare
 @given(inputs)
 def test_no_character_is_lost_where_no_call_is_made(case: Any) -> None:
     (tools, reasoning), text = case
-    visible = Counter(shown(run([text], tools=tools, reasoning=reasoning, tool_specs=[tool("other")])))
-    assert all(visible[char] >= num for char, num in Counter(text).items() if char in PAYLOAD), text
+    seen = shown(run([text], tools=tools, reasoning=reasoning, tool_specs=[tool("other")]))
+    if seen.count('{"name": ') <= text.count('{"name": '):  # otherwise a call was read, and is shown as JSON
+        visible = Counter(seen)
+        assert all(visible[char] >= num for char, num in Counter(text).items() if char in PAYLOAD), text
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -122,15 +124,21 @@ def test_a_complete_call_is_declared_and_has_an_object(case: Any, declared: bool
 
 @settings(max_examples=examples(400), deadline=None)
 @given(inputs, st.lists(st.integers(0, 400), max_size=5))
-def test_text_starts_say_where_a_text_stood(case: Any, places: list[int]) -> None:
+def test_text_spans_say_what_a_text_stands_for(case: Any, places: list[int]) -> None:
+    """In order, within what was fed; a text as long as its span is the text there."""
     (tools, reasoning), text = case
     if REASONING_FORMATS[reasoning].is_shown:
         return  # its first tag may be added
     parser = make_parser(reasoning, tools, schemas=schemas_of(TOOLS))
+    shown_to = num_fed = 0
     for piece in [*cut(text, places), None]:
+        num_fed += len(piece or "")
         events = parser.feed(piece) if piece is not None else parser.finish()
         parts = [event.text for event in events if isinstance(event, TextDelta)]
-        assert parts == [text[start : start + len(part)] for start, part in zip(parser.text_starts, parts, strict=True)]
+        for part, (start, end) in zip(parts, parser.text_spans, strict=True):
+            assert shown_to <= start <= end <= num_fed
+            assert text[start:end] == part or end - start != len(part) or "{" in part
+            shown_to = end
 
 
 @given(st.sampled_from(TOOL_NAMES), st.text(st.characters(exclude_characters="<[{]t`f")))

@@ -97,6 +97,72 @@ def test_books_are_not_serialised_twice() -> None:
     assert arguments({"type": "string"}, [text]) == {"books": [{"title": "x"}]}
 
 
+DSML = "｜DSML｜"
+WRITTEN: list[tuple[Any, str, str, Any]] = [
+    ({"type": "string"}, "false", "42", "42"),
+    ({"type": "string"}, "false", '"Rome"', "Rome"),
+    ({"type": "string"}, "false", '{"a": 1}', '{"a": 1}'),
+    ({"type": "string"}, "true", '"Rome"', '"Rome"'),
+    ({"type": "integer"}, "true", "42", 42),
+    ({"type": "integer"}, "false", '"42"', 42),
+    ({"type": "integer"}, "true", "many", "many"),
+    ({"type": "array"}, "true", "[1]", [1]),
+    ({"type": ["string", "null"]}, "true", "null", "null"),
+    ({"type": ["string", "null"]}, "false", "null", None),
+    ({"type": ["string", "integer"]}, "true", "7", "7"),
+    (None, "true", "7", "7"),
+    (None, "false", "7", 7),
+    (None, "false", '"7"', "7"),
+]
+
+
+def written(*parameters: tuple[str, str, str]) -> str:
+    inner = "".join(
+        f'<{DSML}parameter name="{name}" string="{kind}">{value}</{DSML}parameter>\n'
+        for name, kind, value in parameters
+    )
+    return f'<{DSML}invoke name="f">\n{inner}</{DSML}invoke>\n</{DSML}tool_calls>'
+
+
+def dsml_arguments(schema: dict[str, Any] | None, text: str, **options: Any) -> Any:
+    spec = tool("f") if schema is None else tool("f", p=schema)
+    found = []
+    for pieces in cuts(text):
+        events = run(pieces, reasoning=None, tools="deepseek_v4", tool_specs=[spec], **options)
+        assert not any(isinstance(event, TextDelta) for event in events)
+        found.append(json.loads("".join(event.arguments for event in events if isinstance(event, ToolCallDelta))))
+    assert all(value == found[0] for value in found)
+    return found[0]
+
+
+@row("S4-17")
+@pytest.mark.parametrize(("schema", "kind", "text", "value"), WRITTEN)
+def test_the_schema_counts_before_what_the_model_says(schema: Any, kind: str, text: str, value: Any) -> None:
+    """The calls have no wrapper, too."""
+    got = dsml_arguments(schema, written(("p", kind, text)))
+    assert got == {"p": value}
+    assert type(got["p"]) is type(value)
+
+
+@pytest.mark.parametrize("name", ["arguments", "input"])
+@pytest.mark.parametrize("kind", ["true", "false"])
+def test_an_object_of_all_arguments_in_one_of_them(name: str, kind: str) -> None:
+    inner = '{"p": "x", "q": [1, {}]}'
+    assert dsml_arguments({}, written((name, kind, inner))) == {"p": "x", "q": [1, {}]}
+    assert dsml_arguments({}, written((name, "true", "x"))) == {name: "x"}
+    assert dsml_arguments({}, written((name, kind, inner), ("q", "true", "y"))) == {name: json.loads(inner), "q": "y"}
+    cut_off = run(
+        [written((name, kind, inner))[:-60]], reasoning=None, tools="deepseek_v4", tool_specs=[tool("f", p={})]
+    )
+    assert cut_off[1].arguments.startswith('{"p": "x"')
+
+
+def test_a_declared_argument_of_that_name_is_one() -> None:
+    spec = tool("f", input={"type": "object"})
+    events = run([written(("input", "false", '{"p": 1}'))], reasoning=None, tools="deepseek_v4", tool_specs=[spec])
+    assert ToolCallDelta(0, '{"input": {"p": 1}}') in events
+
+
 def test_additional_properties_give_the_type() -> None:
     spec = tool("f")
     spec["function"]["parameters"]["additionalProperties"] = {"type": "string"}

@@ -138,35 +138,50 @@ WELL_FORMED = {
     "undeclared tool": (
         f'a<tool_call>{{"name": "rm", "arguments": {{"x": "</b>"}}}}\n</tool_call> b {WEATHER_JSON}',
         [
-            Text('a<tool_call>{"name": "rm", "arguments": {"x": "</b>"}}\n</tool_call> b '),
+            Text('a\n{"name": "rm", "arguments": {"x": "</b>"}}\n b '),
             *call("get_weather", WEATHER),
         ],
     ),
     "undeclared xml tool": (
         WEATHER_XML.replace("get_weather", "rm"),
-        [Text(WEATHER_XML.replace("get_weather", "rm"))],
+        [Text('{"name": "rm", "arguments": {"city": "Rome", "days": 2}}\n')],
     ),
     "undeclared tool in reasoning": (
         '<think>a <tool_call>{"name": "rm"}</tool_call> b</think>c',
         [Reasoning('a <tool_call>{"name": "rm"}</tool_call> b'), Text("c")],
     ),
-    "no call at all": ("<tool_call>\nnot a call</tool_call>.", [Text("<tool_call>\nnot a call</tool_call>.")]),
+    "no call at all": ("<tool_call>\nnot a call</tool_call>.", [Text("not a call.")]),
+    "no call, but quoted": (
+        "`<tool_call>` is written, and `</tool_call>`.",
+        [Text("`<tool_call>` is written, and `</tool_call>`.")],
+    ),
+    "no call, in a code block": (
+        '```\n<tool_call>\n{"name": "rm"}\n</tool_call>\n```\n<tool_call></tool_call>',
+        [Text('```\n<tool_call>\n{"name": "rm"}\n</tool_call>\n```\n')],
+    ),
+    "tags between words": (
+        "The <tool_call> tag ends with </tool_call>.",
+        [Text("The <tool_call> tag ends with </tool_call>.")],
+    ),
+    "an empty block": ("a<tool_call>\n</tool_call>b", [Text("ab")]),
+    "an empty object in tags": ("<tool_call>{}</tool_call>b", [Text("b")]),
+    "a closing tag alone": ("Done.</tool_call>\n", [Text("Done.\n")]),
     "no call in reasoning": ("<think>a <tool_call> tag</think>b", [Reasoning("a <tool_call> tag"), Text("b")]),
     "no call, then one": (
         f"<tool_call> <tool_call>{WEATHER_JSON.removeprefix('<tool_call>')}",
-        [Text("<tool_call> "), *call("get_weather", WEATHER)],
+        call("get_weather", WEATHER),
     ),
-    "name is no string": ('<tool_call>{"name": 3}</tool_call>', [Text('<tool_call>{"name": 3}</tool_call>')]),
-    "no name": ('<tool_call>{"arguments": {}}</tool_call>', [Text('<tool_call>{"arguments": {}}</tool_call>')]),
+    "name is no string": ('<tool_call>{"name": 3}</tool_call>', [Text('{"name": 3}')]),
+    "no name": ('<tool_call>{"arguments": {}}</tool_call>', [Text('{"arguments": {}}')]),
     "arguments are no object": (
         '<tool_call>{"arguments": [1], "name": "now"}</tool_call>',
-        [Text('<tool_call>{"arguments": [1], "name": "now"}</tool_call>')],
+        [Text('{"arguments": [1], "name": "now"}')],
     ),
     "broken behind the name": (
         '<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.',
-        [*open_call("now", "{"), Text('<tool_call>{"name": "now", "arguments": {"a": bad}}</tool_call>.')],
+        [*open_call("now", "{"), Text('{"name": "now", "arguments": {"a": bad}}.')],
     ),
-    "cut in the name": ('<tool_call>{"name": "get_wea', [Text('<tool_call>{"name": "get_wea')]),
+    "cut in the name": ('<tool_call>{"name": "get_wea', [Text('{"name": "get_wea')]),
     "cut behind the name": ('<tool_call>{"name": "now", "argu', open_call("now")),
     "cut in a json string": (
         '<tool_call>{"name": "write", "arguments": {"path": "/a", "text": "x\\ny',

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.drawing import examples
 from vllm_mlx.core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from vllm_mlx.formats import make_parser
 
-from .support import MARKERS, TOOLS, Piece, as_special, run, schemas_of
+from .support import MARKERS, TOOLS, Piece, as_special, run
 
 # Letters that are in no tag, no key and no tool name: each must come out again.
 PAYLOAD = "qvxzQVXZ東🙂"
@@ -84,16 +83,6 @@ def test_a_complete_call_is_declared_and_has_an_object(text: str, declared: bool
     for event in events:
         if isinstance(event, ToolCallEnd):
             assert isinstance(json.loads(arguments[event.index]), dict)
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(anything, st.lists(st.integers(0, 400), max_size=6))
-def test_text_starts_say_where_a_text_stood(text: str, places: list[int]) -> None:
-    parser = make_parser("qwen3", "hermes", schemas=schemas_of(TOOLS))
-    for piece in [*cut(text, places), None]:
-        events = parser.feed(piece) if piece is not None else parser.finish()
-        shown = [event.text for event in events if isinstance(event, TextDelta)]
-        assert shown == [text[start : start + len(part)] for start, part in zip(parser.text_starts, shown, strict=True)]
 
 
 def _shown(event: ContentEvent) -> str:

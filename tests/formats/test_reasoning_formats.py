@@ -10,36 +10,10 @@ from tests.support.rows import row
 from vllm_mlx.core.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from vllm_mlx.formats import make_parser
 
-from .support import REASONING_FORMATS, as_special, cuts, run, tool
+from .support import REASONING, REASONING_FORMATS, as_special, cuts, run, tool
 
 Text, Reasoning = TextDelta, ReasoningDelta
 TOOLS = [tool("f", a={"type": "string"}), tool("g")]
-PLAIN_TAGS = {
-    "qwen3": ("<think>", "</think>"),
-    "deepseek_r1": ("<think>", "</think>"),
-    "glm45": ("<think>", "</think>"),
-    "kimi_k2": ("<think>", "</think>"),
-    "step3p5": ("<think>", "</think>"),
-    "minimax_m2": ("<think>", "</think>"),
-    "minimax_m3": ("<mm:think>", "</mm:think>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-    "gemma4": ("<|channel>thought", "<channel|>"),
-    "granite": ("Here is my thought process:", "Here is my response:"),
-    "seed_oss": ("<seed:think>", "</seed:think>"),
-    "hunyuan_a13b": ("<think>", "</think>"),
-    "ernie45": ("<think>", "</think>"),
-    "hy_v3": ("<think>", "</think>"),
-    "hy_v4": ("<think:ab_1>", "</think:ab_1>"),
-    "k2_horizon": ("<ifm|think_fast>", "</ifm|think_fast>"),
-    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
-    "inkling": ("<|message_model|><|content_thinking|>", "<|end_message|>"),
-    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
-    "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>"),
-    "muse": ("to=self<|message|>", "<|eom|>"),
-    "longcat": ("<longcat_think>", "</longcat_think>"),
-    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
-}
 ATOMS = (
     "<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>",
     "<|START_THINKING|>", "<|END_THINKING|>", "<|message_model|>", "<|content_thinking|>", "<|end_message|>",
@@ -58,37 +32,37 @@ def check(name: str, text: str, expected: list[Any], *, tools: str | None = None
         assert run(pieces, reasoning=name, tools=tools, tool_specs=TOOLS, marker_tokens=known, **options) == expected
 
 
-@pytest.mark.parametrize("name", PLAIN_TAGS)
+@pytest.mark.parametrize("name", REASONING)
 def test_reasoning_then_answer(name: str) -> None:
-    open, close = PLAIN_TAGS[name]
+    open, close = REASONING[name]
     check(name, f"{open}東京 <b> 1 < 2\n\nx{close}Hi", [Reasoning("東京 <b> 1 < 2\n\nx"), Text("Hi")])
     check(name, f"{open}\na\n{close}\n\nHi \n", [Reasoning("a"), Text("Hi \n")])
 
 
-@pytest.mark.parametrize("name", PLAIN_TAGS)
+@pytest.mark.parametrize("name", REASONING)
 def test_reasoning_that_the_prompt_opened(name: str) -> None:
-    _, close = PLAIN_TAGS[name]
+    _, close = REASONING[name]
     check(name, f"a{close}Hi", [Reasoning("a"), Text("Hi")], starts_in_reasoning=True)
     check(name, "a\nb", [Reasoning("a\nb")], starts_in_reasoning=True)
 
 
 @row("S0-3")
-@pytest.mark.parametrize("name", PLAIN_TAGS)
+@pytest.mark.parametrize("name", REASONING)
 def test_empty_and_unfinished_reasoning(name: str) -> None:
-    open, close = PLAIN_TAGS[name]
+    open, close = REASONING[name]
     check(name, f"{open}\n\n{close}\n\nHi", [Text("Hi")])
     check(name, f"{open}a b", [Reasoning("a b")])
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN_TAGS if not REASONING_FORMATS[name].is_implied])
+@pytest.mark.parametrize("name", [name for name in REASONING if not REASONING_FORMATS[name].is_implied])
 def test_answer_without_reasoning(name: str) -> None:
     check(name, "Just  this.\n", [Text("Just  this.\n")])
 
 
 @row("S0-4")
-@pytest.mark.parametrize("name", PLAIN_TAGS)
+@pytest.mark.parametrize("name", REASONING)
 def test_partial_tags_are_released(name: str) -> None:
-    open, close = PLAIN_TAGS[name]
+    open, close = REASONING[name]
     check(name, f"{open}a {close[:-1]} b{close}c {close[:3]}", [Reasoning(f"a {close[:-1]} b"), Text(f"c {close[:3]}")])
 
 
@@ -142,9 +116,29 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
         ),
         (' to=functions.f<|channel|>commentary json<|message|>{"a": "x"}<|call|>', CALL),
         ("<|channel|>final<|message|>to=functions.f is text", [Text("to=functions.f is text")]),
-        ("<|channel|>unheard of<|message|>x", [Text("<|channel|>unheard of<|message|>x")]),
+        ("<|channel|>unheard of<|message|>x", [Text("x")]),
         ("Plain, without headers", [Text("Plain, without headers")]),
-        (HARMONY_CALL.replace(".f", ".rm"), [Text(HARMONY_CALL.replace(".f", ".rm"))]),
+        (HARMONY_CALL.replace(".f", ".rm"), [Text('{"name": "rm", "arguments": {"a": "x"}}')]),
+        (HARMONY_CALL.replace("functions.", ""), CALL),
+        (HARMONY_CALL.replace(".f", ".a.b"), [Text('{"name": "a.b", "arguments": {"a": "x"}}')]),
+        (HARMONY_CALL.replace("commentary to=functions.f", "analysis to=f"), CALL),
+        ('<|start|>assistant to=f<|channel|>commentary json<|message|>{"a": "x"}<|call|>', CALL),
+        ('to=f<|channel|>commentary <|constrain|>json<|message|>{"a": "x"}<|call|>', CALL),
+        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", [Text("Hi")]),
+        ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", [Reasoning("print(1)")]),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+            [Text("I look.\nHi")],
+        ),
+        (
+            "<|channel|>commentary<|message|>I look.\n<|end|><|channel|>analysis<|message|>a<|end|>"
+            "<|channel|>final<|message|>Hi",
+            [Text("I look.\n"), Reasoning("a"), Text("Hi")],
+        ),
+        ("<|start|>assistant<|message|>Hi<|return|>", [Text("Hi")]),
+        ("<|channel|><|channel|>final<|message|><|message|>Hi<|end|><|end|>", [Text("Hi")]),
+        ("<|channel|>final<|message|>Hi<|end|><|start|>assistant<|channel|>analysis", [Text("Hi")]),
+        ("Write `<|channel|>` and `<|message|>`.", [Text("Write `<|channel|>` and `<|message|>`.")]),
         (HARMONY_CALL[: HARMONY_CALL.index('"}')], [CALL[0], ToolCallDelta(0, '{"a": "x')]),
         (
             "<|channel|>analysis<|message|>a<|channel|>final<|message|>Hi",
@@ -154,6 +148,55 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
 )
 def test_harmony(text: str, expected: list[Any]) -> None:
     check("openai_gptoss", text, expected, tools="openai")
+
+
+DOTTED = [tool("fs.read", a={"type": "string"})]
+
+
+@pytest.mark.parametrize("recipient", ["functions.fs.read", "fs.read"])
+def test_a_harmony_recipient_may_have_dots(recipient: str) -> None:
+    text = HARMONY_CALL.replace("functions.f", recipient)
+    (start, *_) = run([text], reasoning="openai_gptoss", tools="openai", tool_specs=DOTTED)
+    assert start == ToolCallStart(0, "c0", "fs.read")
+
+
+@pytest.mark.parametrize("name", ["thought", "analysis", "final", "my-channel_2", ""])
+def test_channels_of_any_name_are_reasoning(name: str) -> None:
+    """A name ends its line; a channel of the usual name needs no line."""
+    check("gemma4", f"<|channel>{name}\nhm\n<channel|>Hi", [Reasoning("hm"), Text("Hi")])
+    check("gemma4", f"<|channel>{name}<channel|>Hi", [Text("Hi")])
+    check("gemma4", f"Hi<channel|><|channel>{name}\n<|channel>thought\nhm", [Text("Hi"), Reasoning("hm")])
+
+
+def test_a_channel_without_a_name_keeps_its_text() -> None:
+    check("gemma4", "<|channel>my thought<channel|>Hi", [Reasoning("my thought"), Text("Hi")])
+
+
+KIMI_CALL = '<|open|>call tool="f" index="1"<|sep|>{}<|close|>call<|sep|>'
+JSON_BLOCK = '<|open|>json type="object"<|sep|>{"a": "x"}<|close|>json<|sep|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"<|open|>tools<|sep|>{KIMI_CALL.replace('{}', JSON_BLOCK)}<|close|>tools<|sep|>", CALL),
+        (f"{KIMI_CALL.replace('{}', JSON_BLOCK)}<|close|>message<|sep|><|end_of_msg|>", CALL),
+        (
+            "<|open|>response<|sep|>Hi<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>",
+            [Text("Hi")],
+        ),
+        (
+            f"<|open|>tools<|sep|>{KIMI_CALL.replace('{}', JSON_BLOCK)}".replace('tool="f"', 'tool="rm"'),
+            [Text('{"name": "rm", "arguments": {"a": "x"}}')],
+        ),
+        (
+            f"<|open|>tools<|sep|>{KIMI_CALL.replace('{}', '')}<|close|>tools<|sep|>",
+            [CALL[0], ToolCallDelta(0, "{}"), CALL[2]],
+        ),
+    ],
+)
+def test_kimi_k3_writes_all_arguments_as_one_object_too(text: str, expected: list[Any]) -> None:
+    check("kimi_k3", text, expected, tools="kimi_k3")
 
 
 def test_harmony_reads_messages_without_a_reasoning_format() -> None:

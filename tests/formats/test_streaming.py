@@ -59,9 +59,9 @@ def test_xml_call_streams_strings_and_holds_other_values() -> None:
 def test_text_of_an_undeclared_call_streams() -> None:
     assert feed('<tool_call>{"name": "rm', '"', ', "arguments": {', "}}</tool_call>") == [
         [],
-        [TextDelta('<tool_call>{"name": "rm"')],
-        [TextDelta(', "arguments": {')],
-        [TextDelta("}}"), TextDelta("</tool_call>")],
+        [],
+        [TextDelta('{"name": "rm", "arguments": {')],
+        [TextDelta("}"), TextDelta("}")],
     ]
 
 
@@ -78,7 +78,7 @@ def test_markers_that_are_tokens_are_data_as_text() -> None:
 def test_a_marker_token_inside_a_json_string_ends_the_call() -> None:
     pieces = [("<tool_call>", True), '{"name": "write", "arguments": {"text": "a', ("</tool_call>", True), "b"]
     events = run(pieces, tool_specs=TOOLS, marker_tokens=frozenset(MARKERS))
-    assert events[-1] == TextDelta('<tool_call>{"name": "write", "arguments": {"text": "a</tool_call>b')
+    assert events[-1] == TextDelta('{"name": "write", "arguments": {"text": "ab')
 
 
 def test_a_reasoning_tag_inside_arguments_is_data() -> None:

@@ -2,8 +2,8 @@
 
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import CallChoice, ReasoningChoice, call_tags, reasoning_format, reasoning_markers
-from .family import Calls, Family, ReasoningFormat, ReasoningTags
-from .output_parser import OutputParser, ReasoningOpening
+from .family import Calls, Family, ReasoningFormat, ReasoningOpening, ReasoningTags
+from .output_parser import OutputParser
 from .selection import detect_formats, make_parser, resolve_formats
 
 __all__ = [

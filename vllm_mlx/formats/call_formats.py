@@ -191,10 +191,17 @@ _FRAME_TAGS = XmlTags(
     "<|open|>call",
     "<|close|>call<|sep|>",
     head_end="<|sep|>",
+    object="<|open|>json",
+    end_object="<|close|>json<|sep|>",
     has_attributes=True,
 )
+_FRAMES = xml_format(_FRAME_TAGS, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
 KIMI_K3 = enclosed(
-    xml_format(_FRAME_TAGS, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    replace(
+        _FRAMES,
+        drops=("<|close|>message<|sep|>", "<|end_of_msg|>"),
+        inner_tags=(*_FRAMES.inner_tags, "<|open|>", "<|close|>"),
+    ),
     XmlCall(_FRAME_TAGS, name_key="tool", kind="type"),
 )
 _CDATA_TAGS = XmlTags("<param", "</param>", "<function", "</function>", has_attributes=True, has_cdata=True)
@@ -208,7 +215,9 @@ _MINIMAX_OPENINGS = (
     Opening(f"{_MINIMAX}<tool_call>", _ELEMENTS),
     Opening(f"{_MINIMAX}<invoke", _ELEMENTS, keeps_marker=True),
 )
-MINIMAX_M3 = enclosed(ToolFormat(_MINIMAX_OPENINGS, (f"{_MINIMAX}</tool_call>",)), NestedXmlCall(_MINIMAX))
+MINIMAX_M3 = enclosed(
+    ToolFormat(_MINIMAX_OPENINGS, (f"{_MINIMAX}</tool_call>",), inner_tags=(_MINIMAX,)), NestedXmlCall(_MINIMAX)
+)
 MINIMAX_M2 = xml_section(invoke_tags(), "<minimax:tool_call>", "</minimax:tool_call>")
 DEEPSEEK_V32 = dsml("function_calls")
 DEEPSEEK_V4 = dsml("tool_calls")

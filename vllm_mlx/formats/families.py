@@ -21,6 +21,7 @@ from .family import (
     ReasoningFormat,
     Signature,
     Spelling,
+    ToolFormat,
 )
 from .layouts import ALWAYS, JSON, THINK, between, invoke_tags, json_list, one_a_line, tags, xml_section
 
@@ -46,7 +47,7 @@ FAMILIES = (
     ),
     Family(
         "gemma4",
-        tags("<|channel>thought", "<channel|>"),
+        layouts.channels("<|channel>", "<|channel>thought", "<channel|>"),
         layouts.braces(('<|"|>', '"'), "<|tool_call>", "<tool_call|>"),
         reasoning_signs=(_has("<|channel>", "<channel|>"),),
         call_signs=(_has("<|tool_call>", "<tool_call|>"),),
@@ -335,6 +336,12 @@ def _by_name(rows: tuple[Family, ...]) -> tuple[Mapping[str, ReasoningFormat], M
     reasoning = {name: row.reasoning for row in rows if row.reasoning is not None for name in row.reasoning_choices}
     calls = {name: row.calls for row in rows if row.calls is not None for name in row.call_choices}
     return reasoning, calls
+
+
+@lru_cache(maxsize=256)
+def with_tags_only(format: ToolFormat) -> ToolFormat:
+    """The format without calls that are plain text, for a reply in which every call is text."""
+    return replace(format, openings=tuple(one for one in format.openings if one.place is Place.ANYWHERE))
 
 
 def reasoning_format(choice: ReasoningChoice) -> ReasoningFormat:

@@ -16,6 +16,14 @@ class Place(Enum):
     AT_START = auto()  # where the content starts, also after reasoning and after a call
 
 
+class ReasoningOpening(Enum):
+    """Where an opening tag opens reasoning. A grammar that bounds the answer lets it open once, before the answer."""
+
+    ANYWHERE = auto()
+    AT_START = auto()
+    NEVER = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A tag that begins something with a body, mostly a call."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from .bodies import NewBody
-from .bodies.compose import Listing, after, harmony_route, header, recipient_route, several
+from .bodies.compose import ChannelBody, Listing, after, harmony_route, header, recipient_route, several
 from .bodies.expression_body import PYTHON, Dialect, ExpressionBody
 from .bodies.json_body import JsonBody
 from .bodies.xml_body import XmlBody, XmlTags
@@ -124,15 +124,27 @@ def tags(open: str, *closes: str) -> ReasoningFormat:
 THINK = ReasoningFormat(("<think>",), ("</think>",))
 ALWAYS = replace(THINK, is_implied=True)
 
+
+def channels(open: str, usual: str, close: str) -> ReasoningFormat:
+    """Channels behind `open`, whatever their name, are reasoning; `usual` is `open` and the family's own name."""
+    return ReasoningFormat(
+        opens=(),
+        closes=(close,),
+        headers=(Opening(open, partial(ChannelBody, usual=usual.removeprefix(open))),),
+        headed=ReasoningTags((usual,), (close,)),
+        sign=usual,
+    )
+
+
 _MESSAGE = "<|message|>"
 _HARMONY_HEADER = header(_MESSAGE, harmony_route)
 HARMONY = ReasoningFormat(
     opens=(),
-    closes=("<|end|>", "<|return|>"),
+    closes=("<|end|>", "<|return|>", "<|call|>"),
     headers=(
         Opening("<|channel|>", _HARMONY_HEADER),
         Opening("<|start|>", _HARMONY_HEADER),
-        Opening("to=functions.", _HARMONY_HEADER, Place.AT_START, keeps_marker=True),
+        Opening("to=", _HARMONY_HEADER, Place.AT_START, keeps_marker=True),
     ),
     header_tags=(_MESSAGE, "<|constrain|>"),
     headed=ReasoningTags(

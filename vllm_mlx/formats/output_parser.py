@@ -1,50 +1,14 @@
 """The parser of one reply: reasoning and tool calls between tags. Knows no family: formats and bodies are given."""
 
-import secrets
 from collections.abc import Callable
-from enum import Enum, auto
 
-from ..core.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from .bodies import Body, BodyContext, BodyStatus, Schemas
-from .family import Opening, ReasoningFormat, ToolFormat
-from .framing import ContentFraming, ReasoningFraming
+from ..core.events import ContentEvent, ReasoningDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from .bodies import BodyContext, BodyStatus, Schemas
+from .content_writer import ContentWriter
+from .family import Opening, ReasoningFormat, ReasoningOpening, ToolFormat
+from .framing import ReasoningFraming
+from .open_call import CallIds, OpenCall, new_call_id
 from .vocabulary import MarkerSplitter, tag_vocabulary
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-class ReasoningOpening(Enum):
-    """Where an opening tag opens reasoning. A grammar that bounds the answer lets it open once, before the answer."""
-
-    ANYWHERE = auto()
-    AT_START = auto()
-    NEVER = auto()
-
-
-class _Call:
-    """A tool call that is being read."""
-
-    def __init__(self, body: Body, opening: Opening):
-        self.body = body
-        self.opening = opening
-        self.raw: list[str] = []  # the text read so far, tags included
-        self.is_at_own_marker = opening.keeps_marker  # nothing of the tag that began the call was read yet
-        self.is_started = False
-        self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
-
-    def consume(self, text: str, *, final: bool) -> int:
-        """Read text and return how many characters were taken. Leaves the reading to the body that the body chose."""
-        end = self.body.consume(text, final=final)
-        while self.body.chosen is not None:
-            self.body = self.body.chosen
-            end += self.body.consume(text[end:], final=final)
-        return end
-
-    @property
-    def is_blank(self) -> bool:
-        return not self.is_started and not any(text.strip() for text in self.raw)
 
 
 class OutputParser:
@@ -54,8 +18,10 @@ class OutputParser:
     so an open call is closed and its arguments become one JSON object. Otherwise a limit cut the reply, and the call
     stays open.
 
-    Text that cannot be read as a call, and a call to a tool that is not declared, is emitted as text. If ToolCallStart
-    was already emitted, no ToolCallEnd follows.
+    Text that cannot be read as a call is emitted as text, without the tags of the model's own format unless the model
+    quotes them. If ToolCallStart was already emitted, no ToolCallEnd follows. A call to a tool that is not declared is
+    emitted as text, too: `{"name": …, "arguments": …}` in place of the tags around it, or as the model wrote it where
+    it has no tags of the model's own format.
     """
 
     def __init__(
@@ -63,25 +29,24 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         tools: tuple[ToolFormat, ...],
         *,
-        schemas: Schemas | None = None,  # schemas of the declared tools; None: calls to any tool are calls
+        schemas: Schemas | None = None,  # schemas of the declared tools; None: every call is one
         tokens: frozenset[str] = frozenset(),  # the tokenizer's; tags among them count only as special pieces
         starts_in_reasoning: bool = False,
         opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
         call_ids: Callable[[], str] = new_call_id,
     ):
-        self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=schemas is not None)
+        self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=bool(schemas))
         self._codec = self._tags.codec
         self.markers = self._tags.markers  # the tags that this parser may consume
-        self.text_starts: list[int] = []
-        """Where the text of each TextDelta of the last `feed` or `finish` begins, in characters fed so far."""
         self._schemas = schemas
-        self._call_ids = call_ids
-        self._used_ids: set[str] = set()
+        self._ids = CallIds(call_ids)
         self._pending = ""  # fed, but may still become a marker
-        self._position = 0  # where `_pending` begins, in characters fed
-        self._content = ContentFraming(is_plain=reasoning is None and not tools)
+        is_bounded = opening is not ReasoningOpening.ANYWHERE
+        self._writer = ContentWriter(self._codec, is_plain=reasoning is None and not tools, is_bounded=is_bounded)
+        self._content = self._writer.framing
         self._reasoning = ReasoningFraming()
-        self._call: _Call | None = None
+        self._has_messages = reasoning is not None and reasoning.headed is not None
+        self._call: OpenCall | None = None
         self._num_calls = 0
         self._shows_reasoning = reasoning is not None and reasoning.is_shown
         self._is_reasoning = reasoning is not None and (starts_in_reasoning or reasoning.is_implied)
@@ -94,16 +59,21 @@ class OutputParser:
         """Counts depth: an opening tag inside reasoning needs a closing tag of its own."""
         return self._depth > 0
 
+    @property
+    def text_spans(self) -> list[tuple[int, int]]:
+        """(start, end), in characters fed, of what each TextDelta of the last `feed` or `finish` stands for."""
+        return self._writer.spans
+
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
-        self.text_starts = []
+        self._writer.spans = []
         self._pending += self._codec.piece(text) if special else text
         self._advance(out)
         return out
 
     def finish(self, *, is_end: bool = False) -> list[ContentEvent]:
         out: list[ContentEvent] = []
-        self.text_starts = []
+        self._writer.spans = []
         if self._content.follows_call and (self._call is None or self._call.is_blank):
             self._call = None
             rest = self._pending.lstrip()
@@ -112,19 +82,21 @@ class OutputParser:
         while self._call is not None or self._pending:
             if self._call is None:
                 self._advance(out, final=True)
-            elif self._call.is_started:
+            elif self._call.body.ends_with_reply:
+                self._advance_call(self._call, out, final=True)
+            elif self._call.is_started or self._call.described is not None:
                 self._finish_call(self._call, out, is_end)
-                return out
+                break
             else:
                 self._take_text(self._call, len(self._pending), out)
                 self._emit_as_text(self._call, out)
         if self._is_reasoning and not self._shows_reasoning:
             self._append_reasoning(self._reasoning.finish(), out)
-        else:
-            self._append_text(self._content.finish(), out)
+        elif self._call is None:
+            self._writer.emit(self._content.finish(), out)
         return out
 
-    def _finish_call(self, call: _Call, out: list[ContentEvent], is_end: bool) -> None:
+    def _finish_call(self, call: OpenCall, out: list[ContentEvent], is_end: bool) -> None:
         if is_end:
             call.body.end()
         else:
@@ -132,6 +104,8 @@ class OutputParser:
         self._sync(call, out)
         if is_end:
             self._end_call(call, out)
+        elif call.described is not None and not call.has_head:
+            self._writer.feed_made(call.description("{"), out)
 
     # Text and markers
 
@@ -143,10 +117,13 @@ class OutputParser:
                 continue
             end, marker = self._cut(final)
             self._append(self._take(end), out)
-            if marker is not None:
-                self._on_marker(marker, out)
-            elif not self._pending or end == 0:
+            if marker is None:
+                if not self._pending or end == 0:
+                    return
+            elif not final and self._may_be_doubled(marker):
                 return
+            else:
+                self._on_marker(marker, out)
 
     def _cut(self, final: bool) -> tuple[int, str | None]:
         tags, content, pending = self._tags, self._content, self._pending
@@ -155,7 +132,8 @@ class OutputParser:
         in_text = tags.in_wrap if content.is_wrapped else tags.in_text
         if not content.is_at_start:
             return in_text.cut(pending, final=final)
-        end, marker = (in_text if content.is_wrapped else tags.at_start).cut(pending, final=final)
+        at_start = tags.behind_call if content.follows_call else tags.at_start
+        end, marker = (in_text if content.is_wrapped else at_start).cut(pending, final=final)
         behind = len(pending) - len(pending.lstrip()) + 1
         if behind > end:
             return end, marker
@@ -163,24 +141,26 @@ class OutputParser:
         end, marker = in_text.cut(pending[behind:], final=final)
         return behind + end, marker
 
+    def _may_be_doubled(self, marker: str) -> bool:
+        """Whether more text is needed to decide what the marker is, with which the pending text begins."""
+        tags = self._tags
+        if marker in tags.strays or marker in tags.closes:
+            return not self._content.follows_call and len(self._pending) < len(marker) + 2
+        behind = self._pending[len(marker) :].lstrip()
+        return marker in tags.tagged and len(behind) < len(marker) and marker.startswith(behind)
+
     def _take(self, num_chars: int) -> str:
         text, self._pending = self._pending[:num_chars], self._pending[num_chars:]
-        self._position += self._codec.num_chars(text)
+        self._writer.position += self._codec.num_chars(text)
         return text
 
     def _append(self, text: str, out: list[ContentEvent]) -> None:
         if not self._is_reasoning:
-            self._append_text(self._content.feed(text), out)
+            self._writer.feed(text, out)
         elif self._shows_reasoning:
             self._append_shown(text, out)
         else:
             self._append_reasoning(self._reasoning.feed(text), out)
-
-    def _append_text(self, text: str, out: list[ContentEvent]) -> None:
-        text = self._codec.decode(text)
-        if text:
-            self.text_starts.append(self._position - self._content.num_held - len(text))
-            out.append(TextDelta(text))
 
     def _append_reasoning(self, text: str, out: list[ContentEvent]) -> None:
         if text:
@@ -188,18 +168,23 @@ class OutputParser:
 
     def _append_shown(self, text: str, out: list[ContentEvent]) -> None:
         if text and self._unshown_tag:
-            self.text_starts.append(self._position)
-            out.append(TextDelta(self._unshown_tag))
+            self._writer.emit_extra(self._unshown_tag, out)
         if text:
             self._unshown_tag = ""
-            self._append_text(text, out)
+            self._writer.emit(text, out)
 
     def _on_marker(self, marker: str, out: list[ContentEvent]) -> None:
         """Handle `marker`, with which the pending text begins."""
         tags = self._tags
         if not self._is_reasoning and marker not in tags.wrap:
-            self._append_text(self._content.release(), out)
-        if marker in tags.reasoning_opens and self._may_open:
+            self._writer.emit(self._content.release(), out)
+        follows_call = self._content.follows_call
+        if not self._is_reasoning and self._writer.quotes(marker, self._pending[len(marker) :], tags):
+            self._append(self._take(len(marker)), out)
+        elif follows_call and marker in tags.closes and not self._is_reasoning:
+            self._take(len(marker))
+            self._content.after_call()
+        elif marker in tags.reasoning_opens and self._may_open:
             text = self._take(len(marker))
             self._show_tag(text, out)
             is_once = self._opening is not ReasoningOpening.ANYWHERE
@@ -212,21 +197,22 @@ class OutputParser:
                 self._show_tag(text, out)
             self._depth = max(0, self._depth - 1)
             self._end_reasoning()
-        elif marker in tags.wrap:
+        elif marker in tags.wrap and marker == tags.wrap[self._content.is_wrapped]:
             self._take(len(marker))
             if marker == tags.wrap[0]:
                 self._content.open_wrap()
             else:
                 self._content.close_wrap()
-        elif marker in tags.closes and self._content.follows_call and not self._is_reasoning:
-            self._take(len(marker))
-            self._content.after_call()
-        elif marker in tags.drops:
-            self._take(len(marker))
-            if not self._is_reasoning:
-                self._content.absorb_close()
         elif marker in tags.openings:
             self._open_call(tags.openings[marker], marker)
+        elif self._is_reasoning and marker not in tags.drops:
+            self._append(self._take(len(marker)), out)
+        elif tags.is_dropped(marker, follows_call=follows_call):
+            self._take(len(marker))
+            if follows_call:
+                self._content.after_call()
+            elif not self._is_reasoning:
+                self._content.absorb_close()
         else:
             self._append(self._take(len(marker)), out)
 
@@ -240,7 +226,7 @@ class OutputParser:
     def _show_tag(self, tag: str, out: list[ContentEvent]) -> None:
         if self._shows_reasoning:
             self._unshown_tag = ""
-            self._append_text(tag, out)
+            self._writer.emit(tag, out)
 
     def _end_reasoning(self) -> None:
         if self._opening is ReasoningOpening.AT_START:
@@ -256,12 +242,20 @@ class OutputParser:
     # Calls
 
     def _open_call(self, opening: Opening, marker: str) -> None:
-        context = BodyContext(self._schemas or {}, self._tags.enclosing, self._tags.may_call, self._codec.encode)
-        self._call = _Call(opening.new_body(context), opening)
+        tags = self._tags
+        is_native = marker in tags.native
+        behind = self._pending[len(marker) :].lstrip()
+        if marker in tags.tagged and behind.startswith(marker):
+            self._take(len(self._pending) - len(behind))  # the same tag follows, which opens the call
+            return
+        context = BodyContext(self._schemas or {}, tags.enclosing, tags.may_call, self._codec.encode)
+        is_quoted = is_native and not self._is_reasoning and self._writer.is_quoted(marker)
+        body = opening.new_body(context)
+        self._call = OpenCall(body, opening, marker, is_native=is_native, is_quoted=is_quoted)
         if not opening.keeps_marker:
             self._call.raw.append(self._take(len(marker)))
 
-    def _advance_call(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
+    def _advance_call(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
         """Return whether more of the pending text may be read now."""
         end, marker = self._end_of(call, final)
         text = self._pending if end == len(self._pending) else self._pending[:end]
@@ -276,29 +270,29 @@ class OutputParser:
             case BodyStatus.DONE:
                 self._end_call(call, out)
                 if call.body.follow is not None:
-                    self._call = _Call(call.body.follow(), call.opening)
-                    self._call.is_at_own_marker = False
+                    self._call = call.following(call.body.follow())
             case BodyStatus.FAILED:
                 self._emit_as_text(call, out)
             case BodyStatus.STUCK:
                 return self._end_at_tag(call, out, final)
             case BodyStatus.ENDED:
                 self._call = None
-                if not self._content.follows_call:
-                    self._append("".join(call.raw), out)
+                if not call.has_tags or self._is_reasoning:
+                    self._append("" if self._content.follows_call else "".join(call.raw), out)
+                elif not self._content.follows_call:
+                    self._content.absorb_close()
             case BodyStatus.REASONING | BodyStatus.TEXT as kind:
                 self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
         return True
 
-    def _end_of(self, call: _Call, final: bool) -> tuple[int, str | None]:
+    def _end_of(self, call: OpenCall, final: bool) -> tuple[int, str | None]:
         """Find a token that ends the call in any state of its body."""
-        is_named = call.is_started or call.is_refused
-        splitter: MarkerSplitter | None = self._tags.ends_call if is_named else self._tags.ends_unnamed_call
+        splitter: MarkerSplitter | None = self._tags.ends_call if call.is_named else self._tags.ends_unnamed_call
         if splitter is None or call.body.reads_tags or call.is_at_own_marker:
             return len(self._pending), None
         return splitter.cut(self._pending, final=final)
 
-    def _end_at_tag(self, call: _Call, out: list[ContentEvent], final: bool) -> bool:
+    def _end_at_tag(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
         """The body cannot continue: the text here is a tag around it, or this is no call."""
         end, marker = self._tags.in_call.cut(self._pending, final=final)
         if end == 0 and marker is None and self._pending:
@@ -309,7 +303,7 @@ class OutputParser:
             self._emit_as_text(call, out)
         return True
 
-    def _take_text(self, call: _Call, num_chars: int, out: list[ContentEvent]) -> None:
+    def _take_text(self, call: OpenCall, num_chars: int, out: list[ContentEvent]) -> None:
         text = self._take(num_chars)
         if text:
             call.is_at_own_marker = False
@@ -318,62 +312,85 @@ class OutputParser:
         else:
             call.raw.append(text)
 
-    def _sync(self, call: _Call, out: list[ContentEvent]) -> None:
+    def _sync(self, call: OpenCall, out: list[ContentEvent]) -> None:
         """Emit what the body has read."""
         name = call.body.name
-        if name is not None and not (call.is_started or call.is_refused):
+        if name is not None and not call.is_named:
             name = self._codec.decode(name)
             if self._schemas is None or name in self._schemas:
                 self._start_call(call, name, out)
+            elif call.has_tags and not self._is_reasoning:
+                call.described = name
             else:
                 call.is_refused = True
                 self._append("".join(call.raw), out)
-        if call.is_started and (arguments := call.body.take_arguments()):
-            out.append(ToolCallDelta(self._num_calls - 1, self._codec.decode_json(arguments)))
+        if not (call.is_started or call.described is not None):
+            return
+        arguments = self._codec.decode_json(call.body.take_arguments())
+        if call.described is not None:
+            if arguments and not call.has_head:
+                self._writer.begin_line(out)
+            self._writer.feed_made(call.description(arguments), out)
+        elif arguments:
+            out.append(ToolCallDelta(self._num_calls - 1, arguments))
 
-    def _start_call(self, call: _Call, name: str, out: list[ContentEvent]) -> None:
-        if self._tags.is_native(call.opening):
+    def _start_call(self, call: OpenCall, name: str, out: list[ContentEvent]) -> None:
+        if call.marker in self._tags.native:
             self._tags = self._tags.without_fallback
         call.is_started = True
         self._is_reasoning = False
         self._depth = 0
         self._reasoning.close()
         self._content.after_call()
-        out.append(ToolCallStart(self._num_calls, self._call_id(call.body.call_id), name))
+        out.append(ToolCallStart(self._num_calls, self._codec.decode(self._ids.take(call.body.call_id)), name))
         self._num_calls += 1
 
-    def _call_id(self, native: str | None) -> str:
-        call_id = native if native is not None and native not in self._used_ids else self._call_ids()
-        self._used_ids.add(call_id)
-        return self._codec.decode(call_id)
-
-    def _end_call(self, call: _Call, out: list[ContentEvent]) -> None:
+    def _end_call(self, call: OpenCall, out: list[ContentEvent]) -> None:
         self._call = None
         if call.is_started:
             out.append(ToolCallEnd(self._num_calls - 1))
+        elif call.described is not None:
+            self._writer.feed_made("}", out)
+            self._content.after_call()
 
     def _begin_message(self, *, is_reasoning: bool) -> None:
         self._call = None
         if is_reasoning:
             self._is_reasoning = True
             self._depth = 1
+            if self._reasoning.is_blank:
+                self._reasoning.close()
         else:
             self._depth = 0
             self._end_reasoning()
+            self._writer.begins_message = self._has_messages
 
-    def _close_call(self, call: _Call, out: list[ContentEvent]) -> None:
+    def _close_call(self, call: OpenCall, out: list[ContentEvent]) -> None:
         """End the call at the tag that begins here."""
         is_complete = call.body.close()
         self._sync(call, out)
-        if is_complete and call.is_started:
+        if is_complete and (call.is_started or call.described is not None):
             self._end_call(call, out)
         else:
             self._emit_as_text(call, out)
 
-    def _emit_as_text(self, call: _Call, out: list[ContentEvent]) -> None:
+    def _emit_as_text(self, call: OpenCall, out: list[ContentEvent]) -> None:
         """Emit the text of what proved to be no call."""
         self._call = None
-        if not call.is_refused:
+        if call.has_head:
+            call.body.cut("")
+            self._writer.feed_made(self._codec.decode_json(call.body.take_arguments()), out)
+        elif not call.is_refused:
             if call.is_at_own_marker:
-                call.raw.append(self._take(1))
-            self._append("".join(call.raw), out)
+                call.raw.append(self._take(len(call.marker) if call.has_tags else 1))
+            raw = "".join(call.raw)
+            behind = raw[len(call.marker) :] + self._pending[:2]
+            if call.is_further:
+                self._append(self._tags.without_own(raw), out)
+            elif not call.has_tags or self._is_reasoning or self._writer.quoting.is_mentioned(behind):
+                self._writer.has_quoted |= not self._is_reasoning
+                self._append(raw, out)
+            elif text := self._tags.shown(raw, call.marker):
+                self._writer.feed_made(text, out)
+            else:
+                self._content.absorb_close()

@@ -9,7 +9,9 @@ from ..core.errors import ConfigError, setting
 from . import families
 from .bodies import Schemas
 from .call_formats import GENERIC
-from .output_parser import OutputParser, ReasoningOpening, new_call_id
+from .family import ReasoningOpening
+from .open_call import new_call_id
+from .output_parser import OutputParser
 
 # By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
@@ -58,7 +60,8 @@ def make_parser(
     """Make the parser of one reply. Raises ConfigError for an unknown name.
 
     `reasoning`, `tools`: formats, or names of formats as the flags take them; None: the reply has none.
-    `schemas`: the schemas of the declared tools; without any, calls to all names are calls.
+    `schemas`: the schemas of the declared tools. Empty: none is declared, so every call is text. None: calls to all
+    names are calls.
     `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
     `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
     """
@@ -69,6 +72,8 @@ def make_parser(
             raise ConfigError(f"Unknown parser {choice}. Known: {', '.join(sorted(known))}.")
     reasoning_format = None if reasoning is None else families.reasoning_format(reasoning)
     tool_format = None if tools is None else families.call_format(tools).reads
+    if tool_format is not None and schemas is not None and not schemas:
+        tool_format = families.with_tags_only(tool_format)
     formats = () if tool_format is None else (tool_format,)
     if tool_format is not None and not tool_format.is_fallback and schemas:
         formats = (*formats, GENERIC)
@@ -77,7 +82,7 @@ def make_parser(
     return OutputParser(
         reasoning_format,
         formats,
-        schemas=schemas or None,
+        schemas=schemas,
         tokens=marker_tokens,
         starts_in_reasoning=starts_in_reasoning,
         opening=opening,

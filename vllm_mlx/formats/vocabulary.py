@@ -10,7 +10,11 @@ from .family import Opening, Place, ReasoningFormat, ToolFormat
 # Lone surrogates: decoded text contains none, and every scanner reads them as ordinary characters.
 _FIRST = 0xDC80
 _MAX_TOKENS = 0xDFFF - _FIRST
+_MAX_HEADER_WORDS = 5
 _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
+# Tags that are also common in the XML and HTML that a model writes for its user.
+_COMMON = frozenset({"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param"})
+_COMMON |= {"</param>", "<function name="}
 
 
 class TokenCodec:
@@ -67,10 +71,8 @@ class TagVocabulary:
         self.codec = codec
         self.may_call = bool(tools)
         self.markers = codec.tokens.union(_tags(reasoning, tools))
-        headers = reasoning.headers if reasoning else ()
-        openings = [*headers, *(opening for format in tools for opening in format.openings)]
         self.openings: dict[str, Opening] = {}
-        for opening in openings:
+        for opening in _openings(reasoning, tools):
             if has_schemas or not opening.needs_tools:
                 self.openings.setdefault(codec.encode(opening.marker), opening)
         self.reasoning_opens = frozenset(map(codec.encode, reasoning.opens if reasoning else ()))
@@ -79,6 +81,20 @@ class TagVocabulary:
         self.drops = frozenset(codec.encode(tag) for format in tools for tag in format.drops)
         self.wrap = tuple(map(codec.encode, reasoning.wrap)) if reasoning and reasoning.wrap else ()
         self.enclosing = (*self.closes, *self._at(Place.ANYWHERE))
+        native = tuple(format for format in tools if not format.is_fallback)
+        own = [tag for tag in (*_inner(reasoning), *(tag for format in native for tag in format.tags)) if _is_tag(tag)]
+        openings = _openings(reasoning, native)
+        self.native = frozenset(codec.encode(opening.marker) for opening in openings)
+        self.tagged = frozenset(codec.encode(one.marker) for one in openings if one.place is Place.ANYWHERE)
+        """The tags of the model's own format that begin a call or a message wherever they occur."""
+        self._headers = frozenset(codec.encode(header.marker) for header in (reasoning.headers if reasoning else ()))
+        self._header_end = codec.encode(reasoning.header_tags[0]) if reasoning and reasoning.header_tags else ""
+        self.strays = frozenset(map(codec.encode, (tag for tag in own if tag not in _COMMON))) - self.openings.keys()
+        """Tags of the model's own format that are no text wherever they occur, unless the model quotes them."""
+        self._inside = frozenset(map(codec.encode, own)) - self.openings.keys()
+        longest_first = sorted(map(codec.encode, own), key=len, reverse=True)
+        tails = (re.escape(tag) + ("" if tag.endswith((">", "]")) else r"\s*>?") for tag in longest_first)
+        self._own = re.compile("|".join(tails) or r"(?!)")
         self._set_splitters()
 
     @cached_property
@@ -86,8 +102,24 @@ class TagVocabulary:
         native = tuple(format for format in self._tools if not format.is_fallback)
         return TagVocabulary(self._reasoning, native, self.codec, has_schemas=self._has_schemas)
 
-    def is_native(self, opening: Opening) -> bool:
-        return any(opening in format.openings for format in self._tools if not format.is_fallback)
+    def is_dropped(self, marker: str, *, follows_call: bool) -> bool:
+        """Whether the tag is one of the model's own format that is no text here, unless the model quotes it."""
+        return marker in self.strays or (follows_call and marker in self._inside)
+
+    def without_own(self, text: str) -> str:
+        """The text without the tags of the model's own calls."""
+        return self._own.sub("", text)
+
+    def shown(self, text: str, marker: str) -> str:
+        """What is shown of `text`, which `marker` began and which is no call: no tags of the model's own format.
+
+        Nothing of it, if only punctuation is left, or the header of a message that never came.
+        """
+        if marker in self._headers:
+            _, end, rest = text.rpartition(self._header_end) if self._header_end else ("", "", text)
+            text = rest if end or len(rest.split()) > _MAX_HEADER_WORDS else ""
+        rest = self.without_own(text)
+        return rest if rest.strip(" \t\r\n[]{},;") else ""
 
     def _at(self, *places: Place) -> list[str]:
         return [marker for marker, opening in self.openings.items() if opening.place in places]
@@ -95,9 +127,12 @@ class TagVocabulary:
     def _set_splitters(self) -> None:
         reasoning_tags = [*self.reasoning_opens, *self.reasoning_closes]
         in_text = [*reasoning_tags, *self.closes, *self.drops, *self._at(Place.ANYWHERE, Place.OUTSIDE_REASONING)]
+        in_text += self.strays
         self.in_reasoning = MarkerSplitter([*reasoning_tags, *self._at(Place.ANYWHERE)])
         self.in_text = MarkerSplitter(in_text)
-        self.at_start = MarkerSplitter([*in_text, *self._at(Place.AT_START), *self.wrap[:1]])
+        at_start = [*in_text, *self._at(Place.AT_START), *self.wrap[:1]]
+        self.at_start = MarkerSplitter(at_start)
+        self.behind_call = MarkerSplitter([*at_start, *self._inside])
         self.in_wrap = MarkerSplitter([*in_text, *self.wrap[1:]])
         self.in_call = MarkerSplitter(self.enclosing)
         is_coded = self.codec.is_coded
@@ -119,6 +154,20 @@ def tag_vocabulary(
 
 def _tags(reasoning: ReasoningFormat | None, tools: tuple[ToolFormat, ...]) -> tuple[str, ...]:
     return (*(reasoning.tags if reasoning else ()), *(tag for format in tools for tag in format.tags))
+
+
+def _openings(reasoning: ReasoningFormat | None, tools: tuple[ToolFormat, ...]) -> tuple[Opening, ...]:
+    return (*(reasoning.headers if reasoning else ()), *(opening for format in tools for opening in format.openings))
+
+
+def _inner(reasoning: ReasoningFormat | None) -> tuple[str, ...]:
+    """The tags inside headers, and those around an answer."""
+    return (*reasoning.header_tags, *(reasoning.wrap or ())) if reasoning else ()
+
+
+def _is_tag(text: str) -> bool:
+    """Whether the text is a tag rather than punctuation that a format shares with every text."""
+    return len(text) > 3 and text[0] in "<[]|"
 
 
 def _is_words(token: str) -> bool:

@@ -219,7 +219,7 @@ class ParseStage:
 
     def _counted(self, events: list[ContentEvent]) -> list[ContentEvent]:
         if self._logprobs is not None:
-            events = self._logprobs.attach(events, self._parser.text_starts)
+            events = self._logprobs.attach(events, self._parser.text_spans)
         return self.calls.feed(events)
 
 
@@ -281,13 +281,12 @@ class LogprobQueue:
             if logprob is not None and num_chars:
                 self._spans.append((start, self._num_chars, logprob))
 
-    def attach(self, events: list[ContentEvent], text_starts: Sequence[int]) -> list[ContentEvent]:
-        """`text_starts`: the first parsed character of each text event. Tokens before it were no content."""
-        starts = iter(text_starts)
-        return [self._with_logprobs(event, next(starts)) if isinstance(event, TextDelta) else event for event in events]
+    def attach(self, events: list[ContentEvent], text_spans: Sequence[tuple[int, int]]) -> list[ContentEvent]:
+        """`text_spans`: (start, end) of the parsed characters of each text event. Tokens before it were no content."""
+        spans = iter(text_spans)
+        return [self._with_logprobs(event, *next(spans)) if isinstance(event, TextDelta) else event for event in events]
 
-    def _with_logprobs(self, event: TextDelta, start: int) -> TextDelta:
-        end = start + len(event.text)
+    def _with_logprobs(self, event: TextDelta, start: int, end: int) -> TextDelta:
         logprobs: list[TokenLogprob] = []
         while self._spans and self._spans[0][0] < end:
             _, token_end, logprob = self._spans.popleft()
@@ -333,7 +332,7 @@ def reply_parser(
     schemas = declared_schemas(request, SchemaBudget()) if schemas is None else schemas
     return make_parser(
         reasoning,
-        tools if schemas else None,
+        tools,
         schemas=schemas,
         starts_in_reasoning=starts_in_reasoning,
         opening=opening,

@@ -1,5 +1,6 @@
 """Writes a JSON object from arguments that arrive as text, one after another."""
 
+import json
 import re
 
 from .json_scanner import json_value, quoted
@@ -13,14 +14,22 @@ _MAYBE_SCALAR = re.compile(
 )
 
 
+# A model may write all arguments as one object in one argument of such a name.
+_WRAPPERS = frozenset({"arguments", "input"})
+
+
 class ArgumentsWriter:
     """Strings are emitted while they arrive; a value that may have another type is emitted when it is complete."""
 
     def __init__(self, schema: ToolSchema | None):
         """`schema`: of the tool; None: it is not declared."""
         self._schema = ANY_ARGUMENTS if schema is None else schema
+        self._may_wrap = False  # the value may be the object of all arguments; nothing of it was emitted
+        self._wrapped = ""  # such an object, while no other argument has followed it
+        self._is_json = False  # the model says that the value is JSON
         self._seen: set[str] = set()
         self._out: list[str] = []
+        self._name = ""
         self._types: Types = STRING
         self._held: list[str] | None = None  # the parts of a value of a type not known yet; None: it is a string
         self._is_compound = False  # the held text begins an object or a list
@@ -35,13 +44,19 @@ class ArgumentsWriter:
         is_declared = self._schema.declares(name)
         return is_declared if is_declared is None else is_declared and name not in self._seen
 
-    def begin(self, name: str, *, is_string: bool | None = None) -> None:
-        """`is_string`: what the model says of the value, which counts before the schema."""
-        self._begin(name)
+    def begin(self, name: str, *, is_string: bool | None = None, is_wrapper: bool = False) -> None:
+        """`is_string`: what the model says of the value, which counts where the schema leaves it open.
+
+        `is_wrapper`: the model says that the value is the object of all arguments.
+        """
+        is_wrapper = is_wrapper or (name in _WRAPPERS and self._schema.declares(name) is not True)
+        self._may_wrap = is_wrapper and not self._seen and not self._wrapped
+        if not self._may_wrap:
+            self._begin(name)
+        self._name = name
         types = self._schema.types(name)
-        if is_string is False and types is not None and "string" in types:
-            types = None
-        self._types = STRING if is_string else types
+        self._types = STRING if is_string and (types is None or "string" in types) else types
+        self._is_json = is_string is False
         self._held = []
         self._is_compound = False
         self._release()
@@ -52,6 +67,8 @@ class ArgumentsWriter:
         self._out.append(value)
 
     def _begin(self, name: str) -> None:
+        if self._wrapped:
+            self._out.append(self._wrapped_argument())
         self._out.append(f"{', ' if self._seen else '{'}{quoted(name)}: ")
         self._seen.add(name)
 
@@ -63,39 +80,64 @@ class ArgumentsWriter:
             if not self._is_compound:
                 self._release()
 
+    def _wrapped_argument(self) -> str:
+        """The object as the argument that it was written as."""
+        wrapped, self._wrapped = self._wrapped, ""
+        self._seen.add(self._name)
+        return f"{{{quoted(self._name)}: {wrapped}"
+
     def end(self) -> None:
+        if self._may_wrap:
+            self._may_wrap = False
+            held = "".join(self._held or ())
+            value = decode(held, None)
+            if value is not None and value.startswith("{"):
+                self._wrapped = value
+                return
+            self._begin(self._name)
         if self._held is not None:
             held = "".join(self._held)
-            value = decode(held, self._types)
+            value = decode(held, self._types, is_json=self._is_json)
             self._out.append(quoted(held) if value is None else value)
         else:
             self._out.append('"')
 
     def cut(self) -> None:
         """The reply was cut inside a value: emit the part that was read, without closing it."""
+        if self._may_wrap:
+            self._may_wrap = False
+            if "".join(self._held or ()).lstrip().startswith("{"):
+                self._out.append("".join(self._held or ()).lstrip())
+                return
+            self._begin(self._name)
         if self._held:
             held = "".join(self._held)
             is_string = self._types is not None and "string" in self._types
             self._out.append(quoted(held)[:-1] if is_string else held.lstrip())
 
     def close(self) -> None:
-        self._out.append("}" if self._seen else "{}")
+        self._out.append(self._wrapped or ("}" if self._seen else "{}"))
+        self._wrapped = ""
 
     def _release(self) -> None:
         assert self._held is not None
+        if self._may_wrap:
+            return
         held = "".join(self._held)
-        if not may_be_value(held, self._types):
+        if not may_be_value(held, self._types, is_json=self._is_json):
             self._out.append(quoted(held)[:-1])
             self._held = None
         else:
-            self._is_compound = held.lstrip()[:1] in ("{", "[")
+            self._is_compound = held.lstrip()[:1] in ("{", "[", '"')
 
 
-def may_be_value(text: str, types: Types) -> bool:
-    """Whether a text that begins like this may stand for a value that is no string."""
+def may_be_value(text: str, types: Types, *, is_json: bool = False) -> bool:
+    """Whether a text that begins like this may stand for a value that is no string, or for a string in quotes."""
+    start = text[: _MAX_SCALAR + 1].lstrip()
+    if is_json and (start[:1] == '"' or not start):
+        return bool(start) or len(text) <= _MAX_SCALAR
     if types == STRING:
         return False
-    start = text[: _MAX_SCALAR + 1].lstrip()
     if not start:
         return len(text) <= _MAX_SCALAR
     if start[0] in "{[":
@@ -104,12 +146,13 @@ def may_be_value(text: str, types: Types) -> bool:
     return len(rest) <= _MAX_SCALAR and _MAYBE_SCALAR.match(rest) is not None
 
 
-def decode(text: str, types: Types) -> str | None:
+def decode(text: str, types: Types, *, is_json: bool = False) -> str | None:
     """Return the JSON value that `text` stands for, or None if it is a string.
 
     A value of a type that the schema does not allow is kept if the schema does not allow a string either; null is not.
+    `is_json`: the model says that the text is JSON, so a string in quotes stands for the string inside.
     """
-    if not may_be_value(text, types):
+    if not may_be_value(text, types, is_json=is_json):
         return None
     text = text.strip()
     if types is not None and "boolean" in types and text in ("True", "False"):
@@ -118,6 +161,9 @@ def decode(text: str, types: Types) -> str | None:
     if value is None:
         return None
     kind = _kind(value)
+    if kind == "string" and is_json:
+        inner = json.loads(value)
+        return value if types is None or "string" in types else decode(inner, types) or value
     if types is None:
         return None if kind == "string" else value
     if kind == "number" and types & {"number", "integer"}:

@@ -36,6 +36,7 @@ class Body:
 
     name: str | None = None
     call_id: str | None = None  # written by the model
+    ends_with_reply = False  # the end of the reply ends what this body reads, too
     chosen: "Body | None" = None  # the body that reads everything from here on in place of this one
     follow: "Callable[[], Body] | None" = None
     """Makes the body of a further call without an opening tag of its own, behind a complete call."""

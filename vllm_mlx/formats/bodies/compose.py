@@ -10,6 +10,10 @@ from .json_body import ObjectBody
 
 _MAX_HEADER = 512
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_HEADER_WORD = re.compile(r"[\w.=:/-]+")
+_CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
+_MAX_CHANNEL = 40
+_READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
 
 
@@ -129,6 +133,9 @@ class ListBody(Chooser):
                 return position
             self._is_at_element = True
             position = skip_white(text, position)
+        if self._is_first and self._listing.closer and text[position : position + 1] == self._listing.closer:
+            self.status = BodyStatus.ENDED  # a list of no calls
+            return position + 1
         if position < len(text):
             self.chosen = self._new_inner(self._context)
         return position
@@ -194,21 +201,24 @@ class HeaderBody(Chooser):
 
 
 def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
-    """`[role] [to=recipient] [<|channel|>]channel [to=recipient] [<|constrain|>format]`."""
+    """`[role] [to=recipient] [<|channel|>]channel [to=recipient] [<|constrain|>format]`.
+
+    The recipient is a tool, perhaps behind `functions.`, or a reader. A message to a reader, or to a tool that takes
+    no JSON, is reasoning in the channel `analysis` and content in any other.
+    """
     channel_tag, constrain_tag = context.encode("<|channel|>"), context.encode("<|constrain|>")
     header = header.replace(constrain_tag, " ")
-    recipient = _RECIPIENT.search(header.replace(channel_tag, " "))
-    if recipient is not None and recipient.group(1).startswith("functions.") and context.may_call:
-        return ObjectBody(context, recipient.group(1).removeprefix("functions."))
     words = header.rpartition(channel_tag)[2].split()
-    match words[:1]:
-        case ["analysis"]:
-            return BodyStatus.REASONING
-        case ["final"]:
-            return BodyStatus.TEXT
-        case ["commentary"] if recipient is None:
-            return BodyStatus.TEXT
-    return BodyStatus.STUCK
+    plain = header.replace(channel_tag, " ").replace(context.encode("<|start|>"), " ")
+    if not all(map(_HEADER_WORD.fullmatch, plain.split())):
+        return BodyStatus.STUCK
+    recipients: list[str] = _RECIPIENT.findall(plain)
+    for recipient in recipients:
+        name = recipient if recipient in context.schemas else recipient.removeprefix("functions.")
+        is_tool = name in context.schemas or name != recipient or not context.schemas or "json" in words
+        if context.may_call and recipient not in _READERS and is_tool:
+            return ObjectBody(context, name)
+    return BodyStatus.REASONING if words[:1] == ["analysis"] else BodyStatus.TEXT
 
 
 def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
@@ -226,6 +236,35 @@ def suffix_route(status: BodyStatus) -> Route:
         return status if re.fullmatch(r"[\w-]{1,64}", header) else BodyStatus.STUCK
 
     return route
+
+
+class ChannelBody(Body):
+    """The name of a channel of reasoning, which ends its line. `usual`: the name that may also have no line."""
+
+    ends_with_reply = True
+
+    def __init__(self, context: BodyContext, usual: str):
+        super().__init__()
+        self._usual = usual
+
+    def _read(self, text: str, position: int, final: bool) -> int:
+        found = _CHANNEL.match(text, position)
+        assert found is not None
+        end, name = found.end(), found.group().strip()
+        if end == len(text) and not final and len(name) <= _MAX_CHANNEL:
+            self.status = BodyStatus.WAITING
+            return position
+        self.status = BodyStatus.REASONING
+        is_line = text[end : end + 1] == "\n" or name == self._usual
+        if len(name) <= _MAX_CHANNEL and (is_line or (not name.startswith(self._usual) and _ends_name(text, end))):
+            return end
+        return position + len(self._usual) if text.startswith(self._usual, position) else position
+
+
+def _ends_name(text: str, position: int) -> bool:
+    """Whether a tag is at `position`, or nothing. A token of the tokenizer arrives as one lone surrogate."""
+    char = text[position : position + 1]
+    return char in ("", "<") or "\ud800" <= char <= "\udfff"
 
 
 def header(end: str, route: Route) -> NewBody:

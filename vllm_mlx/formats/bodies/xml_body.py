@@ -16,6 +16,7 @@ _HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
 _ATTRIBUTE = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
 _NAMES = ("name", "tool", "key")
 _MAX_MARGIN = 64  # characters of white space behind a closing tag, after which the tag counts in any case
+_OBJECT = "arguments"  # the name of one object of all arguments
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
 
@@ -42,6 +43,8 @@ class XmlTags:
     value: str = ""  # between the head of an argument and its value
     type: str = ""  # before `value`, may hold the type of the argument
     end_type: str = ""
+    object: str = ""  # begins one JSON object of all arguments, in place of `parameter`
+    end_object: str = ""
     has_attributes: bool = False  # a head is name="…"; otherwise it is the name alone
     trims_breaks: bool = False  # one line break at either end of a value is layout, not text
     has_cdata: bool = False
@@ -144,7 +147,7 @@ class XmlBody(Body):
 
     def cut(self, rest: str) -> None:
         if self._state in (_State.VALUE, _State.CDATA):
-            self.consume(rest, final=True)
+            self.consume(self._without_partial_tag(rest), final=True)
         if self._state in (_State.VALUE, _State.CDATA):
             self._writer.feed(self._final_break)
             self._writer.cut()
@@ -178,7 +181,7 @@ class XmlBody(Body):
                 return (tags.value, tags.type)
             case _State.AFTER_CDATA:
                 return (tags.end_parameter, _CDATA)
-        return (tags.parameter, tags.end_function)
+        return (tags.parameter, tags.end_function, tags.object)
 
     def _enter(self, tag: str, text: str, position: int, final: bool) -> int:
         tags = self._tags
@@ -198,12 +201,16 @@ class XmlBody(Body):
                 self._writer.close()
                 self.status = BodyStatus.DONE
             case _:
+                if tag == tags.object:
+                    self._tags = replace(tags, parameter=tags.object, end_parameter=tags.end_object)
                 self._state = _State.KEY
         return end
 
     def _read_head(self, text: str, position: int, final: bool) -> int:
         head_end = self._tags.head_end
         end, head = self._tags.head_at(text, position, head_end)
+        if head is None and self._is_object and text.startswith(head_end, end):
+            head = Head(_OBJECT)
         if head is None:
             self._stop(may_grow=not final and head_end.startswith(text[end:]))
             return position
@@ -226,6 +233,11 @@ class XmlBody(Body):
         self._stop(may_grow=not final and len(text) - start < _MAX_HEAD)
         return position
 
+    @property
+    def _is_object(self) -> bool:
+        """Whether the value being read is one object of all arguments."""
+        return self._state is not _State.NAME and self._tags.parameter == self._tags.object
+
     def _stop(self, *, may_grow: bool) -> None:
         self.status = BodyStatus.WAITING if may_grow else BodyStatus.STUCK
 
@@ -236,7 +248,7 @@ class XmlBody(Body):
     # Values
 
     def _open_value(self) -> None:
-        self._writer.begin(self._head.name, is_string=self._head.is_string)
+        self._writer.begin(self._head.name, is_string=self._head.is_string, is_wrapper=self._is_object)
         self._state = _State.VALUE
         self._is_fresh = self._is_empty = True
         self._ends_line = False
@@ -321,12 +333,24 @@ class XmlBody(Body):
         self._wait_if(not final and _may_become(text, start, candidates))
         return None
 
+    def _without_partial_tag(self, text: str) -> str:
+        """The text without the start of a tag at its end, with which the reply was cut."""
+        tags = self._tags
+        ends = tuple(tag for tag in (tags.end_parameter, tags.end_function, tags.parameter, *self._enclosing) if tag)
+        for found in self._first_chars.finditer(text):
+            start = found.start()
+            if len(text) - start > 1 and _may_become(text, start, ends):
+                return text[:start]
+        return text
+
     def _is_followed(self, text: str, position: int, followers: tuple[str, ...], final: bool) -> bool:
         following = skip_white(text, position)
         if (final and following == len(text)) or following - position > _MAX_MARGIN:
             return True
         if any(text.startswith(tag, following) for tag in followers):
             return True
+        if final:
+            return _may_become(text, following, followers)
         self._wait_if(not final and _may_become(text, following, followers))
         return False
 
