@@ -138,13 +138,13 @@ WELL_FORMED = {
     "undeclared tool": (
         f'a<tool_call>{{"name": "rm", "arguments": {{"x": "</b>"}}}}\n</tool_call> b {WEATHER_JSON}',
         [
-            Text('a\n{"name": "rm", "arguments": {"x": "</b>"}}\n b '),
+            Text('a\n{"name": "rm", "arguments": {"x": "</b>"}} b '),
             *call("get_weather", WEATHER),
         ],
     ),
     "undeclared xml tool": (
         WEATHER_XML.replace("get_weather", "rm"),
-        [Text('{"name": "rm", "arguments": {"city": "Rome", "days": 2}}\n')],
+        [Text('{"name": "rm", "arguments": {"city": "Rome", "days": 2}}')],
     ),
     "undeclared tool in reasoning": (
         '<think>a <tool_call>{"name": "rm"}</tool_call> b</think>c',

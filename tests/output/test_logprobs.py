@@ -59,7 +59,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
         ["<think>\nhm\n</think>\n\n", "+東京 🙂"],
         ["+one\n", CALL, "\n", CALL, "+\ntwo", "<|im_end|>"],
         ["+a", "<|endoftext|>", "+b"],
-        ["+" + CALL.replace("now", "rm").removesuffix("</tool_call>"), "</tool_call>"],
+        ["+" + CALL.replace("now", "rm").removesuffix("\n</tool_call>"), "\n</tool_call>"],
     ],
 )
 def test_tokens_of_the_content_and_no_others(qwen: Tokenizer, parts: list[str], step: int) -> None:

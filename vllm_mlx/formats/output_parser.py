@@ -82,7 +82,7 @@ class OutputParser:
         while self._call is not None or self._pending:
             if self._call is None:
                 self._advance(out, final=True)
-            elif self._call.body.ends_with_reply:
+            elif self._call.body.ends_with_reply and self._pending:
                 self._advance_call(self._call, out, final=True)
             elif self._call.is_started or self._call.described is not None:
                 self._finish_call(self._call, out, is_end)
