@@ -19,6 +19,7 @@ from .tree import NEAR_FORK
 
 MAX_RUN_TOKENS = 4096
 MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
+_MAX_STATED = 4096
 NUM_LAST_STATES = 2  # the newest ones of a path, which are written beside those at forks
 
 
@@ -26,7 +27,7 @@ NUM_LAST_STATES = 2  # the newest ones of a path, which are written beside those
 class Job:
     """A record to write. Its tensors refer to arrays in memory, whose bytes are copied as they are written."""
 
-    node: Node  # whose state it is; of a run, the last node of its path
+    node_id: int  # of the node whose state it is; of a run, of the last node of its path
     header: Header
     tensors: list[TensorData]
     num_bytes: int
@@ -40,9 +41,10 @@ class Job:
 class Errand:
     """Records of one path that are written one after the other. `jobs` is shared with the thread."""
 
-    leaf: Node
+    leaf_id: int
     space: Space
-    key: bytes
+    key: bytes  # up to the last record's end
+    needs_state: bool
     jobs: deque[Job]  # that have not been begun
     points: list[int] = field(init=False)  # where it has states
     left_bytes: int = field(init=False)  # that are not written yet
@@ -65,11 +67,7 @@ class Errand:
         if not self.held_bytes:
             return 0
         common = common_tokens(self.key, key)
-        return (
-            max((point for point in self.points if point <= common), default=0)
-            if self.leaf.rule.needs_state
-            else common
-        )
+        return max((point for point in self.points if point <= common), default=0) if self.needs_state else common
 
     def begin(self) -> Job | None:
         """The next record to write. Called on the thread."""
@@ -113,18 +111,21 @@ class DiskPlan:
         self._fingerprint, self._rule = fingerprint, rule
         self._s_per_token = s_per_token
         self._bytes_worth_a_token = s_per_token * read_bytes_per_s  # they are read while a token is computed
-        self._stated: set[int] = set()  # node_ids whose states were written: what is thinned out is not written again
+        # The last node_ids whose states were written: what is thinned out is not written again.
+        self._stated: dict[int, None] = {}
 
     def is_mine(self, node: Node) -> bool:
         return node.space[0] == self._fingerprint
 
     def note_written(self, job: Job) -> None:
         if job.header.kind == "state":
-            self._stated.add(job.node.node_id)
+            self._stated[job.node_id] = None
+            if len(self._stated) > _MAX_STATED:
+                del self._stated[next(iter(self._stated))]
 
-    def forget_written(self, but: set[int] | None = None) -> None:
-        """Forget which states were written, except those of the nodes `but`."""
-        self._stated &= but or set()
+    def forget_written(self) -> None:
+        """Files are gone, so that states may be written again."""
+        self._stated.clear()
 
     def errand(self, leaf: Node, *, up_to: int, most: int | None) -> tuple[int, Errand | None]:
         """The end of what is worth a file of a path up to `up_to`, and its missing records, at most `most`, if any.
@@ -134,7 +135,7 @@ class DiskPlan:
         assert leaf.key is not None
         end, records = self._records(leaf, up_to)
         jobs = deque(islice(records, most))
-        return end, Errand(leaf, leaf.space, leaf.key, jobs) if jobs else None
+        return end, Errand(leaf.node_id, leaf.space, leaf.key, self._rule.needs_state, jobs) if jobs else None
 
     def _records(self, leaf: Node, up_to: int) -> tuple[int, Iterator[Job]]:
         """Each record is described when it is asked for, after the one that it continues."""
@@ -196,7 +197,7 @@ class DiskPlan:
         state = node.state
         assert isinstance(state, RecurrentState)
         layout, tensors = state_tensors(state)
-        return Job(node, self._header("state", node, parent, node.end, b"", layout), tensors, state.nbytes)
+        return Job(node.node_id, self._header("state", node, parent, node.end, b"", layout), tensors, state.nbytes)
 
     def _run_job(self, key: bytes, path: list[Node], parent: str, start: int, end: int) -> Job:
         most_tokens = _tokens_in(MAX_RUN_BYTES, path)
@@ -218,7 +219,7 @@ class DiskPlan:
         windows, window_offset = _windows(nodes, start, position)
         layout, tensors = run_tensors(Run(tuple(slabs), tuple(windows), window_offset))
         words = key[start * WORD_BYTES : position * WORD_BYTES]
-        return Job(path[-1], self._header("run", path[-1], parent, start, words, layout), tensors, num_bytes)
+        return Job(path[-1].node_id, self._header("run", path[-1], parent, start, words, layout), tensors, num_bytes)
 
     def _header(self, kind: Any, node: Node, parent: str, start: int, words: bytes, layout: dict[str, Any]) -> Header:
         return Header(

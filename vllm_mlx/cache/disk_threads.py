@@ -28,8 +28,12 @@ class Owner(Protocol):
         """Have `act` called on the engine thread. May be called on any thread."""
         ...
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Remove the files of least worth. Returns whether any was removed."""
+    def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
+        """Remove the files of least worth. `then` hears whether any was removed."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove the files of which nothing is used any more."""
         ...
 
     def lose(self, records: Iterable[Record]) -> None:

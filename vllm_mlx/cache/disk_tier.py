@@ -20,6 +20,7 @@ from ..disk.space import FolderUnusable
 from .disk_index import DiskIndex
 from .disk_plan import DiskPlan
 from .disk_reader import MIN_GAIN, Check, DiskReader
+from .disk_removal import DiskRemoval
 from .disk_writer import DiskWriter
 from .node import Node, ResumeRule, Space
 from .stats import DiskReport, Entry
@@ -63,6 +64,9 @@ class DiskTier:
         plan = DiskPlan(self._index, folder.name_of, fingerprint=fingerprint, rule=rule, **speeds)
         self._reader = DiskReader(folder, memory, self._index, self, check=check, clock=clock, **speeds)
         self._writer = DiskWriter(folder, memory, self._index, self, plan, max_bytes=report.max_bytes)
+        self._removal = DiskRemoval(
+            folder, memory, self._index, plan, lambda work: self._writer.submit(work, self.fail)
+        )
         self.wake: Callable[[], None] = _nobody_waits  # called on any thread when there are news
         self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._off_reason: str | None = None
@@ -108,7 +112,7 @@ class DiskTier:
     def _add(self, records: Iterable[Record]) -> None:
         for record in records:
             if not self._index.add(record):
-                self._remove([record])
+                self._removal.remove([record])
 
     def _end_of_scan(self) -> None:
         self._index.age()
@@ -121,6 +125,8 @@ class DiskTier:
 
     def take_news(self, timeout_s: float = 0.0) -> None:
         """Take in what the threads have done, without waiting longer than `timeout_s` for it."""
+        self.advance()
+        timeout_s = 0.0 if self.is_busy else timeout_s
         while True:
             try:
                 act = self._news.get(timeout_s > 0, timeout_s)
@@ -129,6 +135,15 @@ class DiskTier:
             self._contain(act)
             del act  # what it refers to is not kept until the next one comes
             timeout_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `advance` has something to do."""
+        return self._removal.is_busy
+
+    def advance(self) -> None:
+        """Do a little of what takes long. Called between two steps."""
+        self._contain(self._removal.advance)
 
     def _contain(self, work: Callable[[], object]) -> None:
         if (error := _error_of(work)) is not None:
@@ -177,14 +192,17 @@ class DiskTier:
         It waits for the writing before, if its prefix was evicted from memory just now.
         """
         answers: list[bool] = []
-        self._awaiting.discard(seq_id)
         if self._off_reason is None:
-            coming = self._writer.resume_length(space, key)
-            if coming and coming - self._reader.resume_length(space, key) >= MIN_GAIN:
-                self._awaiting.add(seq_id)
-                return True
-            self._contain(lambda: answers.append(self._reader.awaits(seq_id, space, key)))
+            self._contain(lambda: answers.append(self._awaits(seq_id, space, key)))
         return any(answers)
+
+    def _awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
+        coming = self._writer.resume_length(space, key)
+        if coming and coming - self._reader.resume_length(space, key) >= MIN_GAIN:
+            self._awaiting.add(seq_id)
+            return True
+        self._awaiting.discard(seq_id)
+        return self._reader.awaits(seq_id, space, key)
 
     def num_read(self, seq_id: int) -> int:
         """Tokens that were read for this sequence."""
@@ -211,7 +229,7 @@ class DiskTier:
             yield
 
     def _write(self, *, is_idle: bool) -> None:
-        self._sweep()
+        self.sweep()
         now = time.monotonic()
         if now - self._compared_s >= _COMPARE_S:
             self._compared_s = now
@@ -223,7 +241,7 @@ class DiskTier:
         if not self.is_on:
             return
         while (wait_s := rest_s()) > 0 and self._off_reason is None:
-            if not self._writer.is_writing and not self._writer.next(is_idle=True, is_last=True):
+            if not self._writer.is_writing and not self._writer.next(is_idle=True, is_last=True) and not self.is_busy:
                 break
             self.take_news(min(0.1, wait_s))
         if left := self._writer.num_waiting_bytes():
@@ -251,12 +269,12 @@ class DiskTier:
         """Remove what no later turn can use, like `PrefixTree.trim`."""
         self._writer.trim(space, key, keep)
         self._contain(partial(self._index.tree.trim, space, key, keep))
-        self._sweep()
+        self.sweep()
 
     def drop(self, space: Space, key: bytes) -> None:
         """Remove the path that was restored and cannot be used."""
         self._contain(partial(self._index.tree.drop, space, key))
-        self._sweep()
+        self.sweep()
 
     def clear(self, salts: str = "") -> None:
         """Remove all files of salts that begin with `salts`, soon, also what is being read or written."""
@@ -264,34 +282,25 @@ class DiskTier:
             self._cleared.append(salts)
         self._reader.cancel(salts)
         self._writer.clear(salts)
-        self._index.tree.clear(salts=salts)
-        self._sweep()
+        self._removal.clear(salts)
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Remove the files of least worth, so that `num_bytes` more fit. Returns False if nothing could be removed."""
-        self._index.drop_repeated()
-        removed, tree = self._index.unused(), self._index.tree
-        while (lack := num_bytes - sum(record.file_bytes for record in removed)) > 0:
-            before = tree.used_bytes
-            if tree.shrink_to(max(0, before - lack)) == before:
-                break
-            removed += self._index.unused()  # a part of a file frees nothing
-        self._remove(removed)
-        if removed:
-            self._writer.recheck(is_lost=False)
-        return bool(removed)
+    def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
+        """Remove the files of least worth, so that `num_bytes` more fit. `then` hears whether anything was removed."""
+        self._removal.make_room(num_bytes, then)
+
+    def sweep(self) -> None:
+        """Remove the files of which nothing is used any more."""
+        self._removal.sweep()
 
     def lose(self, records: Iterable[Record]) -> None:
         """Remove records that cannot be used, and what continues them."""
         records = list(records)
-        self._remove(records)
+        self._removal.remove(records)
         self.lost(record.name for record in records)
 
     def lost(self, names: Iterable[str]) -> None:
         """Forget records whose files are gone, and remove what continues them."""
-        self._index.lose(names)
-        self._sweep()
-        self._writer.recheck(is_lost=True)
+        self._removal.lost(names)
 
     def _compare(self) -> None:
         """Look what other servers did, and whether too much is kept. Runs on the writer's thread."""
@@ -303,20 +312,7 @@ class DiskTier:
             self.post(partial(self.lost, changes.removed))
         excess = self._folder.usage().excess_bytes
         if excess and (excess := excess - self._folder.remove_others(excess)) > 0:
-            self.post(partial(self.make_room, excess))
-
-    def _sweep(self) -> None:
-        self._remove(self._index.unused())
-
-    def _remove(self, records: Iterable[Record]) -> None:
-        records = list(records)
-        if records:
-            self._writer.submit(partial(self._remove_files, records), self.fail)
-
-    def _remove_files(self, records: Iterable[Record]) -> None:
-        """Runs on the writer's thread, so that it comes before the next write."""
-        for record in records:
-            self._folder.remove(record)
+            self.post(partial(self.make_room, excess, _nobody_hears))
 
     # -- the state of the tier
 
@@ -365,7 +361,9 @@ class DiskTier:
         )
 
     def close(self) -> None:
-        """End the threads. Nothing is read or written any more."""
+        """End the threads. Nothing is read or written any more; what is to be removed is."""
+        while self.is_busy:
+            self.advance()
         self._is_closed = True
         self._reader.close()
         self._writer.close()
@@ -375,6 +373,10 @@ def _error_of(work: Callable[[], object]) -> Exception | None:
     with Fence("the server, which goes on without what is on disk", is_logged=False) as fence:
         work()
     return fence.error
+
+
+def _nobody_hears(_: bool) -> None:
+    """Stand in for what `make_room` calls."""
 
 
 def _nobody_waits() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ..disk.folder import Folder, FolderUsage
@@ -19,7 +20,7 @@ from ..disk.space import FolderUnusable, NoRoom
 from .disk_index import DiskIndex
 from .disk_plan import NUM_LAST_STATES, DiskPlan, Errand, Job
 from .disk_threads import Owner, Workers
-from .index import WORD_BYTES, common_tokens
+from .index import WORD_BYTES, common_tokens, num_tokens
 from .node import Node, Space
 from .snapshot import DamagedSnapshot
 from .stats import DiskReport
@@ -34,6 +35,7 @@ _BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the m
 _LOOK_S = 5.0  # between two looks at the size of the folder
 _END_S = 5.0  # the longest wait for the thread at the end
 _PAUSE_S = 60.0  # without room, nothing is tried for this time
+LOOKED = 32  # leaves at which one look for due ones looks
 _CAP_SLACK = 20  # one part in so many of the cap is removed at once
 
 
@@ -58,12 +60,12 @@ class DiskWriter:
         self._room_bytes = 0  # memory for what is in the queue
         self._limit: str | None = None  # why nothing could be written last
         self._is_beside = False  # whether rows run that need the bandwidth of the memory
+        self._is_making_room = False
         self._paused_until_s = 0.0
         self._usage = FolderUsage(
             used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0, other_bytes=0
         )
         self._looked_s = float("-inf")
-        self._skipped: dict[int, int] = {}  # node_id of a leaf that is not worth a write -> its end
 
     @property
     def is_writing(self) -> bool:
@@ -80,7 +82,7 @@ class DiskWriter:
 
     def next(self, *, is_idle: bool, is_last: bool = False) -> bool:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
-        if self._is_paused or self._running is not None:
+        if self._is_waiting or self._running is not None:
             return False
         self._is_beside = not is_idle and not self._is_filling
         if self._queue:
@@ -90,28 +92,22 @@ class DiskWriter:
             if (errand := self._errand(leaf, most=1)) is not None:
                 self._start(errand)
                 return True
-            self._skipped[leaf.node_id] = leaf.end
+            self._memory.changed.settle(leaf.node_id)
         return False
 
     def _due(self, *, is_last: bool) -> Iterator[Node]:
-        """Leaves of this checkpoint that are not on disk and have settled, the longest unused first."""
-        now = time.monotonic()
-        is_urgent = is_last or self._is_filling
-        unwritten = [
-            node
-            for node in self._memory.nodes()
-            if node.key is not None and not node.is_copied and self._plan.is_mine(node)
-        ]
-        ids = {node.node_id for node in unwritten}
-        self._skipped = {node_id: end for node_id, end in self._skipped.items() if node_id in ids}
-        self._plan.forget_written(but={node.node_id for leaf in unwritten for node in leaf.path()})
-        settled = [
-            node
-            for node in unwritten
-            if (is_urgent or now - node.last_used >= _settled_s(node.state_bytes))
-            and self._skipped.get(node.node_id) != node.end
-        ]
-        yield from sorted(settled, key=lambda node: node.last_used)
+        """Leaves of this checkpoint that have changed since they were written, and have settled.
+
+        A call looks at a few, those that changed first; the others come later.
+        """
+        now, changed = time.monotonic(), self._memory.changed
+        for leaf in list(islice(changed, None if is_last else LOOKED)):
+            if leaf.is_copied or not self._plan.is_mine(leaf):
+                changed.settle(leaf.node_id)
+            elif is_last or self._is_filling or now - leaf.last_used >= _settled_s(leaf.state_bytes):
+                yield leaf
+            else:
+                changed.note(leaf)  # behind the others
 
     @property
     def _is_filling(self) -> bool:
@@ -119,8 +115,9 @@ class DiskWriter:
         return self._memory.used_bytes > 0.85 * self._memory.max_bytes
 
     @property
-    def _is_paused(self) -> bool:
-        return time.monotonic() < self._paused_until_s
+    def _is_waiting(self) -> bool:
+        """Whether nothing can be written now: there is no room, or it is being made."""
+        return self._is_making_room or time.monotonic() < self._paused_until_s
 
     def _errand(self, leaf: Node, *, up_to: int | None = None, most: int | None = None) -> Errand | None:
         """The next records of a path up to `up_to`, at most `most`. None: everything worth writing is on disk."""
@@ -158,17 +155,17 @@ class DiskWriter:
                 self._start_queued()
 
     def _hand_over(self, node: Node, leaf: Node) -> Errand | None:
-        is_known = node.is_copied or self._skipped.get(node.node_id) == node.end
-        if is_known or self._is_paused or not self._plan.is_mine(node) or self.held_bytes >= self._room_bytes:
+        is_known = node.is_copied or (node is leaf and leaf not in self._memory.changed)
+        if is_known or self._is_waiting or not self._plan.is_mine(node) or self.held_bytes >= self._room_bytes:
             return None
         assert leaf.key is not None
         key = leaf.key[: node.end * WORD_BYTES]
         for errand in self._errands():
             if errand.space == leaf.space and errand.key.startswith(key):
                 return errand
-        if (errand := self._errand(leaf, up_to=node.end)) is not None:
-            self._queue.append(errand)
-        return errand
+        if (made := self._errand(leaf, up_to=node.end)) is not None:
+            self._queue.append(made)
+        return made
 
     def resume_length(self, space: Space, key: bytes) -> int:
         """Where a key can resume once what was evicted is on disk; 0 if nothing of it waits to be written."""
@@ -177,10 +174,6 @@ class DiskWriter:
     def _errands(self) -> list[Errand]:
         return [*([] if self._running is None else [self._running]), *self._queue]
 
-    def _start_queued(self) -> None:
-        if self._running is None and self._queue and not self._is_paused:
-            self._start(self._queue.popleft())
-
     # -- the thread
 
     def _start(self, errand: Errand) -> None:
@@ -188,7 +181,7 @@ class DiskWriter:
         self.submit(partial(self._write, errand), partial(self._not_written, errand))
 
     def _start_queued(self) -> bool:
-        if self._running is not None or not self._queue or self._is_paused:
+        if self._running is not None or not self._queue or self._is_waiting:
             return False
         self._is_beside = False  # memory waits for it
         self._start(self._queue.popleft())
@@ -222,19 +215,20 @@ class DiskWriter:
         errand.left_bytes -= job.num_bytes
         if errand.is_cleared or (record.name not in self._index and not self._index.add(record)):
             errand.drop_all()
-            self._skipped[errand.leaf.node_id] = errand.leaf.end  # it would be written again and again
+            self._memory.changed.settle(errand.leaf_id)  # it would be written again and again
             self.submit(partial(self._folder.remove, record), self._owner.fail)
             return
         self._plan.note_written(job)
         if record.header.kind == "state":
-            self._thin(errand.leaf)
+            self._thin(errand.space, errand.key)
 
-    def _thin(self, leaf: Node) -> None:
+    def _thin(self, space: Space, key: bytes) -> None:
         """Remove the states of a path that have become worth less than a file since they were written."""
-        if leaf.key is not None:
-            kept = {node.end for node in self._plan.states(leaf.path(), leaf.end, leaf.key)}
-            self._index.tree.thin(leaf.space, leaf.key, keep_last=NUM_LAST_STATES, keep=kept)
-            self._owner.make_room(0)
+        path = self._memory.path(space, key)
+        if path and path[-1].end == num_tokens(key):
+            kept = {node.end for node in self._plan.states(path, path[-1].end, key)}
+            self._index.tree.thin(space, key, keep_last=NUM_LAST_STATES, keep=kept)
+            self._owner.sweep()
 
     def _ended(self) -> None:
         self._running = None
@@ -247,11 +241,10 @@ class DiskWriter:
         assert job is not None
         match error:
             case NoRoom(limit="cap" | "free"):
-                if self._owner.make_room(job.num_bytes + self._slack_bytes):
-                    errand.jobs.appendleft(job)
-                    self._queue.appendleft(errand)
-                else:
-                    self._pause(error)
+                errand.jobs.appendleft(job)
+                self._queue.appendleft(errand)
+                self._is_making_room = True
+                self._owner.make_room(job.num_bytes + self._slack_bytes, partial(self._has_room, error))
             case NoRoom():
                 self._pause(error)
             case FolderUnusable():
@@ -262,6 +255,13 @@ class DiskWriter:
             case _:
                 self._owner.fail(error)
         if self._owner.is_on:
+            self._start_queued()
+
+    def _has_room(self, error: NoRoom, is_larger: bool) -> None:
+        self._is_making_room = False
+        if not is_larger:
+            self._pause(error)
+        elif self._owner.is_on:
             self._start_queued()
 
     def _pause(self, error: NoRoom | None = None) -> None:
@@ -289,29 +289,6 @@ class DiskWriter:
                 while errand.jobs and errand.jobs[-1].begins_after(keep) and errand.drop_last():
                     pass
 
-    def recheck(self, *, is_lost: bool) -> None:
-        """Records are gone, so nodes in memory may be kept nowhere else any more.
-
-        What is lost is written again. What was evicted is not: it was of least worth.
-        """
-        if is_lost:
-            self._skipped.clear()
-            self._plan.forget_written()
-        for leaf in [node for node in self._memory.nodes() if node.key is not None]:
-            path = leaf.path()
-            assert leaf.key is not None
-            if self._plan.is_mine(leaf) and any(node.is_copied for node in path):
-                stored = self._index.tree.common_length(leaf.space, leaf.key)
-                for node in path:
-                    self._recheck(node, leaf.key[: node.end * WORD_BYTES], stored, is_lost=is_lost)
-
-    def _recheck(self, node: Node, key: bytes, stored: int, *, is_lost: bool) -> None:
-        has_state = node.state is None or self._index.has_state(node.space, key)
-        if node.is_copied and not (node.end <= stored and has_state):
-            node.is_copied = False
-            if not is_lost:
-                self._skipped[node.node_id] = node.end
-
     # -- figures
 
     def complete(self, report: DiskReport, **counts: Any) -> DiskReport:
@@ -336,8 +313,8 @@ class DiskWriter:
         """Bytes in memory that are not on disk, although they may be worth it."""
         return sum(
             node.segment_bytes + node.state_bytes
-            for node in self._memory.nodes()
-            if node.key is not None and not node.is_copied and self._skipped.get(node.node_id) != node.end
+            for node in self._memory.changed
+            if not node.is_copied and self._plan.is_mine(node)
         )
 
     def close(self) -> None:

@@ -85,6 +85,13 @@ class SortedPaths(Generic[T]):
                     best, length = self._leaves[neighbour], common
         return best, length
 
+    def under(self, prefix: bytes) -> list[T]:
+        """The leaves of all paths that begin with `prefix`."""
+        first = at = bisect_left(self._keys, prefix)
+        while at < len(self._keys) and self._keys[at].startswith(prefix):
+            at += 1
+        return self._leaves[first:at]
+
     def add(self, key: bytes, leaf: T) -> None:
         at = bisect_left(self._keys, key)
         self._keys.insert(at, key)

@@ -206,3 +206,13 @@ def pieces_up_to(node: Node, length: int) -> tuple[Piece, ...]:
         )
         for part in node.path()
     )
+
+
+def deepest_resumable(leaf: Node | None, limit: int) -> tuple[Node | None, int]:
+    """Return the last node of the leaf's path that can be resumed at or before `limit`, and that position."""
+    node = leaf
+    while node is not None:
+        if (point := node.resumable_up_to(limit)) is not None:
+            return node, point
+        node = node.parent
+    return None, 0

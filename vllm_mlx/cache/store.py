@@ -11,14 +11,36 @@ from .index import WORD_BYTES, SortedPaths, common_tokens, num_tokens
 from .node import Node, ResumeRule, Segment, Space, State
 
 
+class ChangedLeaves:
+    """Leaves that have changed and that nobody has settled since, the longest ago first. It keeps none that is gone."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, Node] = {}  # by node_id
+
+    def __contains__(self, leaf: Node) -> bool:
+        return leaf.node_id in self._leaves
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._leaves.values())
+
+    def note(self, leaf: Node) -> None:
+        self.settle(leaf.node_id)
+        self._leaves[leaf.node_id] = leaf
+
+    def settle(self, node_id: int) -> None:
+        self._leaves.pop(node_id, None)
+
+
 class NodeStore:
     """Every change of the tree's structure and of its byte count goes through this class."""
 
     def __init__(self) -> None:
+        self.changed = ChangedLeaves()
         self.rules: dict[str, ResumeRule] = {}  # by model fingerprint
         self.spaces: dict[Space, SortedPaths[Node]] = {}
         self.used_bytes = 0
         self.used_buffers = 0
+        self._sizes: dict[Space, list[int]] = {}  # bytes and buffers of each space
         self._num_made = 0
 
     def nearest(self, space: Space, key: bytes) -> tuple[Node | None, int]:
@@ -27,9 +49,9 @@ class NodeStore:
         return paths.nearest(key) if paths is not None else (None, 0)
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every node once, starting from the leaves."""
+        """Yield every node once, starting from the leaves. The tree may change meanwhile."""
         seen: set[int] = set()
-        for paths in self.spaces.values():
+        for paths in list(self.spaces.values()):
             for leaf in paths.leaves:
                 node: Node | None = leaf
                 while node is not None and node.node_id not in seen:
@@ -37,13 +59,33 @@ class NodeStore:
                     yield node
                     node = node.parent
 
-    def leaf_of(self, node: Node) -> Node:
-        """A leaf whose path has the node."""
-        if node.key is not None:
-            return node
-        return next(
-            leaf for leaf in self.spaces[node.space].leaves if leaf.end > node.start and leaf.at(node.end) is node
-        )
+    def leaf_finder(self) -> Callable[[Node], Node]:
+        """A function that finds a leaf whose path has a node. It looks at all nodes only where it must."""
+        found: dict[int, Node] = {}
+
+        def find(node: Node) -> Node:
+            if node.key is not None:
+                return node
+            if (leaf := found.get(node.node_id)) is None or leaf.key is None:
+                found.clear()
+                for leaf in self.spaces[node.space].leaves:
+                    part: Node | None = leaf
+                    while part is not None and part.node_id not in found:
+                        found[part.node_id] = leaf
+                        part = part.parent
+            return found[node.node_id]
+
+        return find
+
+    def bytes_of(self, space: Space) -> int:
+        return self._sizes[space][0]
+
+    def detach(self, space: Space) -> list[Node]:
+        """Take all paths of a space out at once. Returns their leaves; the nodes go with the last reference to them."""
+        num_bytes, num_buffers = self._sizes.pop(space)
+        self.used_bytes -= num_bytes
+        self.used_buffers -= num_buffers
+        return list(self.spaces.pop(space).leaves)
 
     def add_leaf(
         self,
@@ -64,7 +106,8 @@ class NodeStore:
         paths = self.spaces.setdefault(space, SortedPaths())
         if parent is not None and parent.key is not None:
             paths.replace(parent.key, key, leaf)
-            self.used_bytes -= len(parent.key)
+            self._add(space, -len(parent.key), 0)
+            self.changed.settle(parent.node_id)
             parent.key = None
         else:
             paths.add(key, leaf)
@@ -72,6 +115,7 @@ class NodeStore:
             parent.num_children += 1
         leaf.key = key
         self._count(leaf)
+        self.changed.note(leaf)
         return leaf
 
     def remove_leaf(self, leaf: Node) -> Node | None:
@@ -79,17 +123,19 @@ class NodeStore:
         assert leaf.num_children == 0 and leaf.key is not None
         paths, parent, key = self.spaces[leaf.space], leaf.parent, leaf.key
         self._discount(leaf)
+        self.changed.settle(leaf.node_id)
         leaf.key = None
         if parent is not None:
             parent.num_children -= 1
         if parent is not None and parent.num_children == 0:
             parent.key = key[: parent.end * WORD_BYTES]
-            self.used_bytes += len(parent.key)
+            self._add(leaf.space, len(parent.key), 0)
+            self.changed.note(parent)
             paths.replace(key, parent.key, parent)
         else:
             paths.remove(key)
             if not paths:
-                del self.spaces[leaf.space]
+                del self.spaces[leaf.space], self._sizes[leaf.space]
         return parent
 
     def cut(self, leaf: Node, end: int) -> None:
@@ -106,6 +152,7 @@ class NodeStore:
         leaf.key, leaf.end, leaf.is_stored_end = key, end, True
         leaf.window_start = min(leaf.window_start, end)
         self._count(leaf)
+        self.changed.note(leaf)
 
     def split(self, node: Node, at: int) -> Node:
         """Split a run and return the upper node. `node` becomes the lower part and keeps its children and pins."""
@@ -138,6 +185,7 @@ class NodeStore:
         node.state_used, node.state_hits = now, 0
         node.is_copied &= state is None
         self._count(node)
+        self._note(node)
 
     def set_segment(self, node: Node, segment: Segment, window_start: int) -> None:
         """Replace a node's KV by other KV of the same tokens."""
@@ -145,14 +193,24 @@ class NodeStore:
         node.segment, node.segment_bytes, node.window_start = segment, segment.nbytes, window_start
         node.is_copied = False
         self._count(node)
+        self._note(node)
+
+    def _note(self, node: Node) -> None:
+        if node.key is not None:
+            self.changed.note(node)
 
     def _count(self, node: Node) -> None:
-        self.used_bytes += node.size_bytes
-        self.used_buffers += node.num_buffers
+        self._add(node.space, node.size_bytes, node.num_buffers)
 
     def _discount(self, node: Node) -> None:
-        self.used_bytes -= node.size_bytes
-        self.used_buffers -= node.num_buffers
+        self._add(node.space, -node.size_bytes, -node.num_buffers)
+
+    def _add(self, space: Space, num_bytes: int, num_buffers: int) -> None:
+        self.used_bytes += num_bytes
+        self.used_buffers += num_buffers
+        size = self._sizes.setdefault(space, [0, 0])
+        size[0] += num_bytes
+        size[1] += num_buffers
 
     def _make(
         self, space: Space, parent: Node | None, start: int, end: int, segment: Segment, window_start: int
@@ -274,6 +332,7 @@ def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:
         assert node.pins == pins[node.node_id], f"{_name(node)}: pins and matches differ"
     assert pins.keys() <= {node.node_id for node in nodes}, "a pin on a node that is gone"
     assert store.used_bytes == sum(node.size_bytes for node in nodes), "the count of bytes is wrong"
+    assert store.used_bytes == sum(store.bytes_of(space) for space in store.spaces), "a space's count of bytes is wrong"
     assert store.used_buffers == sum(node.num_buffers for node in nodes), "the count of buffers is wrong"
 
 

@@ -5,11 +5,11 @@ The number of buffers is bounded too, because a device has a limit of live buffe
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
-from collections.abc import Callable, Container, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from .index import WORD_BYTES, num_tokens
-from .node import Match, Node, ResumeRule, Segment, Space, State, hit_kind, pieces_up_to
+from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_kind, pieces_up_to
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
 from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
@@ -41,8 +41,9 @@ class PrefixTree:
         self.read_bytes_per_s: float | None = None  # at which nodes with `is_copied` come back; None: never
         self._min_cut = min_cut
         self._worth = worth
-        self.leaving: Leaving | None = None  # set by the one who keeps what is evicted
         self._store = NodeStore()
+        self.changed = self._store.changed
+        self.leaving: Leaving | None = None  # set by the one who keeps what is evicted
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed
@@ -74,7 +75,7 @@ class PrefixTree:
         """Find the deepest resume point on the key's path, before its last token. It is pinned until `release`."""
         self._now = max(self._now, now)
         leaf, common = self._store.nearest(space, key)
-        node, length = _deepest_resumable(leaf, min(common, num_tokens(key) - 1))
+        node, length = deepest_resumable(leaf, min(common, num_tokens(key) - 1))
         if leaf is None or node is None:
             self._counters.misses += 1
             return Match(space=space, common=common)
@@ -103,7 +104,7 @@ class PrefixTree:
     def resume_length(self, space: Space, key: bytes) -> int:
         """Where `match` would resume. Changes nothing."""
         leaf, common = self._store.nearest(space, key)
-        return _deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
+        return deepest_resumable(leaf, min(common, num_tokens(key) - 1))[1]
 
     def path(self, space: Space, key: bytes) -> list[Node]:
         """The nodes that hold the longest stored prefix of the key, the first one first. Callers change none."""
@@ -207,18 +208,41 @@ class PrefixTree:
 
     def shrink_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
-        if self._is_within(num_bytes):
-            return self.used_bytes
-        prices = Prices(self._now, self._speeds, self.read_bytes_per_s)
-        queue = VictimQueue(self._store.nodes(), prices, self._worth)
-        while not self._is_within(num_bytes) and (node := queue.pop()) is not None:
-            before = self.used_bytes
-            left = self._evict_kept(node, before - num_bytes)
-            self._counters.evictions += 1
-            self._counters.evicted_bytes += before - self.used_bytes
-            if left is not None:
-                queue.push(left)
+        if not self._is_within(num_bytes):
+            queue = self._victims(self._store.nodes())
+            leaf_of = self._store.leaf_finder()
+            while not self._is_within(num_bytes) and self._evict_next(queue, num_bytes, leaf_of):
+                pass
         return self.used_bytes
+
+    def evicting(self) -> Iterator[None]:
+        """Evict all that is not pinned, of least worth first. It pauses after each node that it weighs or evicts.
+
+        The tree may change in a pause.
+        """
+        queue = self._victims(())
+        for node in self._store.nodes():
+            queue.push(node)
+            yield
+        leaf_of = self._store.leaf_finder()
+        while self._evict_next(queue, 0, leaf_of):
+            yield
+
+    def _victims(self, nodes: Iterable[Node]) -> VictimQueue:
+        return VictimQueue(nodes, Prices(self._now, self._speeds, self.read_bytes_per_s), self._worth)
+
+    def _evict_next(self, queue: VictimQueue, num_bytes: int, leaf_of: Callable[[Node], Node]) -> bool:
+        """Evict the node of least worth, in part if more than `num_bytes` are not used then. False: there is none."""
+        if (node := queue.pop()) is None:
+            return False
+        before = self.used_bytes
+        with nullcontext() if self.leaving is None else self.leaving(node, leaf_of(node)):
+            left = self._evict(node, before - num_bytes)
+        self._counters.evictions += 1
+        self._counters.evicted_bytes += before - self.used_bytes
+        if left is not None:
+            queue.push(left)
+        return True
 
     def _is_within(self, num_bytes: int) -> bool:
         return self.used_bytes <= num_bytes and self.used_buffers <= self._max_buffers
@@ -226,12 +250,6 @@ class PrefixTree:
     def set_limit(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.shrink_to(max_bytes)
-
-    def _evict_kept(self, node: Node, num_bytes: int) -> Node | None:
-        if self.leaving is None:
-            return self._evict(node, num_bytes)
-        with self.leaving(node, self._store.leaf_of(node)):
-            return self._evict(node, num_bytes)
 
     def _evict(self, node: Node, num_bytes: int) -> Node | None:
         """Free about `num_bytes` of a victim. Returns the node whose worth has changed, if any.
@@ -255,6 +273,8 @@ class PrefixTree:
         leaf, common = self._store.nearest(space, key)
         if leaf is not None and common == num_tokens(key) and (node := leaf.at(common)).end == common:
             node.is_copied = is_copied
+            if is_copied:
+                self.changed.settle(node.node_id)
 
     # Removal for other reasons than room
 
@@ -317,8 +337,8 @@ class PrefixTree:
         if leaf is None or common <= start:
             return 0
         damaged = leaf.at(start + 1)
-        for other in self._store.spaces[space].leaves:
-            if other.end > start and other.at(start + 1) is damaged:
+        for other in self._store.spaces[space].under(key[: (start + 1) * WORD_BYTES]):
+            if other.at(start + 1) is damaged:
                 self._remove_through(other, damaged)
         self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.pins}
         if damaged.parent is not None:
@@ -333,6 +353,15 @@ class PrefixTree:
                 for leaf in paths.leaves:
                     self._retreat(leaf, 0)
         return before - self.used_bytes
+
+    def detach(self, *, salts: str) -> list[Node]:
+        """Remove all state of salts that begin with `salts`, pinned or not, in few operations. Returns the leaves.
+
+        Nodes go with the last reference to them, so that the caller can spread their end over time.
+        """
+        spaces = [space for space in self._store.spaces if space[1].startswith(salts)]
+        self._pins = {pin_id: node for pin_id, node in self._pins.items() if node.space not in spaces}
+        return [leaf for space in spaces for leaf in self._store.detach(space)]
 
     def _retreat(self, leaf: Node, limit: int) -> Node | None:
         """Cut a path back to its last resume point at or before `limit`, or to a node that others use or pin.
@@ -367,13 +396,3 @@ class PrefixTree:
     def check_integrity(self) -> None:
         """Raises AssertionError that names the broken invariant."""
         check_integrity(self._store, tuple(self._pins.values()))
-
-
-def _deepest_resumable(leaf: Node | None, limit: int) -> tuple[Node | None, int]:
-    """Return the last node of the leaf's path that can be resumed at or before `limit`, and that position."""
-    node = leaf
-    while node is not None:
-        if (point := node.resumable_up_to(limit)) is not None:
-            return node, point
-        node = node.parent
-    return None, 0

@@ -56,6 +56,11 @@ class Engine:
         return bool(self._aborts) or (self._scheduler.has_work and not self._is_stalled)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether there is something to do between steps, also if no step is due."""
+        return self.has_work or (self.disk is not None and self.disk.is_busy)
+
+    @property
     def num_rows(self) -> int:
         """Rows that hold state on the device."""
         return self._runner.num_rows
@@ -108,8 +113,11 @@ class Engine:
             self.disk.close()
 
     def _look_after_disk(self, *, is_idle: bool) -> None:
+        if self.disk is None:
+            return
+        self.disk.advance()
         now = time.monotonic()
-        if self.disk is not None and (is_idle or now - self._looked_s >= _LOOK_S):
+        if is_idle or now - self._looked_s >= _LOOK_S:
             self._looked_s = now
             self.disk.take_news()
             self.disk.write(is_idle=is_idle)
@@ -364,7 +372,7 @@ class EngineThread:
 
     def _take_messages(self, engine: Engine) -> bool:
         """Handle all messages. Without work, wait a moment for one first. Returns False after a stop message."""
-        block = not engine.has_work
+        block = not engine.is_busy
         while True:
             try:
                 message = self._inbox.get(block, _IDLE_S)

@@ -1,0 +1,136 @@
+"""Removes what is on disk: for room, because it is damaged or gone, or because somebody asks for it.
+
+The engine thread does this in small pieces between its steps. Files are removed on the writer's thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+
+from ..disk.folder import Folder
+from ..disk.record import Record
+from .disk_index import DiskIndex
+from .disk_plan import DiskPlan
+from .index import WORD_BYTES
+from .node import Node, Space
+from .tree import PrefixTree
+
+_AT_ONCE = 4  # records that are forgotten at once, so that nothing reads them again
+PIECES = 64  # nodes that are looked at, or removed, between two steps
+
+Submit = Callable[[Callable[[], None]], None]
+
+
+class DiskRemoval:
+    """Belongs to the engine thread. `submit` runs work on the writer's thread."""
+
+    def __init__(self, folder: Folder, memory: PrefixTree, index: DiskIndex, plan: DiskPlan, submit: Submit):
+        self._folder, self._memory, self._index, self._plan, self._submit = folder, memory, index, plan, submit
+        self._chores: deque[Iterator[None]] = deque()
+        self._num_clears = 0
+        self._checks: set[bool] = set()  # what is to be looked for in memory; True: what is lost is written again
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._chores)
+
+    def advance(self) -> None:
+        """Do a few pieces of the work. Called between two steps."""
+        for _ in range(PIECES):
+            if not self._chores:
+                return
+            chore = self._chores.popleft()  # it is gone if it raises an error
+            with suppress(StopIteration):
+                next(chore)
+                self._chores.appendleft(chore)
+
+    def sweep(self) -> int:
+        """Remove the files of which nothing is used any more. Returns their bytes."""
+        return self.remove(self._index.unused())
+
+    def remove(self, records: Iterable[Record]) -> int:
+        records = list(records)
+        if records:
+            self._submit(partial(self._remove_files, records))
+        return sum(record.file_bytes for record in records)
+
+    def _remove_files(self, records: Iterable[Record]) -> None:
+        """Runs on the writer's thread, so that it comes before the next write."""
+        for record in records:
+            self._folder.remove(record)
+
+    def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
+        """Remove the files of least worth, until `num_bytes` more fit. `then` hears whether anything was removed."""
+        self._chores.append(self._making_room(num_bytes, then))
+
+    def _making_room(self, num_bytes: int, then: Callable[[bool], None]) -> Iterator[None]:
+        self._index.drop_repeated()
+        freed_bytes = self.sweep()
+        while freed_bytes < num_bytes:
+            victims, num_clears = self._index.tree.evicting(), self._num_clears
+            while num_clears == self._num_clears and freed_bytes < num_bytes and next(victims, self) is None:
+                freed_bytes += self.sweep()  # a part of a file frees nothing
+                yield
+            if num_clears == self._num_clears:
+                break
+        if freed_bytes:
+            self._check_memory(is_lost=False)
+        then(freed_bytes > 0)
+
+    def clear(self, salts: str) -> None:
+        """Nothing of salts that begin with `salts` is found any more. Their files are removed soon."""
+        self._index.drop_repeated()
+        self._num_clears += 1  # victims may be among what is cleared
+        self._chores.append(self._letting_go(self._index.tree.detach(salts=salts)))
+
+    def _letting_go(self, leaves: list[Node]) -> Iterator[None]:
+        while leaves:
+            self._index.tree.changed.settle(leaves.pop().node_id)
+            self.sweep()
+            yield
+
+    def lost(self, names: Iterable[str]) -> None:
+        """Forget records whose files are gone, and remove what continues them."""
+        rest = iter(names)
+        for name in islice(rest, _AT_ONCE):
+            self._lose(name)
+        self._chores.append(self._losing(rest))
+
+    def _lose(self, name: str) -> None:
+        self._index.lose([name])
+        self.sweep()
+
+    def _losing(self, names: Iterator[str]) -> Iterator[None]:
+        for name in names:
+            self._lose(name)
+            yield
+        self._plan.forget_written()
+        self._check_memory(is_lost=True)
+
+    def _check_memory(self, *, is_lost: bool) -> None:
+        """Nodes in memory may be kept nowhere else any more.
+
+        What is lost is written again. What was evicted is not: it was of least worth.
+        """
+        if is_lost not in self._checks:
+            self._checks.add(is_lost)
+            self._chores.append(self._checking(is_lost))
+
+    def _checking(self, is_lost: bool) -> Iterator[None]:
+        self._checks.discard(is_lost)  # what is removed from now on needs another look
+        for node in self._memory.nodes():
+            if node.key is not None and self._plan.is_mine(node):
+                self._check_path(node, node.key, is_lost=is_lost)
+            yield
+
+    def _check_path(self, leaf: Node, key: bytes, *, is_lost: bool) -> None:
+        stored = self._index.tree.common_length(leaf.space, key)
+        for node in leaf.path():
+            node.is_copied &= node.end <= stored and self._has_state(node, leaf.space, key)
+        if is_lost and not leaf.is_copied:
+            self._memory.changed.note(leaf)
+
+    def _has_state(self, node: Node, space: Space, key: bytes) -> bool:
+        return node.state is None or self._index.has_state(space, key[: node.end * WORD_BYTES])
