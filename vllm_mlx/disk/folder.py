@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the impor
 
 logger = logging.getLogger(__name__)
 
+_AHEAD_S = 3600.0  # clocks of servers that share a folder may differ by so much
 OTHERS_UNUSED_S = 7 * 24 * 3600  # records that cannot be read here are in use so long after their last use
 
 
@@ -233,7 +234,7 @@ class Folder:
 
     def _read(self, files: Iterable[Path]) -> list[Record]:
         """The records that can be read, parents before children. Damaged ones are removed."""
-        records = []
+        records, num_ahead = [], 0
         for path in files:
             try:
                 with _opened(path) as (source, used_s):
@@ -249,8 +250,14 @@ class Folder:
             except (Damaged, OSError) as error:
                 self._discard(path, _damage(error))
             else:
-                records.append(replace(record, used_s=used_s))
+                records.append(replace(record, used_s=min(used_s, self._clock())))
+                num_ahead += used_s > self._clock() + _AHEAD_S
                 self._remember(record)
+        if num_ahead:
+            logger.warning(
+                "The times of %d records of the cache on disk lie in the future, so the clock was put back. They count "
+                "as used now.", num_ahead,
+            )  # fmt: skip
         return sorted(records, key=lambda record: record.header.start)
 
     def _existing(self, path: Path) -> Record | None:

@@ -1,0 +1,93 @@
+"""A disk that is full, and a clock that is put back: no token changes, nothing ends, and the log says what happened."""
+
+import errno
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_disk_any_load import files, started
+from tests.support.checkpoints import checkpoint
+from tests.support.engine_driver import plain_loop
+
+DAY_S = 24 * 3600
+PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
+LONGER = (*PROMPT, 3, 5, 8)
+
+
+def full(called: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
+    """`os.write` on a disk with few bytes left: the thread that writes records finds it full in the middle of one."""
+    num_left = 50_000
+
+    def write(file: int, data: bytes) -> int:
+        nonlocal num_left
+        if not threading.current_thread().name.startswith("disk-write"):
+            return called(file, data)
+        if not num_left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        num_written = called(file, data[:num_left])
+        num_left -= num_written
+        return num_written
+
+    return write
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_a_full_disk_changes_no_token_and_is_said_once(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint(architecture)
+    with started(path, tmp_path) as server, monkeypatch.context() as patching:
+        patching.setattr(os, "write", full(os.write))
+        for prompt in (PROMPT, LONGER):
+            assert server.generate(prompt) == [plain_loop(path, prompt, 6)[0]]
+            server.disk._writer._paused_until_s = 0.0  # the minute is over
+            server.disk.write_all(lambda: 10.0)
+        server.engine.cache_tree.shrink_to(0)
+        server.run()
+        assert server.disk.reserved_bytes == 0, "what cannot be written is let go"
+        patching.undo()
+        server.disk._writer._paused_until_s = 0.0
+        assert server.generate(PROMPT) == [plain_loop(path, PROMPT, 6)[0]]
+        assert server.disk.report().off_reason is None
+    lines = [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
+    assert len(lines) == 1 and "Remove other files, or choose another folder" in lines[0]
+    assert files(tmp_path) and not list(tmp_path.rglob("*.draft")), "it is written once there is room"
+    with started(path, tmp_path) as server:
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        assert server.disk.report().hits == 1 and not server.disk.report().num_damaged
+
+
+def test_a_clock_that_was_put_back_changes_no_token_and_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The files and the sums of the days come from a time that lies years ahead."""
+    path, ahead_s = checkpoint("qwen3"), 3650 * DAY_S
+    rng = random.Random(2)
+    others = [tuple(rng.randrange(1, 500) for _ in range(300)) for _ in range(3)]
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+    for file in files(tmp_path):
+        os.utime(file, (time.time() + ahead_s, time.time() + ahead_s))
+    ledger = tmp_path / "usage.json"
+    account = json.loads(ledger.read_text())
+    account["written"] = {str(int(day) + 3650): 50_000_000_000 for day in account["written"]}
+    ledger.write_text(json.dumps(account).ljust(4096))
+    cap = 2 * sum(file.stat().st_size for file in files(tmp_path))
+    with started(path, tmp_path, cache_disk_bytes=cap) as server:
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        assert server.disk.report().hits == 1
+        for prompt in others:
+            assert server.generate(prompt) == [plain_loop(path, prompt, 6)[0]]
+        server.disk.write_all(lambda: 10.0)
+        assert server.disk.report().off_reason is None
+    assert sum(file.stat().st_size for file in files(tmp_path)) <= cap
+    assert [record for record in caplog.records if "the clock was put back" in record.getMessage()]
+    with started(path, tmp_path, cache_disk_bytes=cap) as server:
+        server.generate((*others[-1], 9))
+        assert server.disk.report().hits == 1, "what was used last is kept, although older files are from the future"
