@@ -27,7 +27,7 @@ NUM_LAST_STATES = 2  # the newest ones of a path, which are written beside those
 class Job:
     """A record to write. Its tensors refer to arrays in memory, whose bytes are copied as they are written."""
 
-    node_id: int  # of the node whose state it is; of a run, of the last node of its path
+    node_id: int  # the node whose state it is; or the last node of a run's path
     header: Header
     tensors: list[TensorData]
     num_bytes: int

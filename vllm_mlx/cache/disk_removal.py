@@ -90,6 +90,7 @@ class DiskRemoval:
             self._index.tree.changed.settle(leaves.pop().node_id)
             self.sweep()
             yield
+        self.sweep()  # a read that was cancelled may have used files until now
 
     def lost(self, names: Iterable[str]) -> None:
         """Forget records whose files are gone, and remove what continues them."""

@@ -364,6 +364,7 @@ class DiskTier:
         """End the threads. Nothing is read or written any more; what is to be removed is."""
         while self.is_busy:
             self.advance()
+        self.sweep()
         self._is_closed = True
         self._reader.close()
         self._writer.close()

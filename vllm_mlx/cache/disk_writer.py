@@ -98,7 +98,7 @@ class DiskWriter:
     def _due(self, *, is_last: bool) -> Iterator[Node]:
         """Leaves of this checkpoint that have changed since they were written, and have settled.
 
-        A call looks at a few, those that changed first; the others come later.
+        A call looks at a few, in the order in which they changed; the others come later.
         """
         now, changed = time.monotonic(), self._memory.changed
         for leaf in list(islice(changed, None if is_last else LOOKED)):
@@ -107,7 +107,7 @@ class DiskWriter:
             elif is_last or self._is_filling or now - leaf.last_used >= _settled_s(leaf.state_bytes):
                 yield leaf
             else:
-                changed.note(leaf)  # behind the others
+                changed.note(leaf)  # it is looked at after the others
 
     @property
     def _is_filling(self) -> bool:
