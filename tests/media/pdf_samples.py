@@ -51,6 +51,22 @@ def encrypted() -> bytes:
     return pdf(show("secret"), extra=extra, trailer=f"/Encrypt 6 0 R /ID [<{'01' * 16}> <{'01' * 16}>]")
 
 
+def filled_in(label: str, value: str) -> bytes:
+    """A PDF with a form of one field."""
+    font, look = "/Font << /F1 3 0 R >>", f"/Tx BMC BT /F1 12 Tf 2 5 Td ({value}) Tj ET EMC".encode()
+    field = f"/Type /Annot /Subtype /Widget /FT /Tx /T (field) /V ({value}) /Rect [20 50 120 70] /F 4 /P 4 0 R"
+    page = "/Type /Page /Parent 2 0 R /MediaBox [0 0 200 200] /Contents 5 0 R /Annots [7 0 R]"
+    return document([
+        b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [7 0 R] /DA (/F1 12 Tf 0 g) >> >>",
+        b"<< /Type /Pages /Count 1 /Kids [4 0 R] >>",
+        _FONT.encode(),
+        f"<< {page} /Resources << {font} >> >>".encode(),
+        stream(show(label)),
+        stream(look, f"/Type /XObject /Subtype /Form /BBox [0 0 100 20] /Resources << {font} >>"),
+        f"<< {field} /AP << /N 6 0 R >> >>".encode(),
+    ])  # fmt: skip
+
+
 def document(objects: Sequence[bytes], trailer: str = "") -> bytes:
     file, places = bytearray(b"%PDF-1.7\n"), []
     for number, content in enumerate(objects, 1):

@@ -20,7 +20,7 @@ from vllm_mlx.media.loader import MediaLoader
 from vllm_mlx.media.sources import MediaRoot
 
 from .hosts import HERE, Names, host, reply, web
-from .pdf_samples import drawn, encrypted, hostile, pdf, show
+from .pdf_samples import drawn, encrypted, filled_in, hostile, pdf, show
 
 HELLO = pdf(show("Hello"), show("World"))
 FOREVER = "forms that draw forms"
@@ -109,6 +109,10 @@ def test_a_page_looks_as_it_was_drawn(make: Any) -> None:
         page.getpixel((page.width // 2, 3 * page.height // 4)),
     )
     assert min(upper) > 250 and lower[2] > 250 and max(lower[:2]) < 5
+
+
+def test_what_was_filled_into_a_form_is_read(make: Any) -> None:
+    assert make().text(filled_in("Name:", "Ada")) == "[PDF of 1 page]\n\n[Page 1]\nName:\nAda\n"
 
 
 REFUSED = {

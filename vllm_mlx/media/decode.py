@@ -21,7 +21,7 @@ from .pixels import DecodedImage
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _STARTS = (
-    (b"%PDF-", "a PDF. Send its pages as images, or its text"),
+    (b"%PDF-", "a PDF. Send it as a document, or its pages as images"),
     (b"%!PS", "PostScript"),
     (b"\x1f\x8b", "compressed with gzip. Send the file that is in it"),
     (b"PK\x03\x04", "a ZIP archive"),

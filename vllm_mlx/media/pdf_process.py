@@ -108,8 +108,7 @@ def read_pdf(data: bytes, limits: PdfLimits) -> Iterator[tuple[bytes, bytes]]:
         raise _Refused(str(num_pages))
     if num_pages < 1:
         raise _Refused(DAMAGED)
-    if limits.shows_images:
-        document.init_forms()  # so that what was filled in is drawn
+    document.init_forms()  # so that what was filled in has a look
     yield PAGES, str(num_pages).encode()
     num_chars = num_damaged = 0
     for number in range(num_pages):
@@ -127,11 +126,22 @@ def read_pdf(data: bytes, limits: PdfLimits) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read_page(document: Any, number: int, limits: PdfLimits, max_chars: int) -> tuple[bytes | None, str]:
-    page = document[number]
+    page = _page(document, number)
     image = _image(page, limits.page_pixels) if limits.shows_images else None
     text = _text(page, max_chars) if image is None or limits.pages == "both" else ""
     page.close()
     return image, text
+
+
+def _page(document: Any, number: int) -> Any:
+    """A page whose annotations, such as the fields of a form, are part of its content."""
+    import pypdfium2.raw as library
+
+    page = document[number]
+    if library.FPDFPage_GetAnnotCount(page) <= 0 or library.FPDFPage_Flatten(page, library.FLAT_NORMALDISPLAY) != 1:
+        return page
+    page.close()
+    return document[number]
 
 
 def _text(page: Any, max_chars: int) -> str:
