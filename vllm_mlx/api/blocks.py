@@ -7,13 +7,14 @@ from ..core.events import (
     Finished,
     GenerationEvent,
     ReasoningDelta,
+    SearchDone,
     TextDelta,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
 
-Kind = Literal["text", "reasoning", "call"]
+Kind = Literal["text", "reasoning", "call", "search"]
 ReasoningMode = Literal["separate", "inline", "hidden"]
 
 OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
@@ -52,11 +53,12 @@ class ReasoningView:
 
 @dataclass(frozen=True, slots=True)
 class BlockStart:
-    """`call` is set for a tool call. Blocks are numbered from 0 without gaps."""
+    """`call` is set for a tool call, `search` for what a search found. Blocks are numbered from 0 without gaps."""
 
     index: int
     kind: Kind
     call: ToolCallStart | None = None
+    search: SearchDone | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,13 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
-    """The complete block. If its call was not ended, `text` may be no JSON."""
+    """The complete block. If its call was not ended, `text` may be no JSON. `search` is what a search found."""
 
     index: int
     kind: Kind
     text: str
     call: ToolCallStart | None = None
+    search: SearchDone | None = None
 
 
 BlockEvent = BlockStart | BlockDelta | BlockEnd
@@ -88,7 +91,9 @@ class BlockSplitter:
     reasoning that the client does not see separately is one block.
     """
 
-    def __init__(self, reasoning: ReasoningMode = "separate") -> None:
+    def __init__(self, reasoning: ReasoningMode = "separate", *, numbers_searches: bool = True) -> None:
+        """`numbers_searches`: whether the result of a search is a block of its own."""
+        self._numbers_searches = numbers_searches
         self._view = None if reasoning == "separate" else ReasoningView(reasoning)
         self._num_blocks = 0
         self._open: BlockStart | None = None
@@ -113,6 +118,11 @@ class BlockSplitter:
                 if self._texts:
                     return self.close()
                 return (self._add("call", "{}"), *self.close())
+            case SearchDone() if self._numbers_searches:
+                ended = self.close()
+                self._num_blocks += 1
+                index = self._num_blocks - 1
+                return (*ended, BlockStart(index, "search", search=event), BlockEnd(index, "search", "", search=event))
             case Finished():
                 return self._finish()
             case _:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ..core.errors import VLLMMLXError
-from ..core.events import Finished, GenerationEvent, TextDelta, TokenLogprob, ToolCallStart, Usage
+from ..core.events import Finished, GenerationEvent, SearchDone, TextDelta, TokenLogprob, ToolCallStart, Usage
 from ..core.receipt import CacheReceipt
 from .blocks import BlockEnd, BlockSplitter, Kind, ReasoningMode
 
@@ -122,10 +122,11 @@ class TokenNames(Protocol):
 class FoldedChoice:
     """What one choice of a reply has said so far. `logprobs` are those of its text."""
 
-    def __init__(self, reasoning: ReasoningMode = "separate") -> None:
-        self._splitter = BlockSplitter(reasoning)
+    def __init__(self, reasoning: ReasoningMode = "separate", *, numbers_searches: bool = True) -> None:
+        self._splitter = BlockSplitter(reasoning, numbers_searches=numbers_searches)
         self._end: Finished | None = None
         self.blocks: list[BlockEnd] = []
+        self.searches: dict[str, SearchDone] = {}  # by the ids of their calls
         self.logprobs: list[TokenLogprob] = []
         self.ended_in_block = False  # whether the last block was still open when the choice finished
 
@@ -135,6 +136,8 @@ class FoldedChoice:
         match event:
             case TextDelta(logprobs=logprobs):
                 self.logprobs += logprobs
+            case SearchDone():
+                self.searches[event.call_id] = event
             case Finished():
                 self._end = event
                 self.ended_in_block = bool(ended)
@@ -166,9 +169,10 @@ class ReplyFold:
         *,
         num_choices: int = 1,
         reasoning: ReasoningMode = "separate",
+        numbers_searches: bool = True,
     ) -> None:
         self._write = write
-        self._choices = [FoldedChoice(reasoning) for _ in range(num_choices)]
+        self._choices = [FoldedChoice(reasoning, numbers_searches=numbers_searches) for _ in range(num_choices)]
 
     def feed(self, index: int, event: GenerationEvent) -> None:
         self._choices[index].feed(event)

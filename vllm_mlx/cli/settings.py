@@ -49,8 +49,8 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the do
     ),
     "Server": (
         "host", "port", "api_key", "api_key_file", "admin_key_file", "metrics_open", "insecure", "allowed_host",
-        "cors_origin", "separate_reasoning", "messages_thinking", "unknown_fields", "keep_alive_s", "drain_s",
-        "log_level",
+        "cors_origin", "separate_reasoning", "messages_thinking", "web_search", "unknown_fields", "keep_alive_s",
+        "drain_s", "log_level",
     ),
     "Limits": (
         "max_body", "max_queue", "max_queue_s", "max_request_s", "max_prepare_s", "watchdog_s",

@@ -5,6 +5,7 @@ Order: Started, any number of PromptProgress, any number of content events, then
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from .errors import VLLMMLXError
 from .receipt import CacheReceipt
@@ -23,6 +24,7 @@ class Usage:
     cached_tokens: int = 0  # prompt tokens whose state came from the prefix cache
     completion_tokens: int = 0  # sampled tokens, the stop token included
     reasoning_tokens: int = 0
+    num_searches: int = 0  # web searches that the server made
     clamped_max_tokens: int | None = None  # set when the context window cut the requested max_tokens
     receipt: CacheReceipt | None = None
 
@@ -79,6 +81,26 @@ class ToolCallEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundPage:
+    url: str
+    title: str
+    text: str  # what the search says of it
+
+
+SearchError = Literal["invalid_tool_input", "max_uses_exceeded", "query_too_long", "too_many_requests", "unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchDone:
+    """The server has run the call of this id: a web search. The reply goes on with a further generation."""
+
+    call_id: str
+    query: str
+    pages: tuple[FoundPage, ...] = ()
+    error: SearchError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     reason: FinishReason
     usage: Usage
@@ -91,4 +113,4 @@ class Failed:
 
 
 ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
-GenerationEvent = Started | PromptProgress | ContentEvent | Finished | Failed
+GenerationEvent = Started | PromptProgress | ContentEvent | SearchDone | Finished | Failed

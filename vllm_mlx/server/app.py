@@ -19,6 +19,7 @@ from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimi
 from .log import RECEIPT_HEADER, UNKNOWN_HEADER, RequestLog
 from .responses import responses_routes
 from .routes import ServedModels, anthropic_routes, models_routes, openai_routes
+from .search_client import SearchClient
 from .status import History, Recent, status_routes
 from .status_page import page_files, page_routes
 
@@ -38,6 +39,7 @@ def create_app(engine: EngineClient, config: ServerConfig, responses: Journal | 
     )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.config = config
+    app.state.search = None if config.web_search is None else SearchClient(config.web_search)
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
     app.include_router(anthropic_routes(engine, config, models))

@@ -47,6 +47,9 @@ class ServerConfig(SettingsGroup):
     unknown_fields: Literal["refuse", "warn"] = "refuse"
     """What is done about a field of OpenAI's endpoints that this server does not know: the request is refused, or the
     field is left out, with a warning in the log and in the header `x-unknown-fields` of the response."""
+    web_search: str | None = None
+    """Address of a SearXNG, or of an MCP server (`…/mcp`) with a tool that searches. It runs Anthropic's and OpenAI's
+    web search tools. Default: there is no web search."""
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from ..core.events import GenerationEvent
 from ..core.receipt import PromptChange
 from ..engine.generation import Generation
+from .searching import SearchingReply
 
 MAX_BUFFERED_EVENTS = 64  # a slow client must block the readers, so that the engine joins deltas
 
@@ -59,4 +60,4 @@ class PromptBatch:
             await self._events.put(None)
 
 
-RequestGeneration: TypeAlias = Generation | PromptBatch
+RequestGeneration: TypeAlias = Generation | PromptBatch | SearchingReply

@@ -59,6 +59,7 @@ class _Responses:
         self, engine: EngineClient, config: ServerConfig, models: ServedModels, journal: Journal | None
     ) -> None:
         self._engine = engine
+        self._searches = config.web_search is not None
         self._models = models
         self._stores = ResponseStores(len(config.api_keys), journal)
         self._background = BackgroundReplies()
@@ -74,6 +75,7 @@ class _Responses:
             reply_id=f"resp_{uuid.uuid4().hex}",
             model=model,
             created_at=int(time.time()),
+            searches=self._searches,
         )
         previous_id = body.previous_response_id
         found = await decoded(http, body, decode, is_long=previous_id is not None)

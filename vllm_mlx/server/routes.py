@@ -109,6 +109,7 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
             reply_id=f"msg_{uuid.uuid4().hex}",
             model=models.resolve(body.model),
             messages_thinking=config.messages_thinking,
+            searches=config.web_search is not None,
         )
         found = await decoded(http, body, decode)
         submission, spec = submit(engine, [found.request], http, found.reply), found.reply
@@ -123,7 +124,9 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
         """Count the tokens of the prompt that /v1/messages would build from the same fields. Nothing is generated."""
         models.resolve(body.model)
         request_id = record_of(http.scope).request_id
-        request = await decoded(http, body, partial(decode_count_request, body, request_id=request_id))
+        searches = config.web_search is not None
+        decode = partial(decode_count_request, body, request_id=request_id, searches=searches)
+        request = await decoded(http, body, decode)
         num_tokens = await while_connected(http.receive, engine.count_tokens(await admitted(request, http)))
         return as_json(TokenCount(input_tokens=num_tokens))
 

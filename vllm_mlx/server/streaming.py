@@ -31,6 +31,8 @@ from .error_handlers import CLIENT_GONE, ClientGone
 from .guards import with_tenant
 from .log import RequestRecord, error_of, record_of
 from .prompt_batch import PromptBatch, RequestGeneration
+from .search_client import SearchClient
+from .searching import SearchingReply
 
 HEAD_WAIT_S = 1.0  # how long the response head waits for the cache receipts of all prompts
 Submission = AbstractAsyncContextManager[RequestGeneration]
@@ -47,13 +49,18 @@ async def submit(
     Raises RequestError before any part of the response is sent.
     """
     num_choices = requests[0].sampling.n
+    client: SearchClient | None = http.app.state.search
     http.app.state.config.limits.check_choices(num_choices * len(requests))
     ready = [await admitted(request, http) for request in requests]
     async with AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(await engine.submit(request)) for request in ready]
-        generation: RequestGeneration = opened[0]
-        if len(opened) > 1:
-            generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
+        if client is not None and not isinstance(spec, ReplySpec) and spec.search is not None:
+            reply = SearchingReply(engine, client, ready[0], spec.search, spec.reasoning)
+            generation: RequestGeneration = await stack.enter_async_context(reply)
+        else:
+            opened = [await stack.enter_async_context(await engine.submit(request)) for request in ready]
+            generation = opened[0]
+            if len(opened) > 1:
+                generation = await stack.enter_async_context(PromptBatch(opened, num_choices))
         record_of(http.scope).begin_reply(
             spec.reply_id, spec.model, generation, num_prompts=len(requests), choices_per_prompt=num_choices
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...core.errors import InvalidParameter, Unsupported, shown
+from ...core.events import FoundPage, SearchDone
 from ...core.messages import (
     ImagePart,
     Message,
@@ -21,9 +22,20 @@ from ...core.messages import (
     ToolSpec,
 )
 from ...core.request import Guide, Request, SamplingParams, check_stop
+from ..blocks import ReasoningMode
 from ..guides import decode_format, one_guide
 from ..parameters import decode_file, decode_sampling, named_choice, required_name
 from ..quirks import without_client_marks
+from ..search import (
+    NO_SEARCH,
+    SEARCH_ERRORS,
+    SEARCH_NAME,
+    SearchTool,
+    result_part,
+    search_spec,
+    search_tool,
+    split_searches,
+)
 from ..text import Unsealer
 from . import schema
 
@@ -36,7 +48,7 @@ AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schem
 MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
 
 # Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
-_ENGINE_PREFIX, _WIRE_PREFIX = "call_", "toolu_"
+_ENGINE_PREFIX, _WIRE_PREFIX, _SEARCH_PREFIX = "call_", "toolu_", "srvtoolu_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +63,11 @@ class MessageSpec:
     model: str
     stream: bool = False
     thinking: ThinkingBlocks = "visible"
+    search: SearchTool | None = None
+
+    @property
+    def reasoning(self) -> ReasoningMode:
+        return "hidden" if self.thinking == "hidden" else "separate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +77,17 @@ class DecodedMessage:
 
 
 def decode_messages_request(
-    body: schema.MessagesBody, *, reply_id: str, model: str, messages_thinking: ThinkingPolicy = "asked"
+    body: schema.MessagesBody,
+    *,
+    reply_id: str,
+    model: str,
+    messages_thinking: ThinkingPolicy = "asked",
+    searches: bool = False,
 ) -> DecodedMessage:
-    """`messages_thinking` says which requests get thinking blocks: the ones that ask for them, or all."""
+    """`messages_thinking` says which requests get thinking blocks: the ones that ask for them, or all.
+
+    `searches`: whether this server runs web searches.
+    """
     if body.mcp_servers:
         raise Unsupported("This server calls no MCP servers; offer their tools through `tools`.", param="mcp_servers")
     _check_budget(body)
@@ -70,19 +95,20 @@ def decode_messages_request(
     check_stop("stop_sequences", stop)
     sampling = decode_sampling(body, max_tokens=body.max_tokens, stop=stop, guide=_guide(body))
     thinking = _thinking_blocks(body, messages_thinking)
-    spec = MessageSpec(reply_id=reply_id, model=model, stream=bool(body.stream), thinking=thinking)
-    request = _request(body, reply_id, sampling)
+    tools = Toolbox(body.tools or (), searches=searches)
+    stream = bool(body.stream)
+    spec = MessageSpec(reply_id=reply_id, model=model, stream=stream, thinking=thinking, search=tools.search)
+    request = _request(body, tools, reply_id, sampling)
     request = replace(request, keeps_reasoning=body.cache_reasoning_tokens)
     return DecodedMessage(request=request, reply=spec)
 
 
-def decode_count_request(body: schema.CountTokensBody, *, request_id: str) -> Request:
+def decode_count_request(body: schema.CountTokensBody, *, request_id: str, searches: bool = False) -> Request:
     """The request whose prompt is counted: the same as /v1/messages would make from these fields."""
-    return _request(body, request_id, SamplingParams())
+    return _request(body, Toolbox(body.tools or (), searches=searches), request_id, SamplingParams())
 
 
-def _request(body: schema.CountTokensBody, request_id: str, sampling: SamplingParams) -> Request:
-    tools = Toolbox(body.tools or ())
+def _request(body: schema.CountTokensBody, tools: "Toolbox", request_id: str, sampling: SamplingParams) -> Request:
     messages = _decode_conversation(body, tools)
     tool_choice, max_tool_calls = decode_tool_choice(body.tool_choice, tools)
     continues_reply = _ends_in_text(messages)
@@ -149,17 +175,35 @@ def _thinking_blocks(body: schema.MessagesBody, policy: ThinkingPolicy) -> Think
 class Toolbox:
     """The tools of a request, in its order: the prompt lists the `listed` ones at its start."""
 
-    def __init__(self, tools: Iterable[schema.MessagesTool]) -> None:
+    def __init__(self, tools: Iterable[schema.MessagesTool], *, searches: bool = False) -> None:
+        """`searches`: whether this server runs web searches."""
         self.listed: list[ToolSpec] = []
         self.deferred: list[ToolSpec] = []
+        self.search: SearchTool | None = None
+        self.is_search_left_out = False
         for number, tool in enumerate(tools):
+            if tool.is_web_search and searches:
+                self._add_search(tool, f"tools[{number}]")
+                continue
             if tool.is_run_by_anthropic:
+                self.is_search_left_out = self.is_search_left_out or tool.is_web_search
                 continue
             spec = _spec(tool, f"tools[{number}]")
             (self.deferred if tool.defer_loading else self.listed).append(spec)
         self._texts: dict[str, str] = {}  # definitions that the conversation introduced, by name
         self._num_introduced = 0  # characters
         self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
+
+    def _add_search(self, tool: schema.MessagesTool, path: str) -> None:
+        self.search = search_tool(
+            max_uses=tool.max_uses,
+            allowed=tool.allowed_domains or (),
+            blocked=tool.blocked_domains or (),
+            param=path,
+        )
+        place = tool.user_location
+        places = () if place is None else (place.city, place.region, place.country, place.timezone)
+        self.listed.append(search_spec(places, path))
 
     def introduce(self, name: str) -> str:
         """The text that introduces a tool into the conversation: its definition, as templates list tools."""
@@ -189,7 +233,13 @@ class Toolbox:
 
 
 def decode_tool_choice(choice: schema.MessagesToolChoice | None, tools: Toolbox) -> tuple[ToolChoice, int | None]:
-    """The choice, and the maximum number of calls in one reply; None: any number."""
+    """The choice, and the maximum number of calls in one reply; None: any number.
+
+    A request that is about a web search alone is refused if there is none; from others it is left out.
+    """
+    is_about_search = not (tools.listed or tools.deferred) or (choice is not None and choice.name == SEARCH_NAME)
+    if tools.is_search_left_out and is_about_search:
+        raise Unsupported(NO_SEARCH, param="tools")
     if choice is None:
         return ToolChoice("auto"), None
     most = 1 if choice.disable_parallel_tool_use else None
@@ -218,13 +268,13 @@ def _name(change: schema.ToolChange, path: str) -> str:
     return name
 
 
-def encode_call_id(call_id: str) -> str:
-    return _WIRE_PREFIX + call_id.removeprefix(_ENGINE_PREFIX)
+def encode_call_id(call_id: str, *, is_search: bool = False) -> str:
+    return (_SEARCH_PREFIX if is_search else _WIRE_PREFIX) + call_id.removeprefix(_ENGINE_PREFIX)
 
 
 def _decode_call_id(call_id: str) -> str:
     """The engine's id of a call that this server made; an id from another server is not changed."""
-    rest = call_id.removeprefix(_WIRE_PREFIX)
+    rest = call_id.removeprefix(_SEARCH_PREFIX).removeprefix(_WIRE_PREFIX)
     return call_id if rest == call_id else _ENGINE_PREFIX + rest
 
 
@@ -239,6 +289,8 @@ class Conversation:
     def decode(self, message: schema.InputMessage, path: str) -> list[Message]:
         """`path`: the message's own. Tool results precede the text of their message, each a message of its own."""
         parts = self.parts(message.content, f"{path}.content")
+        if message.role == "assistant":
+            return split_searches(parts)
         if message.role != "user":
             return [Message(message.role, parts)]
         results = [Message("tool", (part,)) for part in parts if isinstance(part, ToolResultPart)]
@@ -260,7 +312,7 @@ class Conversation:
                 return (ReasoningPart(thinking),) if thinking else ()
             case schema.RedactedThinkingBlock():
                 return ()  # only the server that made it can read it
-            case schema.ToolUseBlock():
+            case schema.ToolUseBlock() | schema.ServerToolUseBlock():
                 call = ToolCallPart(_decode_call_id(block.id), block.name, dict(block.input or {}))
                 self._names[call.call_id] = call.name
                 return (call,)
@@ -268,6 +320,8 @@ class Conversation:
                 call_id = _decode_call_id(block.tool_use_id)
                 content = self.parts(() if block.content is None else block.content, f"{path}.content")
                 return (ToolResultPart(call_id, content, self._names.get(call_id), bool(block.is_error)),)
+            case schema.WebSearchResultBlock():
+                return (result_part(self._search(block, path)),)
             case schema.ImageBlock(source=source):
                 return (ImagePart(_file_source(source, path), param=f"{path}.source"),)
             case schema.DocumentBlock():
@@ -282,6 +336,16 @@ class Conversation:
             case schema.ToolChangeBlock(tool=change):
                 apply = self._tools.add if block.type == "tool_addition" else self._tools.remove
                 return (TextPart(apply(change, f"{path}.tool")),)
+
+    def _search(self, block: schema.WebSearchResultBlock, path: str) -> SearchDone:
+        call_id, content = _decode_call_id(block.tool_use_id), block.content
+        if isinstance(content, schema.WebSearchError):
+            return SearchDone(call_id, "", error=SEARCH_ERRORS.get(content.error_code, "unavailable"))
+        pages = (
+            FoundPage(page.url, page.title, self._unsealer.unseal(page.encrypted_content, path) or "")
+            for page in content
+        )
+        return SearchDone(call_id, "", tuple(pages))
 
     def _document(self, source: schema.DocumentSource, head: str, path: str) -> Sequence[Part]:
         heads = (TextPart(head),) if head else ()

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from ...core.errors import VLLMMLXError
-from ...core.events import Finished, FinishReason, GenerationEvent, Started, Usage
-from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind, ReasoningMode
+from ...core.events import Finished, FinishReason, GenerationEvent, SearchDone, SearchError, Started, Usage
+from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart, Kind
 from ..error_replies import ANTHROPIC
 from ..replies import CacheShortfall, FoldedChoice, Reply, ReplyFold, given, shortfall_of
+from ..search import SEARCH_NAME
 from ..text import decode_arguments, seal
 from .decode import MessageSpec, encode_call_id
 
@@ -24,6 +25,10 @@ class ThinkingTokensDetails(Reply):
     thinking_tokens: int
 
 
+class ServerToolUsage(Reply):
+    web_search_requests: int
+
+
 class MessageUsage(Reply):
     """Prompt tokens are `input_tokens` + `cache_read_input_tokens`. `cache_creation_input_tokens` is 0."""
 
@@ -32,6 +37,7 @@ class MessageUsage(Reply):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokensDetails | None = None
+    server_tool_use: ServerToolUsage | None = None
     cache_shortfall: CacheShortfall | None = None
 
     @classmethod
@@ -42,7 +48,11 @@ class MessageUsage(Reply):
             cache_creation_input_tokens=0,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
-            **given(output_tokens_details=details, cache_shortfall=shortfall_of(usage.receipt)),
+            **given(
+                output_tokens_details=details,
+                server_tool_use=ServerToolUsage(web_search_requests=usage.num_searches) if usage.num_searches else None,
+                cache_shortfall=shortfall_of(usage.receipt),
+            ),
         )
 
 
@@ -64,7 +74,35 @@ class ToolUseReply(Reply):
     input: dict[str, Any]
 
 
-ContentReply = TextReply | ThinkingReply | ToolUseReply
+class ServerToolUseReply(Reply):
+    type: Literal["server_tool_use"] = "server_tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class WebSearchResultReply(Reply):
+    """`encrypted_content` holds the text for the next turn. It is packed, not encrypted."""
+
+    type: Literal["web_search_result"] = "web_search_result"
+    url: str
+    title: str
+    encrypted_content: str
+    page_age: str | None
+
+
+class WebSearchErrorReply(Reply):
+    type: Literal["web_search_tool_result_error"] = "web_search_tool_result_error"
+    error_code: SearchError
+
+
+class WebSearchToolResultReply(Reply):
+    type: Literal["web_search_tool_result"] = "web_search_tool_result"
+    tool_use_id: str
+    content: list[WebSearchResultReply] | WebSearchErrorReply
+
+
+ContentReply = TextReply | ThinkingReply | ToolUseReply | ServerToolUseReply | WebSearchToolResultReply
 
 
 class MessageReply(Reply):
@@ -102,6 +140,7 @@ _DELTAS: dict[Kind, str] = {
     "text": '"delta":{"type":"text_delta","text":',
     "reasoning": '"delta":{"type":"thinking_delta","thinking":',
     "call": '"delta":{"type":"input_json_delta","partial_json":',
+    "search": "",  # it comes whole
 }
 _DELTA_HEAD = 'event: content_block_delta\ndata: {"type":"content_block_delta","index":'
 
@@ -115,7 +154,7 @@ class MessageStream:
     def __init__(self, spec: MessageSpec, *, prompt_tokens: int) -> None:
         self._spec = spec
         self._prompt_tokens = prompt_tokens
-        self._blocks = BlockSplitter(_reasoning_mode(spec))
+        self._blocks = BlockSplitter(spec.reasoning)
         self._is_started = False
 
     def open(self) -> bytes:
@@ -186,7 +225,7 @@ def message_fold(spec: MessageSpec) -> ReplyFold:
         content = [_content(spec, block) for block in choice.blocks]
         return _message(spec, content, MessageUsage.of(choice.finished.usage), **stop_of(choice.finished))
 
-    return ReplyFold(write, reasoning=_reasoning_mode(spec))
+    return ReplyFold(write, reasoning=spec.reasoning)
 
 
 def _message(spec: MessageSpec, content: list[ContentReply], usage: MessageUsage, **stop: Any) -> MessageReply:
@@ -194,16 +233,27 @@ def _message(spec: MessageSpec, content: list[ContentReply], usage: MessageUsage
     return MessageReply(id=spec.reply_id, model=spec.model, content=content, usage=usage, **stop)
 
 
-def _reasoning_mode(spec: MessageSpec) -> ReasoningMode:
-    return "hidden" if spec.thinking == "hidden" else "separate"
+def _search_result(done: SearchDone) -> WebSearchToolResultReply:
+    call_id = encode_call_id(done.call_id, is_search=True)
+    if done.error is not None:
+        return WebSearchToolResultReply(tool_use_id=call_id, content=WebSearchErrorReply(error_code=done.error))
+    pages = [
+        WebSearchResultReply(url=page.url, title=page.title, encrypted_content=seal(page.text), page_age=None)
+        for page in done.pages
+    ]
+    return WebSearchToolResultReply(tool_use_id=call_id, content=pages)
 
 
 def _content(spec: MessageSpec, block: BlockStart | BlockEnd) -> ContentReply:
     """The content of a block: empty if the block starts."""
     text = block.text if isinstance(block, BlockEnd) else ""
+    if block.search is not None:
+        return _search_result(block.search)
     if block.call is not None:
-        call_id = encode_call_id(block.call.call_id)
-        return ToolUseReply(id=call_id, name=block.call.name, input=decode_arguments(text))
+        is_search = spec.search is not None and block.call.name == SEARCH_NAME
+        call_id = encode_call_id(block.call.call_id, is_search=is_search)
+        kind = ServerToolUseReply if is_search else ToolUseReply
+        return kind(id=call_id, name=block.call.name, input=decode_arguments(text))
     if block.kind == "text":
         return TextReply(text=text)
     thinking = "" if spec.thinking == "sealed" else text

@@ -68,6 +68,14 @@ class MessagesWire(Wire):
 # Tools
 
 
+class UserLocation(MessagesWire):
+    type: Literal["approximate"] = "approximate"
+    city: str | None = None
+    region: str | None = None
+    country: str | None = None
+    timezone: str | None = None
+
+
 class MessagesTool(MessagesWire):
     """`type` is absent or "custom" for the client's own tools; any other is a tool that Anthropic defines."""
 
@@ -78,6 +86,14 @@ class MessagesTool(MessagesWire):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    max_uses: int | None = Field(default=None, ge=1, description="Limit of web searches, at most 20.")
+    allowed_domains: Items[str] | None = Field(default=None, description="A web search shows only these.")
+    blocked_domains: Items[str] | None = Field(default=None, description="A web search shows none of these.")
+    user_location: UserLocation | None = Field(default=None, description="The model sees it.")
+
+    @property
+    def is_web_search(self) -> bool:
+        return (self.type or "custom").startswith("web_search_")
 
     @property
     def is_run_by_anthropic(self) -> bool:
@@ -158,7 +174,6 @@ class Citations(MessagesWire):
 
 
 class DocumentBlock(MessagesWire):
-    extras = _CITED
     type: Literal["document"]
     source: DocumentSource
     title: str | None = None
@@ -167,7 +182,6 @@ class DocumentBlock(MessagesWire):
 
 
 class SearchResultBlock(MessagesWire):
-    extras = _CITED
     type: Literal["search_result"]
     source: str
     title: str
@@ -212,6 +226,34 @@ class ToolUseBlock(MessagesWire):
     input: dict[str, Any] | None = None
 
 
+class ServerToolUseBlock(MessagesWire):
+    extras = _CALLED
+    type: Literal["server_tool_use"]
+    id: str = Field(min_length=1)
+    name: Literal["web_search"]
+    input: dict[str, Any] | None = None
+
+
+class WebSearchResult(MessagesWire):
+    extras: ClassVar[ExtraFields | None] = {**MARKS, "page_age": Ignored("the model does not see it")}
+    type: Literal["web_search_result"]
+    url: str
+    title: str
+    encrypted_content: str
+
+
+class WebSearchError(MessagesWire):
+    type: Literal["web_search_tool_result_error"]
+    error_code: str
+
+
+class WebSearchResultBlock(MessagesWire):
+    extras = _CALLED
+    type: Literal["web_search_tool_result"]
+    tool_use_id: str
+    content: Items[WebSearchResult] | WebSearchError
+
+
 class ToolChange(MessagesWire):
     """A tool, given by its name or by its `definition`."""
 
@@ -231,7 +273,8 @@ UserBlock = Annotated[
     Field(discriminator="type"),
 ]
 AssistantBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchResultBlock,
+    Field(discriminator="type"),
 ]
 SystemBlock = Annotated[TextBlock | ToolChangeBlock, Field(discriminator="type")]
 

@@ -35,12 +35,14 @@ from ..parameters import (
     required_name,
 )
 from ..quirks import without_client_marks
+from ..search import NO_SEARCH, SEARCH_NAME, SearchTool, search_spec, search_tool, unpacked_search
 from ..text import Unsealer, decode_arguments
 from ..wire import Refused
 from . import schema
 from .replies import CUSTOM_INPUT, ResponseSpec, Tools
 from .stored import KeptInput, kept_input
 
+_SEARCH_PAGES = {"low": 3, "medium": 5, "high": 10}  # pages of one search, by `search_context_size`
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SentPart = TextPart | ImagePart | DocumentPart
 
@@ -55,19 +57,26 @@ class DecodedResponse:
 
 
 def decode_response(
-    body: schema.ResponsesBody, *, earlier: Sequence[schema.InputItem] = (), reply_id: str, model: str, created_at: int
+    body: schema.ResponsesBody,
+    *,
+    earlier: Sequence[schema.InputItem] = (),
+    reply_id: str,
+    model: str,
+    created_at: int,
+    searches: bool = False,
 ) -> DecodedResponse:
-    """`earlier` is the conversation that `previous_response_id` names."""
+    """`earlier` is the conversation that `previous_response_id` names. `searches`: whether this server runs any."""
     _check_include(body)
     _check_background(body)
-    tools = decode_tools(body.tools or ())
+    tools = decode_tools(body.tools or (), searches=searches, max_searches=body.max_tool_calls)
+    _check_search(body, tools)
     reasoning = body.reasoning
     items = _input_items(body)
     request = Request(
         request_id=reply_id,
         messages=_messages(body, [*earlier, *items]),
         tools=tools.specs,
-        tool_choice=decode_tool_choice(body.tool_choice, tools.specs),
+        tool_choice=decode_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=decode_sampling(
             body, max_tokens=body.max_output_tokens, guide=decode_format(_format(body), "text.format", nested=False)
@@ -86,6 +95,8 @@ def decode_response(
         shows_summary=reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
         seals_reasoning=body.store is False or ENCRYPTED_REASONING in (body.include or ()),
         tools=tools,
+        shows_sources="web_search_call.action.sources" in (body.include or ()),
+        shows_results="web_search_call.results" in (body.include or ()),
         echo=_echo(body),
     )
     kept = kept_input(items, reply_id) if spec.store else KeptInput()
@@ -119,6 +130,14 @@ def _check_include(body: schema.ResponsesBody) -> None:
         if rule is None or isinstance(rule, Refused):
             advice = "Leave it out." if rule is None else rule.advice
             raise Unsupported(f"`include` '{shown(name)}' is not supported. {advice}", param="include")
+
+
+def _check_search(body: schema.ResponsesBody, tools: Tools) -> None:
+    """Refuse a request that is about a web search alone if there is none; from others it is left out."""
+    is_asked = any(tool.type.startswith("web_search") for tool in body.tools or ())
+    is_forced = isinstance(body.tool_choice, schema.ResponsesToolChoice) and body.tool_choice.is_web_search
+    if tools.search is None and (is_forced or (is_asked and not tools.specs)):
+        raise Unsupported(NO_SEARCH, param="tool_choice" if is_forced else "tools")
 
 
 def _check_background(body: schema.ResponsesBody) -> None:
@@ -181,6 +200,11 @@ def _decode_each(items: Sequence[schema.InputItem]) -> Iterator[Message]:
                 call = _call(item)
                 names[call.call_id] = call.name
                 yield Message("assistant", (call,))
+            case schema.WebSearchCallItem(encrypted_content=sealed):
+                search = unpacked_search(unsealer.unseal(sealed or "", path) or "")
+                if search is not None:
+                    yield Message("assistant", (search[0],))
+                    yield Message("tool", (search[1],))
             case schema.CallOutputItem(call_id=call_id):
                 parts = _parts(item.output, f"{path}.output")
                 yield Message("tool", (ToolResultPart(call_id, parts, names.get(call_id)),))
@@ -232,8 +256,13 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def decode_tools(tools: Sequence[schema.ResponsesTool]) -> Tools:
-    """Tools that the client runs reach the prompt. Other types need a server that runs them, so they are left out."""
+def decode_tools(
+    tools: Sequence[schema.ResponsesTool], *, searches: bool = False, max_searches: int | None = None
+) -> Tools:
+    """Tools that the client runs reach the prompt, and a web search if this server runs searches.
+
+    Other types need a server that runs them, so they are left out.
+    """
     specs: list[ToolSpec] = []
     namespaces: dict[str, tuple[str, str]] = {}
     for path, namespace, tool in _client_tools(tools):
@@ -247,7 +276,25 @@ def decode_tools(tools: Sequence[schema.ResponsesTool]) -> Tools:
             param = f"{path}.parameters"
             specs.append(ToolSpec(flat, tool.description, tool.parameters, strict=bool(tool.strict), param=param))
     custom = frozenset(tool.name or "" for tool in tools if tool.type == "custom")
-    return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom)
+    search = None
+    for number, tool in enumerate(tools):
+        if tool.is_web_search and searches and search is None:
+            search, spec = _search(tool, f"tools[{number}]", max_searches)
+            specs.append(spec)
+    return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom, search=search)
+
+
+def _search(tool: schema.ResponsesTool, path: str, max_searches: int | None) -> tuple[SearchTool, ToolSpec]:
+    filters, place = (value if isinstance(value, dict) else {} for value in (tool.filters, tool.user_location))
+    size = tool.search_context_size or "medium"
+    domains = [filters.get(name) or [] for name in ("allowed_domains", "blocked_domains")]
+    if size not in _SEARCH_PAGES or not all(isinstance(name, str) for names in domains for name in names):
+        raise InvalidParameter(f"`{path}` has a `search_context_size` or `filters` that are not supported.", param=path)
+    found = search_tool(
+        max_uses=max_searches, allowed=domains[0], blocked=domains[1], num_pages=_SEARCH_PAGES[size], param=path
+    )
+    places = (str(place[name]) for name in ("city", "region", "country", "timezone") if place.get(name))
+    return found, search_spec(places, path)
 
 
 def _client_tools(tools: Sequence[schema.ResponsesTool]) -> Iterator[tuple[str, str | None, schema.ResponsesTool]]:
@@ -272,8 +319,11 @@ def _custom_parameters(format_: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
 
 
-def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
+def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, found: Tools) -> ToolChoice:
+    tools = found.specs
     match choice:
+        case schema.ResponsesToolChoice(is_web_search=True) if found.search is not None:
+            return ToolChoice("required", SEARCH_NAME)
         case None | "auto" | "none":
             return ToolChoice("auto" if choice is None else choice)
         case "required" if not tools:

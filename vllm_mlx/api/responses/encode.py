@@ -1,10 +1,10 @@
 """Events → one response, streamed or complete. A streamed text costs one escape and one join."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring as escape  # in C; leaves non-ASCII as it is
 
 from ...core.errors import VLLMMLXError
-from ...core.events import Finished, GenerationEvent
+from ...core.events import Finished, GenerationEvent, SearchDone
 from ..blocks import BlockDelta, BlockEnd, BlockEvent, BlockSplitter, BlockStart
 from ..replies import FoldedChoice, ReplyFold
 from . import replies
@@ -15,12 +15,13 @@ class ResponseStream:
 
     def __init__(self, spec: replies.ResponseSpec) -> None:
         self._spec = spec
-        self._blocks = BlockSplitter()
+        self._blocks = BlockSplitter(numbers_searches=False)
+        self._searches: dict[str, BlockEnd] = {}  # calls whose results are awaited, by their ids
         self._num_events = 0
         self._items: list[replies.OutputItem] = []
         self._place = ""  # fields that say which item and part a delta belongs to
         self._summary_place = ""
-        self._is_custom = False
+        self._shows_arguments = True
         self.reply = replies.response(spec, "in_progress")
 
     def open(self) -> bytes:
@@ -31,9 +32,14 @@ class ResponseStream:
         return self._response("in_progress")
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
+        if isinstance(event, SearchDone):
+            return self._searched(event)
         status: replies.ItemStatus = replies.final_status(event) if isinstance(event, Finished) else "completed"
         wire = b"".join([self._block(block, status) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
+            for call in self._searches.values():  # the reply ended before they ran
+                self._items.append(replies.item(self._spec, call, status))
+                wire += self._item("done", call.index, self._items[-1])
             self.reply = replies.response(self._spec, replies.final_status(event), self._items, usage=event.usage)
         return wire
 
@@ -67,11 +73,11 @@ class ResponseStream:
         match event.kind:
             case "text":
                 return self._event("output_text.delta", f'{self._place},{delta},"logprobs":[]')
-            case "call" if self._is_custom:
-                return b""  # the text is known only when the arguments are complete
+            case "call" if not self._shows_arguments:
+                return b""  # they are shown in another form when they are complete
             case "call":
                 return self._event("function_call_arguments.delta", f"{self._place},{delta}")
-            case "reasoning":
+            case _:
                 wire = self._event("reasoning_text.delta", f"{self._place},{delta}")
                 if self._spec.shows_summary:
                     wire += self._event("reasoning_summary_text.delta", f"{self._summary_place},{delta}")
@@ -82,7 +88,7 @@ class ResponseStream:
         wire = self._item("added", event.index, started)
         place = f'"item_id":"{started.id}","output_index":{event.index}'
         self._summary_place = f'{place},"summary_index":0'
-        self._is_custom = isinstance(started, replies.CustomCall)
+        self._shows_arguments = isinstance(started, replies.FunctionCall)
         self._place = place if event.kind == "call" else f'{place},"content_index":0'
         match started:
             case replies.OutputMessage():
@@ -93,8 +99,22 @@ class ResponseStream:
                 return wire + self._part("added", replies.ReasoningText(text=""))
             case replies.FunctionCall() | replies.CustomCall():
                 return wire
+            case replies.WebSearchCall():
+                return wire + self._event("web_search_call.in_progress", place)
+
+    def _searched(self, found: SearchDone) -> bytes:
+        """End the item of a search, which stays open while the search runs."""
+        if (call := self._searches.pop(found.call_id, None)) is None:
+            return b""
+        ended = replies.item(self._spec, call, "completed", found)
+        self._items.append(ended)
+        place = f'"item_id":"{ended.id}","output_index":{call.index}'
+        return self._event("web_search_call.completed", place) + self._item("done", call.index, ended)
 
     def _end(self, event: BlockEnd, status: replies.ItemStatus) -> bytes:
+        if event.call is not None and replies.is_search(self._spec, event.call):
+            self._searches[event.call.call_id] = event
+            return self._event("web_search_call.searching", self._place)
         ended = replies.item(self._spec, event, status)
         self._items.append(ended)
         return self._end_of_part(ended) + self._item("done", event.index, ended)
@@ -140,11 +160,16 @@ def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseRe
         status = replies.final_status(choice.finished)
         last = len(choice.blocks) - 1 if choice.ended_in_block else None
         items = [
-            replies.item(spec, block, status if number == last else "completed")
+            replies.item(spec, block, status if number == last else "completed", _found(block, choice.searches))
             for number, block in enumerate(choice.blocks)
+            if block.search is None
         ]
         reply = replies.response(spec, status, items, usage=choice.finished.usage)
         keep(reply)
         return reply
 
-    return ReplyFold(write)
+    return ReplyFold(write, numbers_searches=False)
+
+
+def _found(block: BlockEnd, searches: Mapping[str, SearchDone]) -> SearchDone | None:
+    return None if block.call is None else searches.get(block.call.call_id)

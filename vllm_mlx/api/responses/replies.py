@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from ...core.errors import VLLMMLXError
-from ...core.events import Finished, FinishReason, ToolCallStart, Usage
+from ...core.events import Finished, FinishReason, SearchDone, ToolCallStart, Usage
 from ...core.messages import ToolSpec
-from ..blocks import BlockEnd, BlockStart
+from ..blocks import BlockEnd, BlockStart, ReasoningMode
 from ..error_replies import response_code
 from ..replies import CacheShortfall, ErrorText, Reply, given, shortfall_of
+from ..search import SEARCH_NAME, SearchTool, packed_search
 from ..text import decode_arguments, seal
 
 CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
@@ -24,6 +25,7 @@ class Tools:
     specs: tuple[ToolSpec, ...] = ()
     namespaces: Namespaces = field(default_factory=dict)
     custom: frozenset[str] = frozenset()  # names of tools that take one text
+    search: SearchTool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,15 @@ class ResponseSpec:
     shows_summary: bool = False
     seals_reasoning: bool = False  # so that the client can send back reasoning that is not stored
     tools: Tools = field(default_factory=Tools)
+    shows_sources: bool = False  # whether items of searches list the pages
+    shows_results: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
+
+    reasoning: ClassVar[ReasoningMode] = "separate"
+
+    @property
+    def search(self) -> SearchTool | None:
+        return self.tools.search
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -103,7 +113,35 @@ class CustomCall(Reply):
     input: str
 
 
-OutputItem = OutputMessage | Reasoning | FunctionCall | CustomCall
+class SearchSource(Reply):
+    type: Literal["url"] = "url"
+    url: str
+
+
+class SearchAction(Reply):
+    type: Literal["search"] = "search"
+    query: str
+    sources: list[SearchSource] | None = None
+
+
+class SearchResult(Reply):
+    url: str
+    title: str
+    text: str
+
+
+class WebSearchCall(Reply):
+    """`encrypted_content` holds the call and its result for the next turn. It is packed, not encrypted."""
+
+    id: str
+    type: Literal["web_search_call"] = "web_search_call"
+    status: Literal["in_progress", "completed", "failed"]
+    action: SearchAction | None = None
+    results: list[SearchResult] | None = None
+    encrypted_content: str | None = None
+
+
+OutputItem = OutputMessage | Reasoning | FunctionCall | CustomCall | WebSearchCall
 
 
 class InputTokensDetails(Reply):
@@ -201,13 +239,17 @@ def final_status(event: Finished) -> Literal["completed", "incomplete"]:
     return "incomplete" if event.reason is FinishReason.LENGTH else "completed"
 
 
-def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -> OutputItem:
+def item(
+    spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus, found: SearchDone | None = None
+) -> OutputItem:
     """The item of a block: with its content if the block has ended, without if it starts.
 
-    Its id is as unique as the response's own, and always the same for a block.
+    Its id is as unique as the response's own, and always the same for a block. `found`: by the block's search.
     """
     unique = f"{spec.reply_id.removeprefix('resp_')}{block.index:02}"
     texts = [block.text] if isinstance(block, BlockEnd) else []
+    if block.call is not None and is_search(spec, block.call):
+        return _search(spec, f"ws_{unique}", block.call, "".join(texts), found)
     if block.call is not None:
         return _call(spec, block.call, "".join(texts), status, unique)
     if block.kind == "text":
@@ -219,6 +261,26 @@ def item(spec: ResponseSpec, block: BlockStart | BlockEnd, status: ItemStatus) -
         summary=[SummaryText(text=text) for text in texts] if spec.shows_summary else [],  # the reasoning itself
         content=[ReasoningText(text=text) for text in texts],
         **given(encrypted_content=sealed),
+    )
+
+
+def is_search(spec: ResponseSpec, call: ToolCallStart) -> bool:
+    return spec.tools.search is not None and call.name == SEARCH_NAME
+
+
+def _search(
+    spec: ResponseSpec, item_id: str, call: ToolCallStart, arguments: str, found: SearchDone | None
+) -> WebSearchCall:
+    if found is None:
+        return WebSearchCall(id=item_id, status="in_progress")
+    pages = [SearchResult(url=page.url, title=page.title, text=page.text) for page in found.pages]
+    sources = [SearchSource(url=page.url) for page in found.pages] if spec.shows_sources else None
+    return WebSearchCall(
+        id=item_id,
+        status="completed" if found.error is None else "failed",
+        action=SearchAction(query=found.query, **given(sources=sources)),
+        **given(results=pages if spec.shows_results else None),
+        encrypted_content=seal(packed_search(found, decode_arguments(arguments))),
     )
 
 

@@ -18,7 +18,6 @@ BODY_FIELDS: ExtraFields = {
     **OPENAI_EXTRAS,
     "client_metadata": Ignored("the client's own bookkeeping"),
     "stream_options": Ignored("padding against traffic analysis; events carry none"),
-    "max_tool_calls": Ignored("limits built-in tools; this server has none"),
     "truncation": Ignored(
         "it is the default",
         ("disabled",),
@@ -41,6 +40,11 @@ ITEM_FIELDS: ExtraFields = {
     "namespace": Ignored("a result belongs to its call, and a custom tool to no namespace"),
     "type": Ignored("there is one type in this place"),
 }
+SEARCH_FIELDS: ExtraFields = {
+    **ITEM_FIELDS,
+    "action": Ignored("`encrypted_content` holds it too"),
+    "results": Ignored("`encrypted_content` holds them too"),
+}
 PART_FIELDS: ExtraFields = {
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
     "logprobs": Ignored("they describe an earlier reply"),
@@ -54,8 +58,8 @@ TOOL_FIELDS: ExtraFields = {
 
 INCLUDED: ExtraFields = {
     "reasoning.encrypted_content": Ignored("honoured: the client sends the reasoning back inside the item"),
-    "web_search_call.action.sources": Ignored(_BUILT_IN),
-    "web_search_call.results": Ignored(_BUILT_IN),
+    "web_search_call.action.sources": Ignored("honoured: the items of searches list the pages"),
+    "web_search_call.results": Ignored("honoured: the items of searches hold what was found"),
     "file_search_call.results": Ignored(_BUILT_IN),
     "code_interpreter_call.outputs": Ignored(_BUILT_IN),
     "computer_call_output.output.image_url": Ignored(_BUILT_IN),
@@ -69,7 +73,7 @@ SKIPPED_ITEMS = frozenset({
     "computer_call", "computer_call_output", "file_search_call", "ghost_snapshot", "image_generation_call",
     "local_shell_call", "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call",
     "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output", "tool_search_call",
-    "tool_search_output", "web_search_call",
+    "tool_search_output",
 })  # fmt: skip
 
 # Content
@@ -97,7 +101,7 @@ class InputImage(_Part):
     detail: Detail | None = None
 
 
-class InputFile(Wire):
+class InputFile(_Part):
     type: Literal["input_file"]
     file_data: str | None = None
     file_url: str | None = None
@@ -153,6 +157,14 @@ class ReasoningItem(_Item):
     encrypted_content: str | None = None
 
 
+class WebSearchCallItem(_Item):
+    """A search of an earlier reply. Without `encrypted_content` it is another server's, or the client left it out."""
+
+    extras = SEARCH_FIELDS
+    type: Literal["web_search_call"]
+    encrypted_content: str | None = None
+
+
 class ItemReference(Wire):
     type: Literal["item_reference"]
     id: str
@@ -162,7 +174,9 @@ class OtherItem(Wire):
     type: str
 
 
-_ITEM_TAGS = ("message", "function_call", "custom_tool_call", "call_output", "reasoning", "item_reference")
+_ITEM_TAGS = (
+    "message", "function_call", "custom_tool_call", "call_output", "reasoning", "web_search_call", "item_reference",
+)  # fmt: skip
 
 
 def _item_tag(value: Any) -> str:
@@ -179,6 +193,7 @@ InputItem = Annotated[
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[CallOutputItem, Tag("call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[WebSearchCallItem, Tag("web_search_call")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_item_tag),
@@ -201,6 +216,15 @@ class ResponsesTool(Wire):
     strict: bool | None = None
     tools: "Items[ResponsesTool] | None" = None
     format: Any = None  # the format of a custom tool's input
+    filters: Any = None  # domains of a web search, or what another built-in tool takes
+    user_location: Any = None
+    search_context_size: Any = None
+    external_web_access: Any = None
+
+    @property
+    def is_web_search(self) -> bool:
+        """Whether it searches the live web. One without external access wants a copy of the web, which nobody has."""
+        return self.type.startswith("web_search") and self.external_web_access is not False
 
     def extra_rules(self) -> ExtraFields | None:
         """A tool that the model does not see has fields of its own, which are not looked at."""
@@ -210,6 +234,10 @@ class ResponsesTool(Wire):
 class ResponsesToolChoice(Wire):
     type: str
     name: str | None = None
+
+    @property
+    def is_web_search(self) -> bool:
+        return self.type.startswith("web_search")
 
 
 # Settings
@@ -244,6 +272,7 @@ class ResponsesBody(Body, OpenAIFields):
     tools: Items[ResponsesTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(default=None, ge=1, description="Web searches; at most 20.")
     reasoning: ReasoningSettings | None = None
     text: TextSettings | None = None
     include: Items[str] | None = None

@@ -1,0 +1,366 @@
+"""Web searches that the server runs for the model: in every protocol, within limits, and the same in the next turn."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import anthropic
+import openai
+import pytest
+
+from tests.support.running import Running, serving
+from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded
+from vllm_mlx.core.events import (
+    FinishReason,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
+from vllm_mlx.core.request import Request
+from vllm_mlx.server.search_client import SearchClient, SearchFailed, is_shown
+
+from .fakes import FakeEngine, Script, finished, says
+
+PAGES = [
+    {"url": "https://en.example.org/a", "title": "A", "content": "about  a"},
+    {"url": "http://127.0.0.1/admin", "title": "inside"},
+    {"url": "https://news.example.com/b", "title": "B", "content": "about b"},
+]
+TEXT = "[1] A\nhttps://en.example.org/a\nabout a\n\n[2] B\nhttps://news.example.com/b\nabout b"
+ASK: Any = [{"role": "user", "content": "What is new?"}]
+TOOL: Any = {"type": "web_search_20250305", "name": "web_search"}
+MESSAGE: Any = {"model": "tiny", "max_tokens": 100, "messages": ASK}
+
+
+@dataclass
+class Searx:
+    """A SearXNG that answers by JSON, and an MCP server at `/mcp`, by JSON or events."""
+
+    url: str = ""
+    queries: list[str] = field(default_factory=list)
+    answer: Callable[[str], tuple[int, bytes]] = lambda query: (200, json.dumps({"results": PAGES}).encode())
+    mcp: Any = field(default_factory=lambda: {"structuredContent": {"results": PAGES}})
+    events: bool = False
+    sessions: list[str | None] = field(default_factory=list)
+
+    def rpc(self, call: Any) -> Any:
+        match call["method"]:
+            case "initialize":
+                return {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}}
+            case "tools/list":
+                other = {"name": "fetch", "inputSchema": {"properties": {"url": {}}}}
+                return {"tools": [other, {"name": "web-search", "inputSchema": {"properties": {"query": {}}}}]}
+            case "tools/call":
+                assert call["params"]["name"] == "web-search"
+                self.queries.append(call["params"]["arguments"]["query"])
+                return self.mcp
+
+
+@contextmanager
+def searx() -> Iterator[Searx]:
+    found = Searx()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            assert self.path.startswith("/search?") and query["format"] == ["json"]
+            found.queries.append(query["q"][0])
+            self.reply(*found.answer(query["q"][0]))
+
+        def do_DELETE(self) -> None:
+            self.reply(200, b"")
+
+        def do_POST(self) -> None:
+            call = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            found.sessions.append(self.headers["mcp-session-id"])
+            if "id" not in call:
+                self.reply(202, b"")
+                return
+            body = json.dumps({"jsonrpc": "2.0", "id": call["id"], "result": found.rpc(call)})
+            self.reply(200, f"event: message\ndata: {body}\n\n".encode() if found.events else body.encode())
+
+        def reply(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("mcp-session-id", "s1")
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        found.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        yield found
+        server.shutdown()
+
+
+def calls(*names: str, query: str = "news", before: str = "Let me look. ", first: int = 1) -> Script:
+    events: list[Any] = [Started(7, 2), ReasoningDelta("hm"), TextDelta(before)]
+    for number, name in enumerate(names, first):
+        call = [
+            ToolCallStart(0, f"call_{number}", name),
+            ToolCallDelta(0, '{"query":'),
+            ToolCallDelta(0, f' "{query}"}}'),
+        ]
+        events += [*call, ToolCallEnd(0)]
+    return (*events, finished(FinishReason.TOOL_CALLS, 10))
+
+
+def results(request: Request) -> list[ToolResultPart]:
+    parts = (part for message in request.messages or () for part in message.parts)
+    return [part for part in parts if isinstance(part, ToolResultPart)]
+
+
+def once(request: Request, index: int) -> Script:
+    """It searches once, and then answers."""
+    return says("It is ", "new.") if results(request) else calls("web_search")
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Searx]:
+    with searx() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(web: Searx) -> Iterator[Running]:
+    with serving(FakeEngine(), web_search=web.url) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def fresh(web: Searx, engine: FakeEngine) -> None:
+    web.queries.clear()
+    web.answer = Searx.answer
+    engine.play = once
+
+
+def asked(claude: anthropic.Anthropic, tools: Any = (TOOL,), **fields: Any) -> Any:
+    return claude.messages.create(**MESSAGE, tools=list(tools), **fields)
+
+
+def test_a_message_holds_the_search_and_what_was_found(
+    claude: anthropic.Anthropic, engine: FakeEngine, web: Searx
+) -> None:
+    whole = asked(claude)
+    assert [block.type for block in whole.content] == ["text", "server_tool_use", "web_search_tool_result", "text"]
+    _, call, found, text = whole.content
+    assert (call.id, call.name, call.input) == ("srvtoolu_1", "web_search", {"query": "news"})
+    assert found.tool_use_id == call.id and [page.url for page in found.content] == [PAGES[0]["url"], PAGES[2]["url"]]
+    assert text.text == "It is new." and whole.stop_reason == "end_turn" and web.queries == ["news"]
+    assert whole.usage.server_tool_use.web_search_requests == 1 and whole.usage.output_tokens == 12
+    with claude.messages.stream(**MESSAGE, tools=[TOOL]) as stream:
+        streamed = stream.get_final_message()
+    assert streamed.model_dump(exclude={"id"}) == whole.model_dump(exclude={"id"})
+
+
+def test_the_next_generation_and_the_next_turn_have_the_same_conversation(
+    claude: anthropic.Anthropic, engine: FakeEngine
+) -> None:
+    thinking: Any = {"type": "adaptive"}
+    reply = asked(claude, thinking=thinking)
+    _, second = engine.requests
+    assert second.messages is not None
+    _, said, result = second.messages
+    assert isinstance(said.parts[-1], ToolCallPart) and len(said.parts) == 3
+    assert result.parts == (ToolResultPart("call_1", (TextPart(TEXT),), "web_search"),)
+    content = [block.model_dump(exclude_none=True) for block in reply.content]
+    more: Any = [*ASK, {"role": "assistant", "content": content}, {"role": "user", "content": "And?"}]
+    claude.messages.create(**{**MESSAGE, "messages": more}, tools=[TOOL], thinking=thinking)
+    third = engine.requests[-1]
+    assert third.messages is not None and third.messages[:3] == second.messages
+    assert third.messages[3:] == (
+        Message("assistant", (TextPart("It is new."),)),
+        Message("user", (TextPart("And?"),)),
+    )
+    assert third.tools == second.tools
+
+
+def test_a_search_is_within_what_the_request_allows(
+    claude: anthropic.Anthropic, engine: FakeEngine, web: Searx
+) -> None:
+    found = asked(claude, [{**TOOL, "allowed_domains": ["example.com"]}]).content[2]
+    assert [page.url for page in found.content] == [PAGES[2]["url"]] and web.queries == ["news site:example.com"]
+    found = asked(claude, [{**TOOL, "blocked_domains": ["example.com"]}]).content[2]
+    assert [page.url for page in found.content] == [PAGES[0]["url"]]
+    place = {"type": "approximate", "city": "Oslo", "country": "NO"}
+    asked(claude, [{**TOOL, "user_location": place}])
+    assert "The user is in: Oslo, NO." in (engine.requests[-1].tools[0].description or "")
+    for fields in ({"allowed_domains": ["a.b"], "blocked_domains": ["c.d"]}, {"allowed_domains": ["http://a.b"]}):
+        with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]"):
+            asked(claude, [{**TOOL, **fields}])
+
+
+def test_searches_end(claude: anthropic.Anthropic, engine: FakeEngine, web: Searx) -> None:
+    engine.play = lambda request, _: calls("web_search", first=1 + len(results(request)), before="")
+    reply = asked(claude, [{**TOOL, "max_uses": 2}])
+    codes = [getattr(block.content, "error_code", "found") for block in reply.content if "result" in block.type]
+    assert codes[:3] == ["found", "found", "max_uses_exceeded"] and len(codes) <= 5 and len(web.queries) == 2
+    assert reply.stop_reason == "end_turn" and reply.usage.server_tool_use.web_search_requests == 2
+
+
+def test_the_limit_of_a_reply_counts_all_its_generations(claude: anthropic.Anthropic, engine: FakeEngine) -> None:
+    asked(claude)
+    assert [request.sampling.max_tokens for request in engine.requests] == [100, 90]
+    reply = claude.messages.create(**{**MESSAGE, "max_tokens": 10}, tools=[TOOL])
+    assert reply.stop_reason == "max_tokens" and reply.content[-1].type == "web_search_tool_result"
+
+
+def test_a_context_that_is_full_ends_the_reply(claude: anthropic.Anthropic, engine: FakeEngine) -> None:
+    def play(request: Request, index: int) -> Script:
+        engine.refuse = ContextLengthExceeded(num_prompt_tokens=600, max_model_len=512)
+        return calls("web_search")
+
+    engine.play = play
+    assert asked(claude).stop_reason == "model_context_window_exceeded"
+    engine.refuse = None
+
+
+def test_calls_of_the_client_s_own_tools_end_the_reply(claude: anthropic.Anthropic, engine: FakeEngine) -> None:
+    engine.play = lambda request, _: calls("web_search", "ls")
+    reply = asked(claude, [TOOL, {"name": "ls", "input_schema": {"type": "object"}}])
+    kinds = ["text", "server_tool_use", "tool_use", "web_search_tool_result"]
+    assert [block.type for block in reply.content] == kinds and reply.stop_reason == "tool_use"
+    assert len(engine.requests) == 1
+
+
+def test_a_choice_that_forces_a_search_forces_one(claude: anthropic.Anthropic, engine: FakeEngine) -> None:
+    asked(claude, tool_choice={"type": "tool", "name": "web_search"})
+    assert [(request.tool_choice.mode, request.tool_choice.name) for request in engine.requests] == [
+        ("required", "web_search"),
+        ("auto", None),
+    ]
+
+
+FAULTS: dict[str, tuple[int, bytes]] = {
+    "unavailable": (500, b""),
+    "too_many_requests": (429, b""),
+    "unavailable: no JSON": (200, b"<html>"),
+    "unavailable: a redirect": (302, b""),
+    "unavailable: too long": (200, b'{"results": "' + b"x" * 3_000_000),
+    "unavailable: too deep": (200, b'{"results":' + b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_search_that_fails_is_told(claude: anthropic.Anthropic, engine: FakeEngine, web: Searx, name: str) -> None:
+    web.answer = lambda query: FAULTS[name]
+    reply = asked(claude)
+    code = name.partition(":")[0]
+    assert reply.content[2].content.error_code == code and reply.content[3].text == "It is new."
+    assert results(engine.requests[-1])[0] == ToolResultPart(
+        "call_1", (TextPart(f"The search failed: {code}."),), "web_search", True
+    )
+
+
+def test_responses_hold_the_search_and_send_it_back(gpt: openai.OpenAI, engine: FakeEngine) -> None:
+    ask: Any = {"model": "tiny", "tools": [{"type": "web_search"}], "store": False}
+    include: Any = ["web_search_call.action.sources"]
+    whole = gpt.responses.create(**ask, input="What is new?", include=include)
+    assert [item.type for item in whole.output] == ["reasoning", "message", "web_search_call", "message"]
+    call: Any = whole.output[2]
+    assert call.status == "completed" and call.action.query == "news" and len(call.action.sources) == 2
+    events = list(gpt.responses.create(**ask, input="What is new?", include=include, stream=True))
+    last: Any = events[-1]
+    hidden = {"__all__": {"id", "encrypted_content"}}
+    assert [item.model_dump(exclude={"id"}) for item in last.response.output] == [
+        item.model_dump(exclude={"id"}) for item in whole.output
+    ], hidden
+    names = [event.type for event in events if "web_search_call" in event.type]
+    assert names == [f"response.web_search_call.{step}" for step in ("in_progress", "searching", "completed")]
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.output_index for event in done] == [0, 1, 2, 3]
+    second = engine.requests[1]
+    sent: Any = [
+        {"role": "user", "content": "What is new?"},
+        *(item.model_dump(exclude_none=True) for item in whole.output),
+    ]
+    gpt.responses.create(**ask, input=[*sent, {"role": "user", "content": "And?"}])
+    third = engine.requests[4]
+    assert second.messages is not None and third.messages is not None
+    assert third.messages[: len(second.messages)] == second.messages
+    assert third.messages[len(second.messages)].parts == (TextPart("It is new."),)
+
+
+def test_responses_limit_and_narrow_searches(gpt: openai.OpenAI, engine: FakeEngine, web: Searx) -> None:
+    tool: Any = {"type": "web_search", "filters": {"allowed_domains": ["example.org"]}, "search_context_size": "low"}
+    gpt.responses.create(model="tiny", input="x", tools=[tool], tool_choice={"type": "web_search"})  # type: ignore[call-overload]
+    assert web.queries == ["news site:example.org"] and engine.requests[0].tool_choice.name == "web_search"
+    engine.play = lambda request, _: calls("web_search", first=1 + len(results(request)), before="")
+    response = gpt.responses.create(model="tiny", input="x", tools=[{"type": "web_search"}], max_tool_calls=1)
+    statuses = [item.status for item in response.output if item.type == "web_search_call"]
+    assert statuses[:2] == ["completed", "failed"] and len(statuses) <= 4
+
+
+def test_a_stored_response_goes_on_with_its_search(gpt: openai.OpenAI, engine: FakeEngine) -> None:
+    first = gpt.responses.create(model="tiny", input="What is new?", tools=[{"type": "web_search"}])
+    gpt.responses.create(model="tiny", input="And?", previous_response_id=first.id)
+    assert results(engine.requests[-1])[0].content == (TextPart(TEXT),)
+
+
+def test_without_a_search_server_a_request_for_one_names_the_setting() -> None:
+    other = {"name": "ls", "input_schema": {"type": "object"}}
+    forced = {"tools": [TOOL, other], "tool_choice": {"type": "tool", "name": "web_search"}}
+    responses = ({"tools": [{"type": "web_search"}]}, {"tool_choice": {"type": "web_search"}})
+    with serving(FakeEngine()) as running, running.http() as http:
+        for body in ({"tools": [TOOL]}, forced):
+            answer = http.post("/v1/messages", json={**MESSAGE, **body})
+            assert answer.status_code == 400 and "--web-search" in answer.json()["error"]["message"]
+        for body in responses:
+            answer = http.post("/v1/responses", json={"input": "x", **body})
+            assert answer.status_code == 400 and "--web-search" in answer.json()["error"]["message"]
+        assert http.post("/v1/messages", json={**MESSAGE, "tools": [TOOL, other]}).status_code == 200
+        assert [tool.name for tool in running.engine.requests[-1].tools] == ["ls"]
+
+
+def search(client: SearchClient, query: str = "news") -> list[str]:
+    return [page.url for page in asyncio.run(client.search(query))]
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_an_mcp_server_is_asked_within_a_session(web: Searx, events: bool) -> None:
+    web.events = events
+    shown = [PAGES[0]["url"], PAGES[2]["url"]]
+    for answer in (
+        {"structuredContent": {"results": PAGES}},
+        {"content": [{"type": "text", "text": json.dumps(PAGES)}]},
+    ):
+        web.mcp, web.sessions[:] = answer, []
+        assert search(SearchClient(f"{web.url}/mcp")) == shown
+        assert web.sessions == [None, "s1", "s1", "s1"] and web.queries[-1] == "news"
+    web.mcp = {"content": [{"type": "text", "text": "1. Title (https://a.example.org/x)\nWords"}]}
+    [page] = asyncio.run(SearchClient(f"{web.url}/mcp").search("news"))
+    assert page.url == "https://a.example.org/x" and page.text.endswith("Words")
+    web.mcp = {"isError": True, "content": []}
+    with pytest.raises(SearchFailed):
+        search(SearchClient(f"{web.url}/mcp"))
+
+
+def test_queries_are_checked_before_they_are_sent(web: Searx) -> None:
+    for query, error in (("", "invalid_tool_input"), ("x" * 1001, "query_too_long")):
+        with pytest.raises(SearchFailed, match=error):
+            search(SearchClient(web.url), query)
+    assert web.queries == []
+    for url in ("ftp://a", "localhost:8080", ""):
+        with pytest.raises(ConfigError, match="--web-search"):
+            SearchClient(url)
+    with pytest.raises(SearchFailed, match="unavailable"):
+        search(SearchClient("http://127.0.0.1:9"))
+
+
+def test_pages_of_other_networks_are_not_shown() -> None:
+    assert is_shown("https://example.org/a?b#c") and is_shown("http://93.184.216.34/")
+    private = ["http://10.0.0.1/", "http://[::1]/", "http://localhost/", "http://a.local/", "file:///etc/passwd", "x"]
+    for url in (*private, "http://169.254.169.254/", "http://u:p@example.org/", "http://0x7f000001/", "http://[bad/"):
+        assert not is_shown(url), url

@@ -1,0 +1,137 @@
+"""Web search that the server runs: its tool, what a request asks of it, and results as the model reads them.
+
+Knows no protocol, and searches nothing.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+from ..core.errors import InvalidParameter, setting
+from ..core.events import FoundPage, SearchDone, SearchError
+from ..core.messages import Message, Part, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from .text import json_in
+
+SEARCH_NAME = "web_search"
+MAX_USES = 20  # searches for one reply, whatever a request asks for
+DEFAULT_USES = 8
+DEFAULT_PAGES = 5
+SEARCH_ERRORS: Mapping[str, SearchError] = {error: error for error in get_args(SearchError)}
+_MAX_DOMAINS = 100
+NO_SEARCH = (
+    f"This server has no web search. Offer a tool of your own, or start the server with {setting('web_search')}."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTool:
+    """What one request allows. `allowed` and `blocked`: domains, each with its subdomains, and perhaps a path."""
+
+    max_uses: int = DEFAULT_USES
+    allowed: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    num_pages: int = DEFAULT_PAGES
+
+    @property
+    def suffix(self) -> str:
+        """What narrows a query to the allowed domains, in the words of most search engines."""
+        sites = " OR ".join(f"site:{domain}" for domain in self.allowed)
+        return f" ({sites})" if len(self.allowed) > 1 else f" {sites}" if sites else ""
+
+    def allows(self, url: str) -> bool:
+        if self.allowed:
+            return any(_is_in(url, domain) for domain in self.allowed)
+        return not any(_is_in(url, domain) for domain in self.blocked)
+
+
+def search_tool(
+    *,
+    max_uses: int | None = None,
+    allowed: Sequence[str] = (),
+    blocked: Sequence[str] = (),
+    num_pages: int = DEFAULT_PAGES,
+    param: str,
+) -> SearchTool:
+    """Raises InvalidParameter."""
+    if allowed and blocked:
+        raise InvalidParameter(f"`{param}`: a search takes allowed or blocked domains, not both.", param=param)
+    domains = (*allowed, *blocked)
+    if len(domains) > _MAX_DOMAINS or not all(map(_is_domain, domains)):
+        raise InvalidParameter(
+            f"`{param}`: a search takes at most {_MAX_DOMAINS} domains, each as `example.com` or `example.com/path`.",
+            param=param,
+        )
+    uses = min(DEFAULT_USES if max_uses is None else max_uses, MAX_USES)
+    lower = (tuple(domain.lower() for domain in group) for group in (allowed, blocked))
+    return SearchTool(max_uses=uses, **dict(zip(("allowed", "blocked"), lower, strict=True)), num_pages=num_pages)
+
+
+def search_spec(places: Iterable[str | None], param: str) -> ToolSpec:
+    """The tool that the model calls. `places` say where its user is."""
+    where = ", ".join(place for place in places if place)
+    description = "Search the web. The result lists pages, each with its title, its address and a summary."
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to search for, in a few words."}},
+        "required": ["query"],
+    }
+    if where:
+        description += f" The user is in: {where}."
+    return ToolSpec(SEARCH_NAME, description, parameters, param=param)
+
+
+def result_part(done: SearchDone) -> ToolResultPart:
+    """The result as the model reads it: the same now, and when the client sends it back."""
+    if done.error is not None:
+        return ToolResultPart(done.call_id, (TextPart(f"The search failed: {done.error}."),), SEARCH_NAME, True)
+    text = "\n\n".join(_page_text(number, page) for number, page in enumerate(done.pages, 1))
+    return ToolResultPart(done.call_id, (TextPart(text or "Nothing was found."),), SEARCH_NAME)
+
+
+def split_searches(parts: Sequence[Part]) -> list[Message]:
+    """The messages of an assistant's parts: each result of a search is one of the tool, which ends a message."""
+    messages: list[Message] = []
+    for is_result, group in groupby(parts, lambda part: isinstance(part, ToolResultPart)):
+        if is_result:
+            messages += [Message("tool", (part,)) for part in group]
+        else:
+            messages.append(Message("assistant", tuple(group)))
+    return messages or [Message("assistant", ())]
+
+
+def packed_search(done: SearchDone, arguments: Mapping[str, Any]) -> str:
+    """A search and its call as JSON, for clients that send both back as one item."""
+    pages = [[page.url, page.title, page.text] for page in done.pages]
+    return json.dumps([done.call_id, dict(arguments), pages, done.error], ensure_ascii=False)
+
+
+def unpacked_search(text: str) -> tuple[ToolCallPart, ToolResultPart] | None:
+    """None for a text that `packed_search` did not return."""
+    try:
+        match json_in(text):
+            case [str(call_id), dict(arguments), list(rows), str() | None as error]:
+                pages = tuple(FoundPage(*map(str, row)) for row in rows)
+                done = SearchDone(call_id, "", pages, SEARCH_ERRORS[error] if error else None)
+                return ToolCallPart(call_id, SEARCH_NAME, arguments), result_part(done)
+    except (ValueError, TypeError, KeyError):
+        pass
+    return None
+
+
+def _page_text(number: int, page: FoundPage) -> str:
+    return "\n".join(line for line in (f"[{number}] {page.title}", page.url, page.text) if line)
+
+
+def _is_domain(text: str) -> bool:
+    host = text.partition("/")[0]
+    return 0 < len(text) <= 253 and "." in host and not any(sign in text for sign in ' :?#@()"\\') and text.isascii()
+
+
+def _is_in(url: str, domain: str) -> bool:
+    host, slash, path = domain.partition("/")
+    parts = urlsplit(url)
+    name = (parts.hostname or "").lower()
+    return (name == host or name.endswith(f".{host}")) and (not slash or parts.path.lower().startswith(f"/{path}"))

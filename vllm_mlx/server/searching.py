@@ -1,0 +1,199 @@
+"""One reply of several generations, with the searches that the model asks for between them. Knows no search server."""
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from ..api.blocks import BlockEnd, BlockSplitter, ReasoningMode
+from ..api.search import SEARCH_NAME, SearchTool, result_part
+from ..api.text import decode_arguments
+from ..core.errors import ContextLengthExceeded
+from ..core.events import (
+    Finished,
+    FinishReason,
+    FoundPage,
+    GenerationEvent,
+    PromptProgress,
+    SearchDone,
+    SearchError,
+    Started,
+    Usage,
+)
+from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolChoice
+from ..core.receipt import PromptChange
+from ..core.request import Request
+from ..engine.client import EngineClient
+from ..engine.generation import Generation
+from .search_client import SearchClient, SearchFailed
+
+_MORE_ROUNDS = 2  # generations after the last search that a request allows
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What one generation wrote."""
+
+    blocks: list[BlockEnd]
+    end: Finished
+
+    @property
+    def searches(self) -> list[ToolCallPart]:
+        """The searches to run; none if the reply has ended otherwise."""
+        if self.end.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or self.end.stop is not None:
+            return []
+        return [part for part in self.parts if isinstance(part, ToolCallPart) and part.name == SEARCH_NAME]
+
+    @property
+    def calls_client(self) -> bool:
+        return any(block.call is not None and block.call.name != SEARCH_NAME for block in self.blocks)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What was written, as the client would send it back."""
+        return tuple(_part(block) for block in self.blocks if block.call is not None or block.text)
+
+
+def _part(block: BlockEnd) -> Part:
+    if block.call is not None:
+        return ToolCallPart(block.call.call_id, block.call.name, decode_arguments(block.text))
+    return ReasoningPart(block.text) if block.kind == "reasoning" else TextPart(block.text)
+
+
+class SearchingReply:
+    """A generation, as which it is used: further ones follow where the model searches."""
+
+    def __init__(
+        self, engine: EngineClient, client: SearchClient, request: Request, tool: SearchTool, reasoning: ReasoningMode
+    ):
+        """`reasoning`: how the client gets it, and so sends it back."""
+        self._engine = engine
+        self._client = client
+        self._request = request
+        self._tool = tool
+        self._reasoning = reasoning
+        self._stack = AsyncExitStack()
+        self._generation: Generation | None = None
+        self._first = Usage(prompt_tokens=0)
+        self._num_before = self._num_sampled = self._num_reasoning = self._num_searches = 0
+        self.num_prompt_tokens = 0
+        self.prompt_change: PromptChange | None = None
+
+    async def __aenter__(self) -> "SearchingReply":
+        generation = await self._submit(self._request)
+        self.num_prompt_tokens, self.prompt_change = generation.num_prompt_tokens, generation.prompt_change
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _submit(self, request: Request) -> Generation:
+        await self._stack.aclose()
+        self._generation = await self._stack.enter_async_context(await self._engine.submit(request))
+        return self._generation
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        """The events of all generations as those of one."""
+        request, num_rounds = self._request, 0
+        while True:
+            num_rounds += 1
+            splitter, blocks, end = BlockSplitter(self._reasoning), [], None
+            assert self._generation is not None, "it was entered"
+            async for index, event in self._generation:
+                blocks += [block for block in splitter.feed(event) if isinstance(block, BlockEnd)]
+                if isinstance(event, Finished):
+                    end = event
+                elif num_rounds == 1 or not isinstance(event, Started | PromptProgress):
+                    yield index, event
+            if end is None:
+                return  # it has failed
+            done = _Round(blocks, end)
+            found = []
+            for call in done.searches:
+                found.append(await self._search(call))
+                yield 0, found[-1]
+            self._count(end.usage, num_rounds)
+            is_over = done.calls_client or not found or num_rounds > self._tool.max_uses + _MORE_ROUNDS
+            if is_over:
+                yield 0, self._finished(end, end.reason if done.calls_client or not found else FinishReason.STOP)
+                return
+            if (request.sampling.max_tokens or math.inf) <= end.usage.completion_tokens:
+                yield 0, self._finished(end, FinishReason.LENGTH)
+                return
+            request = self._following(request, done, found)
+            try:
+                await self._submit(request)
+            except ContextLengthExceeded:
+                clamped = replace(end, usage=replace(end.usage, clamped_max_tokens=end.usage.completion_tokens))
+                yield 0, self._finished(clamped, FinishReason.LENGTH)
+                return
+
+    async def _search(self, call: ToolCallPart) -> SearchDone:
+        query = call.arguments.get("query")
+        if not isinstance(query, str):
+            return self._failed(call, "", "invalid_tool_input")
+        if self._num_searches >= self._tool.max_uses:
+            return self._failed(call, query, "max_uses_exceeded")
+        self._num_searches += 1
+        try:
+            pages = await self._client.search(query.strip() + self._tool.suffix)
+        except SearchFailed as failed:
+            return self._failed(call, query, failed.error)
+        return SearchDone(call.call_id, query, self._chosen(pages))
+
+    def _chosen(self, pages: tuple[FoundPage, ...]) -> tuple[FoundPage, ...]:
+        return tuple(page for page in pages if self._tool.allows(page.url))[: self._tool.num_pages]
+
+    @staticmethod
+    def _failed(call: ToolCallPart, query: str, error: SearchError) -> SearchDone:
+        return SearchDone(call.call_id, query, error=error)
+
+    def _following(self, request: Request, done: _Round, found: list[SearchDone]) -> Request:
+        """The request of the next generation: the conversation as the client would send it back."""
+        messages = list(request.messages or ())
+        parts = done.parts
+        if request.continue_final_message:
+            parts = _continued(messages.pop().parts, parts)
+        messages += [Message("assistant", parts), *(Message("tool", (result_part(result),)) for result in found)]
+        sampling = request.sampling
+        if sampling.max_tokens is not None:
+            sampling = replace(
+                sampling, max_tokens=sampling.max_tokens - done.end.usage.completion_tokens, min_tokens=0
+            )
+        return replace(
+            request,
+            messages=tuple(messages),
+            sampling=sampling,
+            tool_choice=ToolChoice("auto"),
+            add_generation_prompt=True,
+            continue_final_message=False,
+        )
+
+    def _count(self, usage: Usage, num_rounds: int) -> None:
+        if num_rounds == 1:
+            self._first = usage
+        self._num_before = self._num_sampled
+        self._num_sampled += usage.completion_tokens
+        self._num_reasoning += usage.reasoning_tokens
+
+    def _finished(self, end: Finished, reason: FinishReason) -> Finished:
+        """The end of the reply. What the model wrote counts once, and what it found counts as input."""
+        usage = replace(
+            end.usage,
+            prompt_tokens=max(self._first.prompt_tokens, end.usage.prompt_tokens - self._num_before),
+            cached_tokens=self._first.cached_tokens,
+            completion_tokens=self._num_sampled,
+            reasoning_tokens=self._num_reasoning,
+            num_searches=self._num_searches,
+            receipt=self._first.receipt,
+        )
+        return replace(end, reason=reason, usage=usage)
+
+
+def _continued(begun: tuple[Part, ...], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The text that the client began, and what followed, as one text."""
+    match begun, parts:
+        case (*head, TextPart(start)), (TextPart(rest), *tail):
+            return (*head, TextPart(start + rest), *tail)
+        case _:
+            return (*begun, *parts)
