@@ -238,7 +238,7 @@ def tokens(leaf: Any, length: int) -> tuple[mx.array, mx.array]:
         case Kind.WINDOW:
             ordered = (leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values))
         case Kind.BATCHED_WINDOW if leaf.rotated:
-            ordered = (mx.roll(leaf.keys, -leaf._idx, axis=2), mx.roll(leaf.values, -leaf._idx, axis=2))
+            ordered = (mx.roll(leaf.keys, -leaf._idx, 2), mx.roll(leaf.values, -leaf._idx, 2))
         case Kind.BATCHED_WINDOW:
             ordered = (leaf.keys[..., : leaf._idx, :], leaf.values[..., : leaf._idx, :])
         case _:

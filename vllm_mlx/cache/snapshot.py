@@ -42,7 +42,7 @@ class Stack:
     def of(cls, arrays: Iterable[mx.array | None]) -> "Stack":
         """Copy the arrays. The result is lazy: the sources stay alive until it is evaluated."""
         groups: dict[Any, list[mx.array]] = {}
-        places = []
+        places: list[tuple[int, int] | None] = []
         for array in arrays:
             if array is None:
                 places.append(None)
@@ -180,10 +180,17 @@ class RecurrentState:
 class StoredPiece(Protocol):
     """One run of a stored path, which begins at `start` and of which the first `take` tokens are used."""
 
-    segment: Any
-    start: int
-    window_start: int
-    take: int
+    @property
+    def segment(self) -> Any: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def window_start(self) -> int: ...
+
+    @property
+    def take(self) -> int: ...
 
 
 def resume_rule(caches: Iterable[Any]) -> ResumeRule | None:
@@ -222,7 +229,9 @@ class RowView:
 
 def view(kv: Iterable[Any], row: int, states: Iterable[Any], state_row: int, length: int) -> RowView:
     """View one row, of `length` tokens: row `row` of the KV, and row `state_row` of the recurrent states."""
-    attention, windows, others = [], [], []
+    attention: list[KV] = []
+    windows: list[KV] = []
+    others = []
     for leaf in kv:
         if kind(leaf) is Kind.OTHER:
             others.append(whole.take(leaf))

@@ -85,4 +85,5 @@ def _gathered(batches: Iterable[Batch], groups: list[Group]) -> Batch:
 
 def least_cosine(a: mx.array, b: mx.array) -> float:
     norms = mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1)
-    return float(mx.min((a * b).sum(axis=-1) / norms).item())
+    least: float = mx.min((a * b).sum(axis=-1) / norms).item()  # type: ignore[assignment]
+    return least

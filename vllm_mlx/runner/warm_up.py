@@ -21,7 +21,7 @@ _SAMPLINGS = (  # pairs of rows that decode together
 
 
 class _NoTags:
-    leftover = ()
+    leftover: tuple[int, ...] = ()
 
     def feed(self, token_id: int) -> Tag | None:
         return None

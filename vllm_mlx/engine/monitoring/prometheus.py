@@ -149,7 +149,7 @@ def _own_memory(own: _Builder, moment: Moment) -> Iterator[Metric]:
 def _own_caches(own: _Builder, moment: Moment) -> Iterator[Metric]:
     stats, images = moment.report.cache, moment.report.images
     if stats is not None:
-        kinds = {**stats.hits, "miss": stats.misses}
+        kinds = {str(kind): count for kind, count in stats.hits.items()} | {"miss": stats.misses}
         yield own.counter("cache_lookups", "Look-ups in the prefix cache by kind of hit.", kinds, "kind")
         yield own.counter("cache_evictions", "Evictions from the prefix cache.", stats.evictions)
         text = "Bytes freed by evictions from the prefix cache."
