@@ -16,7 +16,9 @@ from scripts._bench.servers import free_port, running
 from .clients import CLIENTS, Client
 from .faults import FAULTS, Fault
 from .install import AcceptError, install
-from .report import print_faults, print_sessions
+from .packages import MODELS, PACKAGES
+from .report import print_faults, print_samples, print_sessions
+from .samples import install_package, programs_of, python_of, run_sample
 from .session import COMMANDS, Outcome, Setting, run_session
 
 _ROOT = Path(__file__).parents[2]
@@ -39,6 +41,8 @@ def parse_arguments() -> argparse.Namespace:
         choices=list(dict.fromkeys(client.launched for client in CLIENTS)),
         help="this one only; may repeat",
     )
+    add("--packages", action="store_true", help="run the samples of client packages' READMEs instead")
+    add("--package", action="append", metavar="NAME", choices=[one.name for one in PACKAGES], help="this one only")
     add("--faults", action="store_true", help="run the faults instead: what each client does about each of them")
     add("--fault", action="append", metavar="NAME", choices=[fault.name for fault in FAULTS], help="this fault only")
     add("--trim", action="store_true", help="fewest tools, so that prompts are short")
@@ -67,10 +71,44 @@ def server(arguments: argparse.Namespace) -> Iterator[str]:
             "--port",
             str(port),
             "--max-tokens",
-            "1024",
+            "128" if _takes_packages(arguments) else "1024",
+            *(word for name in _names(arguments) for word in ("--served-model-name", name)),
         ]
     with running(command, port):
         yield f"http://127.0.0.1:{port}"
+
+
+def _takes_packages(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.packages or arguments.package)
+
+
+def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The names of models that the samples ask for."""
+    return MODELS if _takes_packages(arguments) else ()
+
+
+def run_packages(arguments: argparse.Namespace) -> bool:
+    notes = Console(stderr=True, soft_wrap=True)
+    packages = [one for one in PACKAGES if not arguments.package or one.name in arguments.package]
+    ran = []
+    left_out = [
+        (package.name, f"block {number}: {why}")
+        for package in packages
+        for number, why in package.samples.items()
+        if isinstance(why, str)
+    ]
+    with server(arguments) as url:
+        for package in packages:
+            notes.print(package.spec, highlight=False)
+            if (trouble := install_package(package, arguments.folder)) is not None:
+                left_out.append((package.name, f"it cannot be installed: {trouble}"))
+                continue
+            for program in programs_of(package, arguments.folder):
+                ran.append(run_sample(program, python_of(package, arguments.folder), url, arguments.limit_s))
+                if not ran[-1].is_accepted:
+                    notes.print(f"{program.sample} said:\n{ran[-1].output[-1500:]}", markup=False, highlight=False)
+    print_samples(ran, left_out, Console(width=None if sys.stdout.isatty() else _WIDTH))
+    return all(one.is_accepted for one in ran)
 
 
 def run(arguments: argparse.Namespace) -> bool:
@@ -138,7 +176,9 @@ def _facts(one: Outcome) -> dict[str, object]:
 
 def main() -> None:
     try:
-        sys.exit(0 if run(parse_arguments()) else 1)
+        arguments = parse_arguments()
+        done = run_packages(arguments) if _takes_packages(arguments) else run(arguments)
+        sys.exit(0 if done else 1)
     except (AcceptError, BenchmarkError, OSError, httpx.HTTPError) as error:
         sys.exit(f"scripts/accept-clients: {error}")
     except KeyboardInterrupt:

@@ -38,17 +38,17 @@ def _npm(spec: str, folder: Path) -> str | None:
     if npm is None:
         raise AcceptError("npm was not found: install Node.js.")
     # --force: the binaries are native, whatever Node.js their package asks for.
-    return _trouble([npm, "install", "--prefix", str(folder), "--force", "--no-audit", "--no-fund", spec])
+    return trouble_of([npm, "install", "--prefix", str(folder), "--force", "--no-audit", "--no-fund", spec])
 
 
 def _pip(client: Client, folder: Path) -> str | None:
     """Every package has an environment of its own, because their requirements contradict each other."""
     place = _venv(client, folder)
     command = [sys.executable, "-m", "venv", "--clear", str(place)]
-    return _trouble(command) or _trouble([str(place / "bin" / "pip"), "install", "-q", client.spec])
+    return trouble_of(command) or trouble_of([str(place / "bin" / "pip"), "install", "-q", client.spec])
 
 
-def _trouble(command: list[str]) -> str | None:
+def trouble_of(command: list[str]) -> str | None:
     """The end of what a command that failed said. It runs with a home of its own."""
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(command, env={**os.environ, "HOME": home}, capture_output=True, text=True, check=False)

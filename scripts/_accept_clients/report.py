@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .relay import Seen
+from .samples import Ran
 from .session import Outcome
 
 
@@ -52,6 +53,22 @@ def print_faults(outcomes: Sequence[Outcome], console: Console) -> None:
             _exit(one),
             f"{one.wall_s:.1f}",
         )
+    console.print(table)
+
+
+def print_samples(ran: Sequence[Ran], left_out: Sequence[tuple[str, str]], console: Console) -> None:
+    table = _table("package", "sample", "ran", "requests", "seconds")
+    for one in ran:
+        requests = ", ".join(f"{path} {status}" for path, status in one.requests)
+        table.add_row(
+            one.program.package,
+            one.program.sample,
+            "yes" if one.is_accepted else "no",
+            requests or "none",
+            f"{one.wall_s:.1f}",
+        )
+    for package, why in left_out:
+        table.add_row(package, why, "left out", "", "")
     console.print(table)
 
 
