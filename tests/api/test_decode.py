@@ -263,6 +263,11 @@ VIDEO = {"type": "video_url", "video_url": "http://v"}
             "Set either",
         ),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "use the request field"),
+        (
+            {"chat_template_kwargs": {"force_nonempty_content": 1}},
+            "chat_template_kwargs.force_nonempty_content",
+            "true or false",
+        ),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking", "true or false"),
     ],
 )

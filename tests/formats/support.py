@@ -21,6 +21,7 @@ REASONING = {
     "glm45": ("<think>", "</think>"),
     "kimi_k2": ("<think>", "</think>"),
     "step3p5": ("<think>", "</think>"),
+    "nemotron_v3": ("<think>", "</think>"),
     "minimax_m2": ("<think>", "</think>"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "mistral": ("[THINK]", "[/THINK]"),

@@ -101,6 +101,10 @@ FAMILIES = {
     "Command A": ("<|START_THINKING|><|END_THINKING|><|START_ACTION|>", ("cohere_command3", "cohere_command3")),
     "ERNIE 4.5": ("<think>\n</think>\n<response>\n<tool_call>\n{", ("ernie45", "hermes")),
     "Nemotron 3": ("<think></think><tool_call>\n<function=x>\n<parameter=y>", ("qwen3", "qwen3_xml")),
+    "Nemotron 3 Super": (
+        "{% if truncate_history_thinking %}<think></think><tool_call>\n<function=x>\n<parameter=y>",
+        ("nemotron_v3", "qwen3_xml"),
+    ),
     "tools shown in an unknown way": ("{% if tools %}{{ tools | tojson }}{% endif %}", (None, "generic")),
 }
 

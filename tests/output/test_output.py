@@ -307,3 +307,40 @@ def test_tokens_without_text_count(qwen: Tokenizer) -> None:
     output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)))
     output.feed([TokenOutput(0, 10**6), TokenOutput(0, 10**6)])
     assert finished(output.finish(FinishReason.LENGTH)).usage.completion_tokens == 2
+
+
+def filled(tokenizer: Tokenizer, text: str, reasoning: str, *, starts: bool = False, fills: bool | None = None) -> Any:
+    """(reasoning, content) of a reply."""
+    prompt = PromptInputs(token_ids=(1,), starts_in_reasoning=starts)
+    output = OutputPipeline(
+        tokenizer, replace(WITH_TOOLS, fills_content=fills), prompt, reasoning=reasoning, tools="hermes"
+    )
+    events: list[Any] = [
+        *output.feed([TokenOutput(0, token_id) for token_id in Replies(tokenizer).ids(text)]),
+        *output.finish(FinishReason.STOP),
+    ]
+    shown = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert "".join(part.text for part in output.reply.message.parts if isinstance(part, TextPart)) == shown
+    return "".join(event.text for event in events if isinstance(event, ReasoningDelta)), shown
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("<think>hm", {"fills": True}, ("hm", "hm")),
+        ("<think>hm</think>\n", {"fills": True}, ("hm", "hm")),
+        ("hm", {"fills": True, "starts": True}, ("hm", "hm")),
+        ("<think>hm</think>Hi", {"fills": True}, ("hm", "Hi")),
+        (f"<think>hm</think>{CALL}", {"fills": True}, ("hm", "")),
+        ("<think>hm", {}, ("hm", "")),
+        ("<think>hm", {"reasoning": "nemotron_v3"}, ("hm", "hm")),
+        ("<think>hm", {"reasoning": "nemotron_v3", "fills": False}, ("hm", "")),
+        ("hm", {"reasoning": "nemotron_v3", "starts": True}, ("hm", "")),
+        ("Hi", {"reasoning": "nemotron_v3"}, ("", "Hi")),
+    ],
+)
+def test_reasoning_alone_is_content_where_content_must_not_be_empty(
+    qwen: Tokenizer, text: str, options: Any, expected: tuple[str, str]
+) -> None:
+    """Nemotron does so unless its prompt opened the reasoning, which means that reasoning is on."""
+    assert filled(qwen, text, **{"reasoning": "qwen3", **options}) == expected

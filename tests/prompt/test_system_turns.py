@@ -95,6 +95,32 @@ def test_a_template_without_system_messages_shows_them_to_the_user(render: Any) 
     assert render(ALTERNATES, BE_KIND, NOTE, HI) == "<user>be kind\nnote\nhi"
 
 
+REFUSES = {  # as templates of Gemma 2, of Mistral 7B and of DeepSeek's first models do
+    "an error": "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+    "silence": "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+    "turns that must alternate": "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", REFUSES.values(), ids=REFUSES)
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ((BE_KIND, HI), "<user>be kind\nhi"),
+        ((BE_KIND, HI, HELLO, MORE), "<user>be kind\nhi<assistant>hello<user>more"),
+        ((BE_KIND,), "<user>be kind"),
+        ((BE_KIND, HELLO, MORE), "<user>be kind<assistant>hello<user>more"),
+        ((BE_KIND, HI, HELLO, MORE, NOTE), f"<user>be kind\nhi<assistant>hello<user>more\n{REMINDED}"),
+    ],
+)
+def test_a_template_that_refuses_the_role_gets_a_message_of_the_user(
+    render: Any, template: str, messages: tuple[Message, ...], text: str
+) -> None:
+    assert render(template, *messages) == text
+
+
 def test_in_a_tool_loop_no_turn_is_added(render: Any) -> None:
     """A turn of the user would end the loop, and with it what templates keep of its reasoning."""
     call = Message("assistant", (ToolCallPart("call_1", "ls", {}),))

@@ -74,6 +74,7 @@ class ThinkingParameters(TypedDict):
     thinking: Literal["auto", "on", "off"]
     thinking_limit: int | None
     template_kwargs: Mapping[str, Any]
+    fills_content: bool | None
 
 
 def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | None) -> ThinkingParameters:
@@ -87,19 +88,29 @@ def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | Non
         )
     if effort is not None:
         kwargs.setdefault("reasoning_effort", effort)
-    return {"thinking": _is_enabled(kwargs, effort), "thinking_limit": _budget_in(kwargs), "template_kwargs": kwargs}
+    return {
+        "thinking": _is_enabled(kwargs, effort),
+        "thinking_limit": _budget_in(kwargs),
+        "template_kwargs": kwargs,
+        "fills_content": _flag_in(kwargs, "force_nonempty_content"),
+    }
 
 
 def _is_enabled(kwargs: Mapping[str, Any], effort: str | None) -> Literal["auto", "on", "off"]:
-    enabled = kwargs.get("enable_thinking")
+    enabled = _flag_in(kwargs, "enable_thinking")
     if enabled is None:
         if effort is None:
             return "auto"
         enabled = effort != "none"
-    if not isinstance(enabled, bool):
-        path = "chat_template_kwargs.enable_thinking"
-        raise InvalidParameter(f"`{path}` must be true or false.", param=path)
     return "on" if enabled else "off"
+
+
+def _flag_in(template_kwargs: Mapping[str, Any], name: str) -> bool | None:
+    flag: bool | None = template_kwargs.get(name)
+    if flag is not None and not isinstance(flag, bool):
+        path = f"chat_template_kwargs.{name}"
+        raise InvalidParameter(f"`{path}` must be true or false.", param=path)
+    return flag
 
 
 def _budget_in(template_kwargs: Mapping[str, Any]) -> int | None:

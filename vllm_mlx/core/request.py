@@ -238,6 +238,7 @@ class Request:
     thinking: Literal["auto", "on", "off"] = "auto"
     thinking_limit: int | None = None  # like the sampling budget, but ignored by models that do not reason
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # none of RESERVED_TEMPLATE_KWARGS
+    fills_content: bool | None = None  # reasoning is content, too, if the reply has no other; None: as the family does
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text

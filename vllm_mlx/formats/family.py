@@ -67,6 +67,7 @@ class ReasoningFormat:
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they occur
     is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
+    fills_content: bool = False  # reasoning that the prompt did not open is content, too, if the reply has no other
     is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
     headers: tuple[Opening, ...] = ()  # begin messages; the header says whether a message is reasoning

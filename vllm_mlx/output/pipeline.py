@@ -16,6 +16,7 @@ from ..core.events import (
     ToolCallStart,
     Usage,
 )
+from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from ..core.request import Request
 from ..core.sequence import Constraint, PromptInputs
 from ..core.step import TokenOutput
@@ -28,6 +29,7 @@ from ..formats import (
     Schemas,
     make_parser,
     read_schemas,
+    reasoning_format,
 )
 from ..tokens.tokenizer import Detokenizer, Piece, Tokenizer
 from .reply import FinishedReply, ReplyBuilder
@@ -76,6 +78,7 @@ class OutputPipeline:
         )
         self._parse = ParseStage(parser, request)
         self._reply = ReplyBuilder()
+        self._fills_content = _fills_content(request, reasoning, is_opened=prompt.starts_in_reasoning)
         self._echo = _echo(tokenizer, request, prompt)
         self.stopped = False  # by a stop string or the last permitted tool call; further tokens are ignored
 
@@ -113,7 +116,10 @@ class OutputPipeline:
             is_end = reason is FinishReason.STOP or self._stop.matched is not None
             out += self._parse.finish(is_end=is_end)
         self.stopped = True
-        return [*self._emit(out), self._finished(reason, stop_token_id, cached_tokens)]
+        events = self._emit(out)
+        if self._fills_content:
+            events += self._emit(_content_of(self._reply.message()))
+        return [*events, self._finished(reason, stop_token_id, cached_tokens)]
 
     def _emit(self, out: list[ContentEvent]) -> list[ContentEvent]:
         self._reply.feed(out)
@@ -221,6 +227,22 @@ class ParseStage:
         if self._logprobs is not None:
             events = self._logprobs.attach(events, self._parser.text_spans)
         return self.calls.feed(events)
+
+
+def _fills_content(request: Request, reasoning: ReasoningChoice | None, *, is_opened: bool) -> bool:
+    """Whether reasoning is content, too, if the reply has no other. `is_opened`: the prompt opens reasoning."""
+    if request.fills_content is not None:
+        return request.fills_content
+    return reasoning is not None and reasoning_format(reasoning).fills_content and not is_opened
+
+
+def _content_of(message: Message) -> list[ContentEvent]:
+    """The reasoning of a message without visible text and without calls, as text."""
+    shown = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+    if shown.strip() or any(isinstance(part, ToolCallPart) for part in message.parts):
+        return []
+    text = "".join(part.text for part in message.parts if isinstance(part, ReasoningPart))
+    return [TextDelta(text)] if text else []
 
 
 def _echo(tokenizer: Tokenizer, request: Request, prompt: PromptInputs) -> str:

@@ -28,7 +28,7 @@ class SystemTurns:
         """The conversation in a form that the template writes completely and in order."""
         num_leading = next((n for n, m in enumerate(messages) if m.role != "system"), len(messages))
         leading, rest = list(messages[:num_leading]), list(messages[num_leading:])
-        if leading and rest and not self._takes_leading:
+        if leading and not self._takes_leading:
             return tuple(self._merged(leading, rest, "{}"))
         if num_leading > 1 and not self._takes_two:
             leading = [Message("system", tuple(part for message in leading for part in message.parts))]

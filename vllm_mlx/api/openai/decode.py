@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import InvalidParameter, Unsupported, shown
@@ -62,7 +62,10 @@ def decode_chat(
 ) -> Decoded:
     """`separate_reasoning` is the server's default for requests without that field."""
     _check_chat(body)
+    mode = _reasoning_mode(body, separate_reasoning)
     request = _chat_request(body, reply_id)
+    if mode == "inline":
+        request = replace(request, fills_content=False)  # all reasoning is content there
     reply = ReplySpec(
         reply_id=reply_id,
         model=model,
@@ -71,7 +74,7 @@ def decode_chat(
         stream=bool(body.stream),
         include_usage=_include_usage(body),
         logprobs=bool(body.logprobs),
-        reasoning=_reasoning_mode(body, separate_reasoning),
+        reasoning=mode,
     )
     return Decoded(requests=(request,), reply=reply)
 
