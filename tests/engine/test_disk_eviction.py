@@ -166,3 +166,21 @@ def test_records_of_a_lost_key_yield_to_new_ones(tmp_path: Path) -> None:
     with started(path, root, cache_disk_bytes=cap) as server:
         server.generate((*prompt, 3))
         assert server.disk.report().hits == 1
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5", "gemma3_text"])
+def test_a_conversation_that_outgrows_memory_keeps_the_beginning_that_fits(architecture: str, tmp_path: Path) -> None:
+    """It does not push its own beginning out, and the beginning outlives the server."""
+    path = checkpoint(architecture)
+    [conversation] = conversations(1)
+    with started(path, tmp_path, cache_memory_bytes=bytes_of_one(path) // 2) as server:
+        for _ in range(2):
+            server.driver.add(conversation, NUM_TOKENS, points=[200, 390])
+            server.run()
+            conversation += range(30, 55)
+        cached = server.driver.seqs[1].num_cached_tokens
+        assert 200 <= cached < 390 and server.disk.report().hits == 0
+    with started(path, tmp_path) as server:
+        seq_id = server.driver.add(conversation, NUM_TOKENS)
+        server.run()
+        assert server.driver.seqs[seq_id].num_disk_tokens >= 200

@@ -311,7 +311,7 @@ class DiskWriter:
 
     def num_waiting_bytes(self) -> int:
         """Bytes in memory that are not on disk, although they may be worth it."""
-        return sum(
+        return self.held_bytes + sum(
             node.segment_bytes + node.state_bytes
             for node in self._memory.changed
             if not node.is_copied and self._plan.is_mine(node)

@@ -4,6 +4,8 @@ A node knows its parent and how many children it has. Only the index knows which
 references to the pieces that it restores, so they outlive their nodes.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -216,3 +218,15 @@ def deepest_resumable(leaf: Node | None, limit: int) -> tuple[Node | None, int]:
             return node, point
         node = node.parent
     return None, 0
+
+
+@contextmanager
+def pinned(nodes: Sequence[Node]) -> Iterator[None]:
+    """Keep the nodes from being evicted. Evictions cut by copying, which can fail."""
+    for node in nodes:
+        node.pins += 1
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.pins -= 1

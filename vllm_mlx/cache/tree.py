@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from .index import WORD_BYTES, num_tokens
-from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_kind, pieces_up_to
+from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_kind, pieces_up_to, pinned
 from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
 from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
@@ -186,24 +186,26 @@ class PrefixTree:
         keep = [node] if node.state is not None else node.path()
         if unevictable_bytes([*self._pins.values(), *keep]) > self._max_bytes:
             return False
-        for part in keep:
-            part.pins += 1
-        try:
-            self.shrink_to(self._max_bytes)  # it cuts by copying, which can fail
-        finally:
-            for part in keep:
-                part.pins -= 1
+        with pinned(keep):
+            self.shrink_to(self._max_bytes)
         return True
 
     # Room
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Evict until `num_bytes` more fit. If that is impossible, evict nothing and return False."""
+    def make_room(self, num_bytes: int, *, after: tuple[Space, bytes] | None = None) -> bool:
+        """Evict until `num_bytes` more fit. If that is impossible, evict nothing and return False.
+
+        `after`: the key of a path that is to be continued, so that its stored tokens stay.
+        """
         if self._max_bytes - self.used_bytes >= num_bytes:
             return True
-        if unevictable_bytes(self._pins.values()) + num_bytes > self._max_bytes:
+        kept = (
+            [] if after is None else [node for node in self.path(*after)[-1:] if node.end * WORD_BYTES <= len(after[1])]
+        )
+        if unevictable_bytes([*self._pins.values(), *kept]) + num_bytes > self._max_bytes:
             return False
-        self.shrink_to(self._max_bytes - num_bytes)
+        with pinned(kept):
+            self.shrink_to(self._max_bytes - num_bytes)
         return True
 
     def shrink_to(self, num_bytes: int) -> int:

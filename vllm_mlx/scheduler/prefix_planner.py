@@ -233,7 +233,7 @@ class PrefixPlanner:
         overhead = NODE_BYTES + WORD_BYTES * row_length
         promised = sum(self._planned.values())
         copied = self._footprint.copy_bytes(row_length - start, row_length)
-        enough = self.tree.make_room(copied + overhead + promised)
+        enough = self.tree.make_room(copied + overhead + promised, after=(space, key))
         start = min(self.tree.common_length(space, key), row_length)  # making room may have evicted some of it
         end = row_length
         if not enough:
