@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from vllm_mlx.core.events import ContentEvent, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from vllm_mlx.formats import make_parser
 
 from .families import FAMILIES, Arguments, Family
-from .support import as_special, cuts, run, tool
+from .support import as_special, cuts, run, schemas_of, tool
 
 TOOLS = [
     tool("get_weather", city={"type": "string"}, days={"type": "integer"}),
@@ -105,6 +106,20 @@ def test_text_before_and_behind(family: Family) -> None:
 @families
 def test_layout_around_a_call_is_dropped(family: Family) -> None:
     check(family, f"\n\n{family.calls(('get_weather', ROME))}\n", expected(("get_weather", ROME)))
+
+
+@families
+def test_undeclared_tool_is_a_call_if_the_server_says_so(family: Family) -> None:
+    parser = make_parser(None, family.name, schemas=schemas_of(TOOLS), takes_undeclared=True)
+    events = [*parser.feed(family.calls(("rm", {"path": "/"}), ("now", {}))), *parser.finish()]
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["rm", "now"]
+
+
+def test_calls_in_other_formats_are_calls_of_declared_tools_only() -> None:
+    parser = make_parser(None, "kimi_k2", schemas=schemas_of(TOOLS), takes_undeclared=True)
+    text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
+    events = [*parser.feed(text), *parser.finish()]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text
 
 
 @families

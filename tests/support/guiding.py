@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 
 from vllm_mlx.core.config import EngineConfig, ReasoningStrings
+from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Guide, GuideForm, JsonSchema, Request, SamplingParams
 from vllm_mlx.core.sequence import Constraint, PromptInputs
 from vllm_mlx.guidance.constraint_builder import ConstraintBuilder
@@ -37,12 +38,13 @@ class Guiding:
         reasoning: str | None = "qwen3",
         strings: ReasoningStrings | None = None,
         vocab_size: int = VOCAB_SIZE,
+        tools: str | None = None,
     ):
         self.tokenizer = Tokenizer.load(path)
         config = EngineConfig(model=str(path))
         has_tags = reasoning is not None or strings is not None
         judge = CheckpointReasoning(self.tokenizer, reasoning, strings) if has_tags else None
-        self._guidance = ConstraintBuilder(self.tokenizer, config, vocab_size=vocab_size, reasoning=judge)
+        self._guidance = ConstraintBuilder(self.tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=tools)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -59,6 +61,14 @@ class Guiding:
             request_id="r", prompt=tuple(prompt), thinking=thinking, sampling=SamplingParams(guide=guide, **sampling)
         )
         return self._guidance.constraint(request, PromptInputs(token_ids=tuple(prompt)))
+
+    def names(self, prompt: list[int], *names: str) -> Constraint:
+        """What a request that declares tools with these names, and asks for no grammar, is held to."""
+        tools = tuple(ToolSpec(name, None, {"type": "object"}) for name in names)
+        request = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),), tools=tools)
+        constraint = self._guidance.constraint(request, PromptInputs(token_ids=tuple(prompt)))
+        assert constraint is not None and constraint.matcher is None
+        return constraint
 
     def person(self, prompt: list[int], **fields: Any) -> Constraint | None:
         return self.constraint(prompt, JsonSchema(PERSON), **fields)

@@ -45,7 +45,8 @@ GROUPS: tuple[type[SettingsGroup], ...] = (
 PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the docs, and the settings below them
     "Model": (
         "model", "served_model_name", "revision", "trust_remote_code", "text_only", "chat_template", "enable_thinking",
-        "reasoning_parser", "tool_grammar", "reasoning_config", "tool_call_parser",
+        "reasoning_parser", "tool_grammar", "undeclared_calls", "reasoning_config",
+        "tool_call_parser",
     ),
     "Server": (
         "host", "port", "api_key", "api_key_file", "admin_key_file", "metrics_open", "insecure", "allowed_host",

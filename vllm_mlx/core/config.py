@@ -15,7 +15,8 @@ from .errors import ConfigError, setting
 DEFAULT_STALL_MS = 200.0
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
 CacheReasoning = Literal["auto", "keep", "drop"]
-ToolGrammar = Literal["auto", "strict", "off"]
+ToolGrammar = Literal["off", "names", "strict"]
+UndeclaredCalls = Literal["text", "call"]
 Wired = Literal["none", "weights"]
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)  # the docstring below a field is its description
 
@@ -193,9 +194,12 @@ class EngineConfig(SettingsGroup):
     tool_call_parser: str = "auto"
     """Format of the model's tool calls, or a parser that an installed package has; `auto` detects a format in the chat
     template."""
-    tool_grammar: ToolGrammar = "auto"
-    """Tool calls that must follow their schema: those of strict tools (`auto`), all (`strict`), or none (`off`). A call
-    that a request forces must follow it too; with `off`, no call can be forced."""
+    tool_grammar: ToolGrammar = "names"
+    """What a grammar holds in tool calls: nothing (`off`), their names to the declared tools (`names`), or complete
+    calls to their schemas (`strict`). With `names`, calls of strict tools and calls that a request forces follow their
+    schemas too; with `off`, no call can be forced."""
+    undeclared_calls: UndeclaredCalls = "text"
+    """What a call to an undeclared tool becomes, where no grammar held its name: text, or a call like any other."""
     chat_template: str | None = None
     """Jinja chat template that replaces the checkpoint's."""
     trust_remote_code: bool = False

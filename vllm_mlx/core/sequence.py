@@ -43,9 +43,30 @@ class ReasoningRule:
     layout: tuple[int, ...] = ()  # line breaks: one may separate the reasoning from the text that a grammar constrains
 
 
+class NameHold(Protocol):
+    """Follows one reply outside of its reasoning, and holds the names of its tool calls to the declared ones."""
+
+    @property
+    def is_bounding(self) -> bool:
+        """Whether a mask restricts the next token."""
+        ...
+
+    def feed(self, token_id: int) -> None: ...
+
+    def fill(self, mask: Any) -> None:
+        """Set the bits of the tokens that may come next in `mask`: numpy, (words,), bit i of word w is 32 w + i."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the reply so far: reasoning begins."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What constrains the tokens of one reply: a grammar, and the budget of its reasoning. It has no state of a reply.
+    """What constrains the tokens of one reply: a grammar or the names of its calls, and the budget of its reasoning.
+
+    It has no state of a reply.
 
     `matcher` is an llguidance.LLMatcher at its start, opaque here; every reply uses a copy. None: no grammar.
     """
@@ -55,6 +76,7 @@ class Constraint:
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
     reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue behind these tokens
+    names: Callable[[], NameHold] | None = None  # None: a grammar holds the names of calls, or nothing does
 
 
 @dataclass(frozen=True, slots=True, eq=False)

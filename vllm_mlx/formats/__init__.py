@@ -1,10 +1,10 @@
 """How model families write reasoning and tool calls: text in, events out."""
 
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
-from .families import CallChoice, ReasoningChoice, call_tags, reasoning_format, reasoning_markers
+from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format, reasoning_markers
 from .family import Calls, Family, ReasoningFormat, ReasoningOpening, ReasoningTags
 from .output_parser import OutputParser
-from .selection import detect_formats, make_parser, resolve_formats
+from .selection import detect_formats, make_call_reader, make_parser, resolve_formats
 
 __all__ = [
     "CallChoice",
@@ -17,8 +17,10 @@ __all__ = [
     "ReasoningTags",
     "SchemaBudget",
     "Schemas",
+    "call_format",
     "call_tags",
     "detect_formats",
+    "make_call_reader",
     "make_parser",
     "read_schemas",
     "reasoning_format",

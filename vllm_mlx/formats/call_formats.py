@@ -36,6 +36,7 @@ Tags = tuple[str, str]  # an opening and a closing tag
 
 SEPARATED = Listing(separators=";,")
 BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
+FUNCTION_NAME = Name(prefix="functions.")
 VERBATIM_TAGS = replace(FUNCTION_TAGS, trims_breaks=False)
 ARG_KEY_TAGS = XmlTags("<arg_key>", "</arg_value>", head_end="</arg_key>", value="<arg_value>")
 FUNCTION = xml(FUNCTION_TAGS)
@@ -43,7 +44,7 @@ FUNCTION = xml(FUNCTION_TAGS)
 
 def bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> Opening:
     """Calls without a tag before them: `marker` is their own first text, which the body reads again."""
-    return Opening(marker, body, place, keeps_marker=True)
+    return Opening(marker, body, place, keeps_marker=True, is_common=len(marker) == 1)
 
 
 def section(
@@ -70,7 +71,7 @@ def keyed(tags: XmlTags, *steps: Step) -> NewBody:
 
 def named(*steps: Step, trailer: str = "") -> NewBody:
     def finish(context: BodyContext, names: list[str]) -> Body:
-        return ObjectBody(context, names[0].removeprefix("functions."), trailer=trailer)
+        return ObjectBody(context, names[0].removeprefix(FUNCTION_NAME.prefix), trailer=trailer)
 
     return partial(StepsBody, steps=steps, finish=finish)
 
@@ -78,7 +79,7 @@ def named(*steps: Step, trailer: str = "") -> NewBody:
 def _kimi_body(context: BodyContext, names: list[str]) -> Body:
     """The name carries the number of the call; the two together are the call's id."""
     written = names[0]
-    name, _, number = written.removeprefix("functions.").rpartition(":")
+    name, _, number = written.removeprefix(FUNCTION_NAME.prefix).rpartition(":")
     return ObjectBody(context, name if name and number.isdecimal() else written, call_id=written)
 
 
@@ -128,14 +129,18 @@ _deepseek = partial(
     inner=(_DEEPSEEK_SEP,),
 )
 DEEPSEEK_V3 = _deepseek(
-    named(Tag(("function",)), Tag((_DEEPSEEK_SEP,)), Name(), Tag(("```json",), optional=True), trailer="```"),
+    named(Tag(("function",)), Tag((_DEEPSEEK_SEP,)), FUNCTION_NAME, Tag(("```json",), optional=True), trailer="```"),
     NamedCall(f"function{_DEEPSEEK_SEP}", "\n```json\n", "\n```"),
 )
-DEEPSEEK_V31 = _deepseek(named(Name(), Tag((_DEEPSEEK_SEP,))), NamedCall("", _DEEPSEEK_SEP))
+DEEPSEEK_V31 = _deepseek(named(FUNCTION_NAME, Tag((_DEEPSEEK_SEP,))), NamedCall("", _DEEPSEEK_SEP))
 KIMI_K2 = section(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
-    partial(StepsBody, steps=(Name(), Tag(("<|tool_call_argument_begin|>",))), finish=_kimi_body),
+    partial(
+        StepsBody,
+        steps=(replace(FUNCTION_NAME, is_numbered=True), Tag(("<|tool_call_argument_begin|>",))),
+        finish=_kimi_body,
+    ),
     NamedCall("functions.", "<|tool_call_argument_begin|>", is_numbered=True),
     ("<|tool_call_argument_begin|>",),
 )
@@ -150,7 +155,7 @@ STEP3 = section(
 )
 _PLAMO_STEPS = (
     Tag(("<|plamo:begin_tool_name:plamo|>",)),
-    Name(),
+    FUNCTION_NAME,
     Tag(("<|plamo:end_tool_name:plamo|>",)),
     Tag(("<|plamo:begin_tool_arguments:plamo|>",)),
     Tag(("<|plamo:constrain|>json",), optional=True),
@@ -263,8 +268,8 @@ XLAM = Calls(
         (
             Opening("[TOOL_CALLS]", JSON_LIST),
             Opening("<tool_call>", JSON_LIST),
-            Opening("```json", _XLAM_LIST, Place.OUTSIDE_REASONING),
-            Opening("```", _XLAM_LIST, Place.OUTSIDE_REASONING),
+            Opening("```json", _XLAM_LIST, Place.OUTSIDE_REASONING, is_common=True),
+            Opening("```", _XLAM_LIST, Place.OUTSIDE_REASONING, is_common=True),
             bare(several(BARE_JSON, PURE_LIST), "["),
             bare(several(BARE_JSON, SEPARATED), "{"),
         ),

@@ -33,6 +33,7 @@ class Opening:
     place: Place = Place.ANYWHERE
     keeps_marker: bool = False  # the body reads the tag again
     needs_tools: bool = False  # the tag is a common text, so it counts only if tools are declared
+    is_common: bool = False  # most texts with this tag are no calls, so what follows the tag stays free
 
 
 @dataclass(frozen=True, slots=True)

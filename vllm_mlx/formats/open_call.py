@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable
 
 from .bodies import Body
+from .bodies.heads import Head
 from .family import Opening, Place
 
 
@@ -40,12 +41,19 @@ class OpenCall:
         self.has_tags = is_native and not is_quoted and opening.place is Place.ANYWHERE
         """Whether the call is in tags of the model's own format, none of which may be shown."""
         self.is_further = False  # no tag of its own began it: it follows another call in a list
+        self.is_quoted = is_quoted
+        self._first_body = body
         self.described: str | None = None  # the name of a tool that is not declared: the call is shown as JSON
         self.has_head = False  # the start of that JSON was shown
 
     @property
     def is_named(self) -> bool:
         return self.is_started or self.is_refused or self.described is not None
+
+    @property
+    def further_head(self) -> Head | None:
+        """What is read up to the name; None: the call is the first behind its marker."""
+        return self._first_body.head() if self.is_further else None
 
     @property
     def is_blank(self) -> bool:

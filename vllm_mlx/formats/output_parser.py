@@ -21,7 +21,7 @@ class OutputParser:
     Text that cannot be read as a call is emitted as text, without the tags of the model's own format unless the model
     quotes them. If ToolCallStart was already emitted, no ToolCallEnd follows. A call to a tool that is not declared is
     emitted as text, too: `{"name": …, "arguments": …}` in place of the tags around it, or as the model wrote it where
-    it has no tags of the model's own format.
+    it has no tags of the model's own format. It is a call, with `takes_undeclared`, if it has the model's own format.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class OutputParser:
         starts_in_reasoning: bool = False,
         opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
         call_ids: Callable[[], str] = new_call_id,
+        takes_undeclared: bool = False,  # a call in the model's own format is a call, whatever its name
     ):
+        self._takes_undeclared = takes_undeclared
         self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=bool(schemas))
         self._codec = self._tags.codec
         self.markers = self._tags.markers  # the tags that this parser may consume
@@ -317,7 +319,8 @@ class OutputParser:
         name = call.body.name
         if name is not None and not call.is_named:
             name = self._codec.decode(name)
-            if self._schemas is None or name in self._schemas:
+            is_taken = self._takes_undeclared and call.marker in self._tags.native
+            if is_taken or self._schemas is None or name in self._schemas:
                 self._start_call(call, name, out)
             elif call.has_tags and not self._is_reasoning:
                 call.described = name

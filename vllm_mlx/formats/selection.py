@@ -8,7 +8,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from ..core.errors import ConfigError, setting
 from . import families
 from .bodies import Schemas
+from .bodies.tool_schema import ANY_ARGUMENTS
 from .call_formats import GENERIC
+from .call_reader import CallReader
 from .family import ReasoningOpening
 from .open_call import new_call_id
 from .output_parser import OutputParser
@@ -56,6 +58,7 @@ def make_parser(
     opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
     marker_tokens: frozenset[str] = frozenset(),
     call_ids: Callable[[], str] | None = None,
+    takes_undeclared: bool = False,
 ) -> OutputParser:
     """Make the parser of one reply. Raises ConfigError for an unknown name.
 
@@ -64,6 +67,7 @@ def make_parser(
     names are calls.
     `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
     `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
+    `takes_undeclared`: a call in the format of `tools` is a call, whatever its name.
     """
     reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
     tools = "generic" if tools in CHECKPOINT_NAMES else tools
@@ -87,7 +91,15 @@ def make_parser(
         starts_in_reasoning=starts_in_reasoning,
         opening=opening,
         call_ids=call_ids or _new_ids(tool_format.id_length if tool_format is not None else None),
+        takes_undeclared=takes_undeclared,
     )
+
+
+def make_call_reader(tools: families.CallChoice, names: Iterable[str], marker_tokens: frozenset[str]) -> CallReader:
+    """Make a parser that says where the names of calls are, in the format `tools` alone, outside of reasoning."""
+    format = families.call_format(tools).reads
+    schemas = dict.fromkeys(names, ANY_ARGUMENTS)
+    return CallReader(format.reasoning, (format,), schemas=schemas, tokens=marker_tokens)
 
 
 def _new_ids(length: int | None) -> Callable[[], str]:

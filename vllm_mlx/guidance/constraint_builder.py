@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ..core.config import EngineConfig
 from ..core.errors import InvalidParameter, Unsupported, setting
 from ..core.fence import Fence
+from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
 from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
@@ -18,6 +19,7 @@ from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
 from .grammars import GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
+from .names import CheckpointNames, NameRule
 from .reasoning import CheckpointReasoning
 
 _NO_MARKERS = (
@@ -47,6 +49,8 @@ class ConstraintBuilder:
         self._default_budget = config.default_thinking_token_budget
         self._grammars = GrammarCompiler(tokenizer, vocab_size)
         self._reasoning = reasoning
+        holds_names = tools is not None and config.tool_grammar == "names"
+        self._names = CheckpointNames(tokenizer, tools, self._grammars) if tools is not None and holds_names else None
 
     def constraint(
         self, request: Request, prompt: PromptInputs, schemas: SchemaBudget | None = None
@@ -57,7 +61,8 @@ class ConstraintBuilder:
         """
         guide, budget = request.sampling.guide, self._budget(request)
         grammar, param = self._checked_grammar(request, SchemaBudget() if schemas is None else schemas)
-        if grammar is None and budget is None:
+        names = self._name_rule(request) if grammar is None else None
+        if grammar is None and budget is None and names is None:
             return None
         in_reasoning = guide is not None and guide.in_reasoning
         if in_reasoning and request.sampling.thinking_token_budget not in (None, -1):
@@ -71,7 +76,8 @@ class ConstraintBuilder:
             param=param,
             mask_words=self._grammars.mask_words,
             reasoning=rule,
-            barred=self._barred(matcher) if request.tools and rule is not None else (),
+            barred=self._barred(matcher) if _declared(request) and rule is not None else (),
+            names=names,
         )
 
     def _checked_grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
@@ -108,16 +114,22 @@ class ConstraintBuilder:
         is_forced = choice.mode == "required"
         if is_forced and (self._tools is None or self._tool_grammar == "off"):
             parser, grammar = setting("tool_call_parser"), setting("tool_grammar")
-            lacks = f"a {parser}" if self._tools is None else f"{grammar} auto or strict"
+            lacks = f"a {parser}" if self._tools is None else f"{grammar} names or strict"
             raise Unsupported(f"A `tool_choice` that forces a call needs {lacks} on this server.", param="tool_choice")
         if self._tools is None or self._tool_grammar == "off" or choice.mode == "none" or request.messages is None:
             return []
-        declared = (*request.tools, *request.unlisted_tools)
-        tools = [tool for tool in declared if choice.name in (None, tool.name)]
+        tools = [tool for tool in _declared(request) if choice.name in (None, tool.name)]
         if is_forced and not tools:
             raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
         is_strict = is_forced or self._tool_grammar == "strict"
         return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
+
+    def _name_rule(self, request: Request) -> NameRule | None:
+        """Return what holds the names of calls that no grammar of the complete reply holds."""
+        if self._names is None or request.tool_choice.mode != "auto" or request.messages is None:
+            return None
+        names = [tool.name for tool in _declared(request)]
+        return self._names.rule(names, request.tenant) if names else None
 
     @property
     def _tool_format(self) -> CallChoice:
@@ -162,9 +174,13 @@ class ConstraintBuilder:
             prompt.token_ids,
             budget=budget,
             may_think=request.thinking != "off",
-            tools=self._tools if request.tools else None,
+            tools=self._tools if _declared(request) else None,
             bounds_reply=bounds_reply,
         )
+
+
+def _declared(request: Request) -> tuple[ToolSpec, ...]:
+    return (*request.tools, *request.unlisted_tools)
 
 
 def _in_lark(text: str, param: str) -> str:

@@ -51,10 +51,20 @@ class GrammarCompiler:
 
         `tenant` owns the grammar: no other tenant is served faster because of it.
         """
+        return self._kept(grammar, tenant, lambda: self._new(grammar, param))
+
+    def compile_own(self, grammar: str, tenant: str) -> LLMatcher:
+        """Return a matcher of a grammar that this server wrote itself: it needs no other thread, and has no limit."""
+        vocabulary = self.read_vocabulary()
+        matcher = self._kept(grammar, tenant, lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def _kept(self, grammar: str, tenant: str, new: Callable[[], LLMatcher]) -> LLMatcher:
         known = self._compiled.get(tenant, grammar)
         if known is not None:
             return known
-        matcher = self._new(grammar, param)
+        matcher = new()
         self._compiled.add(tenant, grammar, matcher)
         with self._lock:
             self.num_compiled += 1
@@ -66,7 +76,7 @@ class GrammarCompiler:
         if any(len(_OPTIONAL.findall(regex)) > MAX_OPTIONAL for regex in _regexes(grammar)):
             message = f"`{param}` has a regular expression with more than {MAX_OPTIONAL} optional pieces (`*`, `?`)."
             raise InvalidParameter(f"{message} Make it simpler.", param=param)
-        vocabulary = self._read_vocabulary()
+        vocabulary = self.read_vocabulary()
         try:
             matcher = self._threads.run(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
         except TimeoutError:
@@ -76,7 +86,7 @@ class GrammarCompiler:
             raise InvalidParameter(f"`{param}` cannot be compiled to a grammar: {_reason(matcher)}", param=param)
         return matcher
 
-    def _read_vocabulary(self) -> LLTokenizer:
+    def read_vocabulary(self) -> LLTokenizer:
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._load_vocabulary()

@@ -52,11 +52,12 @@ class OutputPipeline:
         schemas: Schemas | None = None,
         call_ids: Callable[[], str] | None = None,
         constraint: Constraint | None = None,
+        takes_undeclared: bool = False,
     ):
         """`reasoning` and `tools` are formats, or names of formats; `stop_token_ids` end the sequence.
 
         `schemas` are those of the declared tools; None reads them here. `call_ids` makes ids of calls.
-        `constraint` is the one that the engine keeps.
+        `constraint` is the one that the engine keeps. `takes_undeclared`: calls to undeclared tools are calls.
         """
         self._tokenizer = tokenizer
         self._request = request
@@ -75,6 +76,7 @@ class OutputPipeline:
             opening=_opening(constraint),
             schemas=schemas,
             call_ids=call_ids,
+            takes_undeclared=takes_undeclared,
         )
         self._parse = ParseStage(parser, request)
         self._reply = ReplyBuilder()
@@ -343,6 +345,7 @@ def reply_parser(
     opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
     schemas: Schemas | None = None,
     call_ids: Callable[[], str] | None = None,
+    takes_undeclared: bool = False,
 ) -> OutputParser:
     """A parser for one reply to the request.
 
@@ -360,6 +363,7 @@ def reply_parser(
         opening=opening,
         marker_tokens=tokenizer.marker_tokens,
         call_ids=call_ids,
+        takes_undeclared=takes_undeclared,
     )
 
 

@@ -61,13 +61,17 @@ class ChatPrompts:
         judge: CheckpointReasoning | None = None,
         reasoning: ReasoningChoice | None = None,
         tools: CallChoice | None = None,
+        takes_undeclared: bool = False,
     ):
-        """`judge` says whether a prompt opens reasoning; `reasoning` and `tools` are the formats of replies."""
+        """`judge` says whether a prompt opens reasoning; `reasoning` and `tools` are the formats of replies.
+
+        `takes_undeclared`: calls to undeclared tools are read as calls.
+        """
         self._tokenizer = tokenizer
         self._template = template
         self._memory = memory
         self._window = window
-        self._splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools)
+        self._splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools, takes_undeclared=takes_undeclared)
         self._judge = judge
 
     def build(

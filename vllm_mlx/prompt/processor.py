@@ -79,6 +79,7 @@ class RequestProcessor:
         self.tokenizer = tokenizer
         self._vision = vision
         self.formats = reply_formats(config, tokenizer)
+        self._takes_undeclared = config.undeclared_calls == "call"
         self._vocab_size = vocab_size
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
@@ -89,7 +90,14 @@ class RequestProcessor:
         self.replies = ReplyMemory(journal=memories.replies)
         judge, reasoning, tools = self.formats.judge, self.formats.reasoning, self.formats.calls
         self._chats = ChatPrompts(
-            tokenizer, template, self.replies, self._window, judge=judge, reasoning=reasoning, tools=tools
+            tokenizer,
+            template,
+            self.replies,
+            self._window,
+            judge=judge,
+            reasoning=reasoning,
+            tools=tools,
+            takes_undeclared=self._takes_undeclared,
         )
         self._changes = PromptChanges(tokenizer.decode, memories.prompts)
         self._constraints = ConstraintBuilder(tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=tools)
@@ -181,6 +189,7 @@ class RequestProcessor:
             clamped_max_tokens=prepared.sampling.clamped_max_tokens,
             schemas=prepared.schemas,
             constraint=prepared.constraint,
+            takes_undeclared=self._takes_undeclared,
         )
 
     def remember(self, prepared: PreparedRequest, reply: FinishedReply) -> None:

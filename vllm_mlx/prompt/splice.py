@@ -29,9 +29,18 @@ class Splicer:
     """Compares replies with rendered turns. Threads may share it."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, reasoning: ReasoningChoice | None = None, tools: CallChoice | None = None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        reasoning: ReasoningChoice | None = None,
+        tools: CallChoice | None = None,
+        takes_undeclared: bool = False,
     ):
-        """`reasoning` and `tools` are the formats that replies are written in, or their names."""
+        """`reasoning` and `tools` are the formats that replies are written in, or their names.
+
+        `takes_undeclared`: calls to undeclared tools are read as calls.
+        """
+        self._takes_undeclared = takes_undeclared
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._tools = tools
@@ -115,6 +124,7 @@ class Splicer:
             self._tools,
             starts_in_reasoning=in_reasoning,
             schemas=schemas,
+            takes_undeclared=self._takes_undeclared,
         )
         reply = ReplyBuilder()
         position = 0

@@ -198,22 +198,33 @@ class Batch:
     def nbytes(self) -> int:
         return layers.state_bytes(self.leaves)
 
-    def launch(self) -> InFlight:
-        """Start one forward pass and its sampling without waiting. The next launch feeds the samples."""
+    def launch(self, *, keeps_logits: bool = False) -> InFlight:
+        """Start one forward pass and its sampling without waiting. The next launch feeds the samples.
+
+        `keeps_logits`: `redraw` may follow.
+        """
         self.forward()
-        return self.draw(None)
+        return self.draw(None, keeps_logits=keeps_logits)
 
     def start(self) -> None:
         """Start one forward pass, which `draw` follows. Masks are computed while the device works."""
         mx.async_eval(self.forward())  # type: ignore[no-untyped-call]
 
-    def draw(self, words: Words | None) -> InFlight:
+    def draw(self, words: Words | None, *, keeps_logits: bool = False) -> InFlight:
         """Start the sampling after a forward pass. `words` are the masks of the rows, as the sampler takes them."""
         assert self._logits is not None, "a forward pass was started"
         if self._sampler is None:
             self._sampler = Sampler(self.seqs, self._model.vocab_size)
-        sampled = self._sampler.sample(self._logits, self._tokens, words)
+        sampled = self._sampler.sample(self._logits, self._tokens, words, keeps_logits=keeps_logits)
         self._logits = None
+        return self._sent(sampled)
+
+    def redraw(self, words: Words) -> InFlight:
+        """Repeat the sampling of the last launch with masks that were not known then."""
+        assert self._sampler is not None, "a forward pass was launched"
+        return self._sent(self._sampler.sample_again(words))
+
+    def _sent(self, sampled: Sampled) -> InFlight:
         mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
         self._tokens = sampled.tokens
         return InFlight(self.seqs, sampled)

@@ -30,9 +30,15 @@ class Masks:
         self._rows: dict[int, RowConstraint] = {}
         self._graces: dict[str, Grace] = {}  # by tenant; there are as many as API keys
         self._failed: list[tuple[int, GenerationError]] = []
+        self.num_filled = 0
 
     def has_any(self, seqs: Iterable[Sequence]) -> bool:
         return bool(self._rows) and any(seq.seq_id in self._rows for seq in seqs)
+
+    def bind(self, seqs: Iterable[Sequence]) -> bool:
+        """Whether a mask restricts the next token of a row."""
+        rows = (self._rows.get(seq.seq_id) for seq in seqs) if self._rows else ()
+        return any(row is not None and row.is_bounding for row in rows)
 
     def start(self, seq: Sequence) -> None:
         """Constrain a row, which may have sampled tokens already."""
@@ -72,6 +78,7 @@ class Masks:
             return None
         num_words = max(row.num_words for row in bound.values())
         words = np.full((len(seqs), num_words), _ALL, dtype=np.uint32)
+        self.num_filled += len(bound)
         for index, row in bound.items():
             with self._fence(seqs[index].seq_id) as fence:
                 row.fill(words[index])

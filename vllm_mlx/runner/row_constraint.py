@@ -103,6 +103,7 @@ class RowConstraint:
         self._time = GrammarTime(clock, Grace() if grace is None else grace, constraint.param)
         self._rule = constraint.reasoning
         self._matcher = self._new_matcher()
+        self._names = None if constraint.names is None else constraint.names()
         self._stop_ids = seq.stop_token_ids
         self._watch: TagWatch | None = None if self._rule is None else self._rule.new_watch()
         self._starts: list[tuple[int, ...]] = []  # what is left of the opening tags that the reply may still spell
@@ -127,7 +128,7 @@ class RowConstraint:
     def is_bounding(self) -> bool:
         """Whether a mask restricts the next token."""
         if self._has_ended or self._phase is _Phase.FREE:
-            return False
+            return self._names is not None and self._names.is_bounding and not self._has_ended
         return self._phase is not _Phase.REASONING or self._matcher is not None
 
     def feed(self, token_id: int) -> None:
@@ -149,8 +150,7 @@ class RowConstraint:
             case _Phase.BOUND:
                 self._consume(token_id)
             case _Phase.FREE:
-                if self._watch is not None and self._watch.feed(token_id) is Tag.START:
-                    self._open_reasoning()
+                self._feed_free(token_id)
 
     def fill(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next. Raises GenerationError if there are none."""
@@ -170,6 +170,9 @@ class RowConstraint:
             case _Phase.LAYOUT:
                 self._fill_grammar(mask)
                 _set(mask, self._reasoning_rule.layout)
+            case _Phase.FREE:
+                assert self._names is not None, "nothing else bounds a free reply"
+                self._names.fill(mask)
             case _:
                 self._fill_grammar(mask)
 
@@ -190,10 +193,18 @@ class RowConstraint:
 
     def _open_reasoning(self, prompt_reasoning: tuple[int, ...] = ()) -> None:
         self._phase = _Phase.REASONING
+        if self._names is not None:
+            self._names.reset()
         self._num_reasoning = len(prompt_reasoning)
         self._tail.clear()
         self._tail.extend(prompt_reasoning[-_TAIL:])
         self._check_budget()
+
+    def _feed_free(self, token_id: int) -> None:
+        if self._watch is not None and self._watch.feed(token_id) is Tag.START:
+            self._open_reasoning()
+        elif self._names is not None:
+            self._names.feed(token_id)
 
     def _feed_opening(self, token_id: int) -> None:
         self._starts = [start[1:] for start in self._starts if start[0] == token_id]
@@ -214,15 +225,20 @@ class RowConstraint:
         self._tail.append(token_id)
         match self._watch.feed(token_id):
             case Tag.END:
+                leftover = self._watch.leftover if self._bounds_answer else ()
                 self._end_reasoning()
-                for left in self._watch.leftover if self._matcher is not None else ():
+                for left in leftover:
                     self.feed(left)
             case Tag.CALL:
                 self._end_reasoning()
-                if self._matcher is not None:
+                if self._bounds_answer:
                     self.feed(token_id)
             case _:
                 self._check_budget()
+
+    @property
+    def _bounds_answer(self) -> bool:
+        return self._matcher is not None or self._names is not None
 
     def _check_budget(self) -> None:
         """Force the end once the budget is spent; if the model has begun the end itself, force the rest of it."""

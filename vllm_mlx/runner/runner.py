@@ -1,7 +1,9 @@
 """Carries out step plans on the device. It owns every row's state and decides nothing.
 
 Decode runs one step ahead of reading: the forward pass of a step is launched on the unread samples of the previous
-step, which are read while the device works. So the device works while Python does its part of a step.
+step, which are read while the device works. So the device works while Python does its part of a step. Where a token
+must be read before the next is drawn, the forward pass starts alone, and the drawing waits for the masks. Where a
+token that was read turns out to restrict the next, which was drawn already, that one is drawn again.
 
 A device fault is everyone's: it leaves `decode` and `prefill` as an error, and nothing of them is reported or stored.
 """
@@ -98,10 +100,11 @@ class Runner:
         unread, self._in_flight = self._in_flight, []
         idle = {seq.seq_id for group in resting for seq in group}
         stepping = [batch for batch in self._batches if idle.isdisjoint(batch.seq_ids)]
-        held = [batch for batch in stepping if self._masks.has_any(batch.seqs)]
-        self._launch((batch for batch in stepping if batch not in held), Batch.launch, fences)
+        held = [batch for batch in stepping if self._masks.bind(batch.seqs)]
+        self._launch((batch for batch in stepping if batch not in held), self._launch_one, fences)
         started = [batch for batch in held if self._run(batch, _start, fences)]
         tokens = self._read(unread, fences)
+        self._redraw([batch for batch in stepping if batch not in held], fences)
         self._launch([batch for batch in started if batch in self._batches], self._draw, fences)
         decode_s = None
         if plan.prefill and self._in_flight:
@@ -177,6 +180,21 @@ class Runner:
         if done is None:
             self._lose(batch.seqs, fences)
         return done
+
+    def _launch_one(self, batch: Batch) -> InFlight:
+        return batch.launch(keeps_logits=self._masks.has_any(batch.seqs))
+
+    def _redraw(self, launched: Iterable[Batch], fences: "_RowFences") -> None:
+        """Draw again where a token that was read meanwhile restricts the one that was drawn behind it."""
+        for batch in launched:
+            if batch in self._batches and self._masks.bind(batch.seqs):
+                self._in_flight = [drawn for drawn in self._in_flight if drawn.seqs is not batch.seqs]
+                self._launch([batch], self._draw_again, fences)
+
+    def _draw_again(self, batch: Batch) -> InFlight:
+        words = self._masks.words(batch.seqs)
+        assert words is not None, "a row is bound"
+        return batch.redraw(words)
 
     def _draw(self, batch: Batch) -> InFlight:
         return batch.draw(self._masks.words(batch.seqs))

@@ -49,12 +49,16 @@ class Sampler:
         self._penalties = _Penalties(seqs, vocab_size) if penalised else None
         self._bias = _bias(seqs, vocab_size)
         self._min_tokens = _MinTokens(seqs, vocab_size) if any(seq.min_tokens for seq in seqs) else None
+        self._last: tuple[mx.array, mx.array] | None = None  # the logits of a step whose tokens may be drawn again
         self._num_top = max((s.num_top_logprobs for s in settings if s.num_top_logprobs is not None), default=None)
 
-    def sample(self, logits: mx.array, fed: mx.array, words: Words | None = None) -> Sampled:
+    def sample(
+        self, logits: mx.array, fed: mx.array, words: Words | None = None, *, keeps_logits: bool = False
+    ) -> Sampled:
         """Sample from `logits: (rows, vocab)` after feeding `fed: (rows,)`, which every sequence's progress counts.
 
         `words` are the masks of the rows, which override everything else. None: every token is allowed.
+        `keeps_logits`: `sample_again` may follow.
         """
         adjusted = logits
         if self._penalties is not None:
@@ -63,6 +67,15 @@ class Sampler:
             adjusted = adjusted + self._bias
         if self._min_tokens is not None:
             adjusted = self._min_tokens.apply(adjusted)
+        self._last = (adjusted, logits) if keeps_logits else None
+        return self._sample(adjusted, logits, words)
+
+    def sample_again(self, words: Words) -> Sampled:
+        """Repeat the last draw with masks that were not known then."""
+        assert self._last is not None, "the last draw kept its logits"
+        return self._sample(*self._last, words)
+
+    def _sample(self, adjusted: mx.array, logits: mx.array, words: Words | None) -> Sampled:
         if words is not None:
             adjusted = apply_mask(adjusted, words)
         sampled = Sampled(self._choose(adjusted))

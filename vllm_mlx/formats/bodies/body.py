@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from .heads import Head
 from .tool_schema import Schemas
 
 _WHITE = re.compile(r"\s*")
@@ -48,6 +49,10 @@ class Body:
     def reads_tags(self) -> bool:
         """Whether the body waits for a tag of its own, which a tag around the body may resemble."""
         return False
+
+    def head(self) -> Head | None:
+        """What a new body reads up to the end of the name; None: the name is known, or nothing can be said about it."""
+        return None
 
     def consume(self, text: str, *, final: bool = False) -> int:
         """Read text and return how many characters were taken; the caller passes the rest again, with more text.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .heads import BehindHead, ChoiceHead, Head, ListHead, NameHead, RecipientHead
 from .json_body import ObjectBody
 
 _MAX_HEADER = 512
@@ -14,7 +15,9 @@ _HEADER_WORD = re.compile(r"[\w.=:/-]+")
 _CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
 _MAX_CHANNEL = 40
 _READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
+_NAME_ENDS = " \t\r\n<>[](){}\"'`,;="
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
+_TO_FUNCTION = "functions."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,14 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A step that reads a name; `after`: only if this text precedes it."""
+    """A step that reads a name; `after`: only if this text precedes it.
+
+    `prefix` may precede the name, and is no part of it. `is_numbered`: a colon and a number follow a name with prefix.
+    """
 
     after: str | None = None
+    prefix: str = ""
+    is_numbered: bool = False
 
 
 Step = Tag | Name
@@ -45,6 +53,15 @@ class StepsBody(Chooser):
         self._steps = list(steps)
         self._finish = finish
         self._names: list[str] = []
+
+    def head(self) -> Head | None:
+        tags: list[Tag] = []
+        for step in self._steps:
+            if isinstance(step, Name):
+                return _behind(tags, NameHead(_NAME_ENDS, step.prefix, step.is_numbered))
+            tags.append(step)
+        inner = self._finish(self._context, []).head()
+        return None if inner is None else _behind(tags, inner)
 
     def _choose(self, text: str, final: bool) -> int:
         position = 0
@@ -83,6 +100,12 @@ class StepsBody(Chooser):
         return None
 
 
+def _behind(tags: list[Tag], head: Head) -> Head:
+    for tag in reversed(tags):
+        head = BehindHead(tag.texts, head, tag.optional)
+    return head
+
+
 class ChoiceBody(Chooser):
     """Chooses a body by the first character that is no white space."""
 
@@ -90,6 +113,11 @@ class ChoiceBody(Chooser):
         super().__init__(context)
         self._bodies = bodies
         self._default = default
+
+    def head(self) -> Head:
+        bodies = [*self._bodies.values(), *([] if self._default is None else [self._default])]
+        heads = (body(self._context).head() for body in bodies)
+        return ChoiceHead(tuple(head for head in heads if head is not None))
 
     def _choose(self, text: str, final: bool) -> int:
         position = skip_white(text, 0)
@@ -124,6 +152,14 @@ class ListBody(Chooser):
         self._is_first = is_first
         self._is_at_element = False
         self.follow = self._next
+
+    def head(self) -> Head | None:
+        call, listing = self._new_inner(self._context).head(), self._listing
+        if call is None:
+            return None
+        if not self._is_first:
+            return ListHead(call, listing.separators, is_first=False)
+        return ListHead(call, listing.separators, listing.opener, listing.needs_opener)
 
     def _choose(self, text: str, final: bool) -> int:
         position = skip_white(text, 0)
@@ -185,6 +221,9 @@ class HeaderBody(Chooser):
         self._route = route
         self._num_searched = 0
 
+    def head(self) -> Head | None:
+        return RecipientHead("to=", _TO_FUNCTION, tuple(sorted(_READERS))) if self._route is harmony_route else None
+
     def _choose(self, text: str, final: bool) -> int:
         end = text.find(self._end, max(0, self._num_searched - len(self._end)))
         self._num_searched = len(text)
@@ -214,7 +253,7 @@ def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
         return BodyStatus.STUCK
     recipients: list[str] = _RECIPIENT.findall(plain)
     for recipient in recipients:
-        name = recipient if recipient in context.schemas else recipient.removeprefix("functions.")
+        name = recipient if recipient in context.schemas else recipient.removeprefix(_TO_FUNCTION)
         is_tool = name in context.schemas or name != recipient or not context.schemas or "json" in words
         if context.may_call and recipient not in _READERS and is_tool:
             return ObjectBody(context, name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from .body import Body, BodyContext, BodyStatus, skip_white
+from .heads import Head, NameHead
 from .json_scanner import MAX_DEPTH, json_value, quoted
 
 _CONSTANTS = {
@@ -279,6 +280,9 @@ class ExpressionBody(Body):
         self._dialect = replace(dialect, quotes=tuple(map(context.encode, dialect.quotes)))
         self._opener = opener
         self._scanner: LiteralScanner | None = None
+
+    def head(self) -> Head:
+        return NameHead(self._opener)
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:

@@ -4,11 +4,13 @@ import json
 from enum import Enum, auto
 
 from .body import Body, BodyContext, BodyStatus
+from .heads import Head, JsonHead
 from .json_scanner import JsonScanner, json_value
 
 _WHITE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
+_PREFIX = "functions."
 _CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"})
 
 
@@ -43,6 +45,9 @@ class JsonBody(Body):
     def name(self) -> str | None:  # type: ignore[override]
         is_known = not self._is_bare or self._has_arguments or self._streams
         return self._name if is_known else None
+
+    def head(self) -> Head:
+        return JsonHead(()) if self._is_keyed else JsonHead(_NAME_KEYS, _PREFIX)
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:
@@ -134,7 +139,7 @@ class JsonBody(Body):
         if self._key in _NAME_KEYS and self._name is None:
             name = json.loads(value) if value.startswith('"') else ""
             if name:
-                self._name = name.removeprefix("functions.")
+                self._name = name.removeprefix(_PREFIX)
             else:
                 self.status = BodyStatus.FAILED
         elif self._key in _ARGUMENT_KEYS and not self._has_arguments:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .arguments import ArgumentsWriter, decode
 from .body import Body, BodyContext, BodyStatus, skip_white
+from .heads import Head, TagHead
 from .json_scanner import quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, Types
 
@@ -41,6 +42,7 @@ class NestedXmlBody(Body):
 
     def __init__(self, context: BodyContext, prefix: str):
         super().__init__()
+        self._written = prefix
         self._prefix = context.encode(prefix)
         self._schemas = context.schemas
         self._writer = ArgumentsWriter(None)
@@ -118,6 +120,9 @@ class NestedXmlBody(Body):
             self._writer.feed(text)
         else:
             self._elements[-1].chunks.append(text)
+
+    def head(self) -> Head:
+        return TagHead(f"{self._written}<invoke", ">", ("name",), is_escaped=False)
 
     @property
     def reads_tags(self) -> bool:

@@ -3,13 +3,19 @@
 from .calls import calls, calls_in_text, required_calls
 from .guide_grammar import guide_grammar
 from .lark import LarkWriter
+from .names import CHOICES, Lead, NameWriter, further, name_grammar
 from .shapes import GuidedTool
 
 __all__ = [
+    "CHOICES",
     "GuidedTool",
     "LarkWriter",
+    "Lead",
+    "NameWriter",
     "calls",
     "calls_in_text",
+    "further",
     "guide_grammar",
+    "name_grammar",
     "required_calls",
 ]

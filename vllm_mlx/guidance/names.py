@@ -1,0 +1,292 @@
+"""Holds the names of tool calls in replies to the declared ones: nothing is masked until a call has begun.
+
+The parser of the format says where a call has begun and when its name is complete; a grammar says what may stand
+between. So text costs a look-up a token, and the rest of a call what its parser costs.
+"""
+
+import codecs
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..core.sequence import NameHold
+from ..formats import CallChoice, call_format, make_call_reader
+from ..formats.bodies import BodyContext
+from ..formats.bodies.heads import Head
+from ..formats.call_reader import CallReader, UnnamedCall
+from ..formats.family import Opening
+from ..tokens.tokenizer import Tokenizer
+from .grammar_compiler import GrammarCompiler
+from .grammars import CHOICES, LarkWriter, Lead, NameWriter, further, name_grammar
+
+Mask = np.ndarray[Any, np.dtype[np.uint32]]
+_ALL = np.uint32(0xFFFFFFFF)
+_MAX_NAME = 256  # characters; the parsers read no longer name
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token as the parser is fed it. `text` is None if its bytes are no complete characters."""
+
+    bytes: bytes
+    text: str | None
+    is_special: bool
+    may_begin_tag: bool
+
+
+class CheckpointNames:
+    """The format `tools` with one tokenizer. Reads the vocabulary once, with the first rule. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: CallChoice, compiler: GrammarCompiler):
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._compiler = compiler
+        self._lock = threading.Lock()
+        openings = [opening for opening in call_format(tools).reads.openings if not opening.is_common]
+        heads = [(opening, opening.new_body(BodyContext()).head()) for opening in openings]
+        self._heads = [(opening, head) for opening, head in heads if head is not None]
+        self._plain = make_call_reader(tools, (), tokenizer.marker_tokens)
+        self._pieces: dict[int, Piece] = {}
+        threading.Thread(target=self._prepare, name="names", daemon=True).start()
+
+    def _prepare(self) -> None:
+        """Read the vocabulary before the first request needs it."""
+        with self._lock:
+            self._compiler.read_vocabulary()
+            self._vocabulary  # noqa: B018 - a cached property
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The markers of calls whose names are held."""
+        return tuple(opening.marker for opening, _ in self._heads)
+
+    def rule(self, names: Sequence[str], tenant: str) -> "NameRule | None":
+        """Return what holds the names of one request's replies; None: nothing can."""
+        self._prepare()
+        readable = [name for name in names if len(name) <= _MAX_NAME]
+        written = _Leads(NameWriter(LarkWriter(self._tokens), readable, self._plain.markers), self._heads)
+        if not written.leads:
+            return None
+        matcher = self._compiler.compile_own(name_grammar(written.leads, written.writer), tenant)
+        return NameRule(self, tuple(names), matcher, written)
+
+    def reader(self, names: Iterable[str]) -> CallReader:
+        return make_call_reader(self._tools, names, self._tokenizer.marker_tokens)
+
+    def piece(self, token_id: int) -> Piece:
+        known = self._pieces.get(token_id)
+        if known is None:
+            known = self._pieces[token_id] = self._read_piece(token_id)
+        return known
+
+    def _read_piece(self, token_id: int) -> Piece:
+        added, written = self._tokenizer.added_token(token_id), self._tokenizer.token_bytes(token_id)
+        if added is not None:
+            return Piece(written, added[0], True, True)
+        try:
+            text = written.decode()
+        except UnicodeDecodeError:
+            return Piece(written, None, False, True)
+        return Piece(written, text, False, self._plain.may_begin_tag(text))
+
+    def ids(self, text: str) -> list[int] | None:
+        """Return tokens of one byte each that spell plain text; None: the vocabulary lacks some."""
+        ids = [self._vocabulary.of_byte.get(byte) for byte in text.encode()]
+        return None if None in ids else [token_id for token_id in ids if token_id is not None]
+
+    def is_crossed(self, rest: str) -> bool:
+        """Whether a token spells `rest`, the rest of a plain marker, and more."""
+        return rest.encode() in self._vocabulary.crossed
+
+    @cached_property
+    def _vocabulary(self) -> "_Vocabulary":
+        plain = [opening.marker for opening, _ in self._heads if self._is_plain(opening.marker)]
+        rests = frozenset(marker[start:].encode() for marker in plain for start in range(1, len(marker)))
+        firsts = frozenset(rest[:1] for rest in rests)
+        read = _Vocabulary()
+        for token_id in range(self._tokenizer.vocab_size):
+            text = self._tokenizer.token_bytes(token_id)
+            if (len(text) == 1 or text[:1] in firsts) and self._tokenizer.added_token(token_id) is None:
+                read.add(token_id, text, rests)
+        return read
+
+    def _is_plain(self, marker: str) -> bool:
+        return not any(token in marker for token in self._tokenizer.marker_tokens)
+
+    @cached_property
+    def _tokens(self) -> dict[str, int]:
+        known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
+        return {text: token_id for text, token_id in known.items() if token_id is not None}
+
+    @cached_property
+    def always(self) -> Mask:
+        """The bits of all tokens that are no text: added tokens and the ends of a turn."""
+        mask = np.zeros(self._compiler.mask_words, dtype=np.uint32)
+        for token_id in {*self._tokens.values(), *self._tokenizer.eos_token_ids}:
+            mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+        return mask
+
+
+@dataclass(slots=True)
+class _Vocabulary:
+    """`of_byte`: a token of this one byte. `crossed`: rests of plain markers that a token spells, and more."""
+
+    of_byte: dict[int, int] = field(default_factory=dict)
+    crossed: set[bytes] = field(default_factory=set)
+
+    def add(self, token_id: int, text: bytes, rests: frozenset[bytes]) -> None:
+        if len(text) == 1:
+            self.of_byte.setdefault(text[0], token_id)
+        self.crossed.update(text[:end] for end in range(1, len(text)) if text[:end] in rests)
+
+
+class _Leads:
+    """The leads of one request: which of them continues a marker, a list of calls, or the beginning of a marker."""
+
+    def __init__(self, writer: NameWriter, heads: Sequence[tuple[Opening, Head]]):
+        self.leads: list[Lead] = []
+        self.writer = writer.writer
+        self.by_marker: dict[str, int] = {}
+        self.by_head: dict[Head, int] = {}
+        self.plain: tuple[str, ...] = ()
+        self.spelled: int | None = None
+        rests: list[tuple[str, str]] = []
+        for opening, head in heads:
+            lead = writer.behind_marker(head, opening.marker) if opening.keeps_marker else writer.behind(head)
+            if lead is None:
+                continue
+            self.by_marker[opening.marker] = self._add(lead)
+            if not any(map(self.writer.is_token, self.writer.parts(opening.marker))):
+                rests.append((opening.marker, lead.expression))
+            for list_head in further(head):
+                if list_head not in self.by_head and (lead := writer.behind(list_head)) is not None:
+                    self.by_head[list_head] = self._add(lead)
+        if rests:
+            self.plain = tuple(marker for marker, _ in rests)
+            self.spelled = self._add(writer.spelled(rests))
+
+    def _add(self, lead: Lead) -> int:
+        if lead in self.leads:
+            return self.leads.index(lead)
+        self.leads.append(lead)
+        return len(self.leads) - 1
+
+
+class NameRule:
+    """What holds the names of one request's replies. It has no state of a reply."""
+
+    def __init__(self, checkpoint: CheckpointNames, names: tuple[str, ...], matcher: Any, leads: _Leads):
+        self._names = names
+        self._matcher = matcher
+        self._leads = leads
+        self.checkpoint = checkpoint
+
+    def __call__(self) -> NameHold:
+        return ReplyNames(self)
+
+    def reader(self) -> CallReader:
+        return self.checkpoint.reader(self._names)
+
+    def behind(self, unnamed: UnnamedCall) -> "_Hold | None":
+        """Return what holds the name of a call that has begun."""
+        opening, head = unnamed.opening, unnamed.further_head
+        if opening.is_common or (unnamed.is_quoted and opening.marker in self._leads.plain):
+            return None
+        leads = self._leads
+        return self._hold(
+            leads.by_marker.get(opening.marker) if head is None else leads.by_head.get(head), unnamed.text
+        )
+
+    def spelled(self, text: str) -> "_Hold | None":
+        """Return what holds the name while `text` may become a marker; None: no token can complete it and go on."""
+        rests = (marker[len(text) :] for marker in self._leads.plain if marker.startswith(text))
+        return self._hold(self._leads.spelled, text) if any(map(self.checkpoint.is_crossed, rests)) else None
+
+    def _hold(self, number: int | None, text: str) -> "_Hold | None":
+        if number is None:
+            return None
+        ids = self.checkpoint.ids(CHOICES[number] + text)
+        matcher = self._matcher.deep_copy()
+        if ids is None or matcher.try_consume_tokens(ids) < len(ids):
+            return None
+        hold = _Hold(matcher, self._leads.leads[number].is_open)
+        return None if hold.is_over else hold
+
+
+class _Hold:
+    """The name of one call, while it is written. `is_open`: the reply may also go on without a call."""
+
+    def __init__(self, matcher: Any, is_open: bool):
+        self._matcher = matcher
+        self.is_open = is_open
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._matcher.is_error() or self._matcher.is_accepting())
+
+    def takes(self, token_id: int) -> bool:
+        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+
+    def fill(self, mask: Mask, always: Mask) -> bool:
+        """Set the bits of the tokens that may come next. False: the grammar names none, and `mask` means nothing."""
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            return False
+        if self.is_open:
+            mask[: len(always)] |= always
+        return bool(mask.any())
+
+
+class ReplyNames:
+    """Follows one reply outside of its reasoning."""
+
+    def __init__(self, rule: NameRule):
+        self._rule = rule
+        self._checkpoint = rule.checkpoint
+        self.reset()
+
+    @property
+    def is_bounding(self) -> bool:
+        return self._hold is not None
+
+    def reset(self) -> None:
+        """Forget the reply so far: reasoning begins."""
+        self._parser = self._rule.reader()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_idle = False
+        self._hold: _Hold | None = None
+        self._unnamed: UnnamedCall | None = None  # the call that was met last, while it had no name
+
+    def feed(self, token_id: int) -> None:
+        piece = self._checkpoint.piece(token_id)
+        if self._is_idle and not piece.may_begin_tag:
+            self._parser.skip(piece.text or "")
+            return
+        if piece.is_special:
+            self._decoder.reset()
+            self._parser.feed(piece.bytes.decode(), special=True)
+        else:
+            self._parser.feed(self._decoder.decode(piece.bytes))
+        self._is_idle = self._parser.is_idle and not self._decoder.getstate()[0]
+        self._follow(token_id)
+
+    def fill(self, mask: Mask) -> None:
+        """Set the bits of the tokens that may come next."""
+        if self._hold is None or not self._hold.fill(mask, self._checkpoint.always):
+            mask[:] = _ALL
+            self._hold = None
+
+    def _follow(self, token_id: int) -> None:
+        unnamed = self._parser.unnamed
+        last, self._unnamed = self._unnamed, unnamed
+        if unnamed is None:
+            pending = self._parser.pending
+            self._hold = self._rule.spelled(pending) if pending else None
+        elif last is None or not unnamed.continues(last):
+            self._hold = self._rule.behind(unnamed)
+        elif self._hold is not None and (not self._hold.takes(token_id) or self._hold.is_over):
+            self._hold = None
