@@ -308,3 +308,11 @@ def test_many_tools_with_long_names() -> None:
     asked = request([ToolSpec(name, None, {"type": "object"}) for name in (*names, "far_too_long" * 100, "get")])
     text = f'<tool_call>\n{{"name": "{names[-1]}", "arguments": {{}}}}\n</tool_call>'
     assert model.write(text, asked).ids == model.ids(text)
+
+
+def test_a_quoted_marker_of_plain_text_is_text() -> None:
+    model = Scripted(sampler(), "qwen3_xml")
+    text = f"Write `<function={INVENTED}>` first:\n```\n<tool_call>\n<function={INVENTED}>\n```\n"
+    assert model.write(text).ids == model.ids(text)
+    written = model.write(f"{text}<function={INVENTED}>\n</function>")
+    assert written.changed_at is not None and len(model.ids(text)) <= written.changed_at

@@ -18,7 +18,7 @@ from ..formats import CallChoice, call_format, make_call_reader
 from ..formats.bodies import BodyContext
 from ..formats.bodies.heads import Head
 from ..formats.call_reader import CallReader, UnnamedCall
-from ..formats.family import Opening
+from ..formats.family import Opening, Place
 from ..tokens.tokenizer import Tokenizer
 from .grammar_compiler import GrammarCompiler
 from .grammars import CHOICES, LarkWriter, Lead, NameWriter, further, name_grammar
@@ -154,6 +154,7 @@ class _Leads:
         self.by_head: dict[Head, int] = {}
         self.plain: tuple[str, ...] = ()
         self.spelled: int | None = None
+        self.is_at_start_only = True
         rests: list[tuple[str, str]] = []
         for opening, head in heads:
             lead = writer.behind_marker(head, opening.marker) if opening.keeps_marker else writer.behind(head)
@@ -162,6 +163,7 @@ class _Leads:
             self.by_marker[opening.marker] = self._add(lead)
             if not any(map(self.writer.is_token, self.writer.parts(opening.marker))):
                 rests.append((opening.marker, lead.expression))
+                self.is_at_start_only &= opening.place is Place.AT_START
             for list_head in further(head):
                 if list_head not in self.by_head and (lead := writer.behind(list_head)) is not None:
                     self.by_head[list_head] = self._add(lead)
@@ -190,6 +192,11 @@ class NameRule:
 
     def reader(self) -> CallReader:
         return self.checkpoint.reader(self._names)
+
+    @property
+    def is_at_start_only(self) -> bool:
+        """Whether markers of plain text count only where a reply begins."""
+        return self._leads.is_at_start_only
 
     def behind(self, unnamed: UnnamedCall) -> "_Hold | None":
         """Return what holds the name of a call that has begun."""
@@ -258,6 +265,7 @@ class ReplyNames:
         self._parser = self._rule.reader()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_idle = False
+        self._has_tags = False
         self._hold: _Hold | None = None
         self._unnamed: UnnamedCall | None = None  # the call that was met last, while it had no name
 
@@ -267,6 +275,7 @@ class ReplyNames:
             self._parser.skip(piece.text or "")
             return
         if piece.is_special:
+            self._has_tags = True
             self._decoder.reset()
             self._parser.feed(piece.bytes.decode(), special=True)
         else:
@@ -282,9 +291,11 @@ class ReplyNames:
 
     def _follow(self, token_id: int) -> None:
         unnamed = self._parser.unnamed
+        if unnamed is not None and unnamed.opening.place is Place.AT_START and self._has_tags:
+            unnamed = None  # only the prompt can have begun the header that a reply goes on with
         last, self._unnamed = self._unnamed, unnamed
         if unnamed is None:
-            pending = self._parser.pending
+            pending = "" if self._has_tags and self._rule.is_at_start_only else self._parser.pending
             self._hold = self._rule.spelled(pending) if pending else None
         elif last is None or not unnamed.continues(last):
             self._hold = self._rule.behind(unnamed)
