@@ -312,7 +312,7 @@ def test_many_tools_with_long_names() -> None:
 
 def test_a_quoted_marker_of_plain_text_is_text() -> None:
     model = Scripted(sampler(), "qwen3_xml")
-    text = f"Write `<function={INVENTED}>` first:\n```\n<tool_call>\n<function={INVENTED}>\n```\n"
+    text = f"Write `<function={INVENTED}>` first:\n```\n<function={INVENTED}>\n```\n"
     assert model.write(text).ids == model.ids(text)
     written = model.write(f"{text}<function={INVENTED}>\n</function>")
     assert written.changed_at is not None and len(model.ids(text)) <= written.changed_at
