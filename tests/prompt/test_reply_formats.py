@@ -217,3 +217,62 @@ def test_where_the_operator_wants_no_parser_own_tags_bound_reasoning_alone(qwen:
     prepared = made.prepare(request)
     assert prepared.constraint is not None
     assert read(made, prepared, "<think>hm</think>7", 1) == [TextDelta("<think>hm</think>7")]
+
+
+# The rules that a checkpoint carries
+
+RULES = {
+    "fields": {
+        "thinking": {"open": "<muse>", "close": "</muse>", "content": "text"},
+        "tool_calls": {"open": "<do>", "close": "</do>", "content": "json"},
+    }
+}
+DONE = '<muse>hm</muse><do>{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}</do>'
+
+
+@pytest.fixture
+def ruled(qwen_folder: Path, tmp_path: Path) -> Callable[[Any], Tokenizer]:
+    """A tokenizer whose configuration has these rules."""
+
+    def make(rules: Any, **options: Any) -> Tokenizer:
+        for file in qwen_folder.iterdir():
+            if file.is_file() and file.suffix in (".json", ".jinja"):
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = tmp_path / "tokenizer_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "response_template": rules}))
+        return Tokenizer.load(tmp_path, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("choice", ["response_template", "hf", "beam"])
+def test_the_checkpoints_rules_read_its_replies(ruled: Any, choice: str) -> None:
+    made = processor(ruled(RULES), choice, choice)
+    prepared = made.prepare(Request(request_id="r", messages=MESSAGES, tools=TOOLS))
+    reasoning, start, arguments, _ = read(made, prepared, DONE, 1)
+    assert reasoning == ReasoningDelta("hm")
+    assert isinstance(start, ToolCallStart) and start.name == "get_weather"
+    assert isinstance(arguments, ToolCallDelta) and json.loads(arguments.arguments) == {"city": "Rome", "days": 2}
+    assert (made.formats.reasoning_name, made.formats.calls_name) == ("response_template", "response_template")
+
+
+def test_auto_follows_the_rules_where_nothing_else_tells_the_format(ruled: Any) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools }}{% endif %}"
+    found = formats(ruled(RULES, chat_template=template), "auto", "auto")
+    assert found.calls_name == "response_template"
+    usual = formats(ruled(RULES), "auto", "auto")
+    assert (usual.reasoning_name, usual.calls_name) == ("qwen3", "hermes")
+
+
+def test_rules_that_cannot_be_read_are_refused_only_if_asked_for(ruled: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = ruled({"fields": {"tool_calls": {"open": "<do>", "content": "kv-lines"}}})
+    with pytest.raises(ConfigError, match="kv-lines"):
+        formats(tokenizer, "auto", "response_template")
+    with caplog.at_level(logging.INFO):
+        assert formats(tokenizer, "auto", "auto").calls_name == "hermes"
+    assert "kv-lines" in caplog.text
+
+
+def test_without_rules_their_names_mean_what_was_detected(qwen: Tokenizer) -> None:
+    found = formats(qwen, "response_template", "hf")
+    assert (found.reasoning_name, found.calls_name) == ("qwen3", "hermes")

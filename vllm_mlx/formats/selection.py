@@ -15,7 +15,7 @@ from .family import ReasoningOpening
 from .open_call import new_call_id
 from .output_parser import OutputParser
 
-# By these names other servers read the rules that a checkpoint carries. Here they mean the detected format.
+# These names mean the rules that a checkpoint carries. Where it carries none, they mean the detected format.
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")

@@ -13,12 +13,14 @@ from ..core.errors import ConfigError, setting
 from ..core.fence import Fence
 from ..formats import Calls, Family, ReasoningFormat, resolve_formats
 from ..formats.families import call_format, calls_by_name, reasoning_by_name
+from ..formats.response_template import UnreadableTemplate, read_response_template
 from ..formats.selection import CHECKPOINT_NAMES
 from ..guidance.reasoning import CheckpointReasoning
 from ..tokens.tokenizer import Tokenizer
 
 GROUP = "vllm_mlx.parsers"
 _PAGE = "docs/parsers.md"
+_RULES = "response_template"  # the name of formats by the checkpoint's own rules
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> ReplyFormats:
         chat_template=tokenizer.chat_template,
         vocabulary=tokenizer,
     )
+    rules = _rules(tokenizer, is_asked_for=bool({reasoning, calls} & {*CHECKPOINT_NAMES}))
+    if rules.reasoning is not None and _asks_rules(reasoning, known_reasoning):
+        own_reasoning, reasoning = rules, rules.name
+    if rules.calls is not None and _asks_rules(calls, known_calls):
+        own_calls, calls = rules, rules.name
     if own_reasoning is not None and own_reasoning.reasoning is None:
         raise ConfigError(f"{setting('reasoning_parser')} {reasoning}: this parser reads tool calls only.")
     if own_calls is not None and own_calls.calls is None:
@@ -62,6 +69,31 @@ def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> ReplyFormats:
         calls=(None if known_calls is None else call_format(known_calls)) if own_calls is None else own_calls.calls,
         judge=judge,
     )
+
+
+def _rules(tokenizer: Tokenizer, *, is_asked_for: bool) -> Family:
+    """The formats by the rules that the checkpoint carries. A format is None where they describe none.
+
+    Raises ConfigError if they cannot be read and the operator asked for them; otherwise the log says so.
+    """
+    template = tokenizer.response_template
+    if template is None:
+        return Family(_RULES)
+    try:
+        rules = read_response_template(template)
+    except UnreadableTemplate as error:
+        message = f"The checkpoint's `response_template` cannot be read: {error}."
+        if is_asked_for:
+            choose = f"Choose auto or a format for {setting('reasoning_parser')} and {setting('tool_call_parser')}."
+            raise ConfigError(f"{message} {choose}") from error
+        logger.info("%s The chat template and the vocabulary alone tell the formats of replies.", message)
+        return Family(_RULES)
+    return Family(_RULES, rules.reasoning, rules.calls)
+
+
+def _asks_rules(choice: str, detected: str | None) -> bool:
+    """Whether the checkpoint's rules count: where they are asked for, or where nothing else tells the format."""
+    return choice in CHECKPOINT_NAMES or (choice == "auto" and detected in (None, "generic"))
 
 
 def _installed(name: str, choice: str, known: Container[str]) -> Family | None:

@@ -86,6 +86,12 @@ class Tokenizer:
             return "\n".join(template.values())
         return template
 
+    @property
+    def response_template(self) -> Any:
+        """The rules for reading replies that the checkpoint carries, as its files have them; None: it has none."""
+        given = getattr(self._hf, "response_template", None)
+        return getattr(self._hf, "init_kwargs", {}).get("response_template") if given is None else given
+
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         """Render a conversation. Empties `messages`.
 

@@ -1,0 +1,232 @@
+"""The rules that a checkpoint carries for its own replies, `response_template` in its tokenizer's configuration.
+
+They name tags and say what stands between them. Most describe a family of the table, whose row reads the replies then;
+rules with other tags make formats of their own. No pattern of a checkpoint is ever run on a reply.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from .bodies import Body, BodyContext, NewBody
+from .bodies.compose import Name, Step, StepsBody, Tag, choice, several
+from .bodies.json_body import ObjectBody
+from .bodies.xml_body import XmlBody, XmlTags
+from .families import FAMILIES
+from .family import CallKind, Calls, JsonCall, NamedCall, Opening, ReasoningFormat, Spelling, ToolFormat, XmlCall
+from .layouts import IN_A_ROW, JSON, JSON_LIST, tags
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_MAX_PATTERN = 1000  # characters
+_NAME_KEYS, _ARGUMENT_KEYS = ("name", "tool_name"), ("arguments", "parameters", "args")  # that the JSON body reads
+_GROUP = re.compile(r"\((?:\?P<(\w+)>|\?:)?")
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{[\d,]*\})\??")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
+_NAMED = "\0"  # stands for a named group among the literal parts of a pattern
+
+
+class UnreadableTemplate(ValueError):
+    """The rules say something that no format of this server can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The formats that the rules describe. None: they describe no such part."""
+
+    reasoning: ReasoningFormat | None = None
+    calls: Calls | None = None
+
+
+def read_response_template(template: Any) -> Rules:
+    """Raises UnreadableTemplate, which says what cannot be read."""
+    fields = template.get("fields") if isinstance(template, Mapping) else None
+    if not isinstance(fields, Mapping) or template.get("version", 1) != 1:
+        raise UnreadableTemplate("it has no `fields`, or a version other than 1")
+    reasoning = next((fields[name] for name in _REASONING_FIELDS if name in fields), None)
+    calls = fields.get("tool_calls")
+    return Rules(
+        None if reasoning is None else _reasoning(_checked(reasoning, "the reasoning")),
+        None if calls is None else _calls(_checked(calls, "tool_calls")),
+    )
+
+
+def _checked(field: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(field, Mapping):
+        raise UnreadableTemplate(f"the field of {name} is no object")
+    return field
+
+
+def _reasoning(field: Mapping[str, Any]) -> ReasoningFormat:
+    opens, closes = _tags_of(field, "open"), _tags_of(field, "close")
+    if not opens or not closes:
+        raise UnreadableTemplate("the reasoning has no opening or no closing tag")
+    for format in (row.reasoning for row in reversed(FAMILIES) if row.reasoning is not None):
+        is_plain = not (format.is_implied or format.is_shown or format.fills_content or format.wrap)
+        if is_plain and opens[-1] in format.bounds.starts and closes[0] in format.closes:
+            return format
+    return ReasoningFormat(opens, closes, sign=opens[0]) if len(opens) > 1 else tags(opens[0], *closes)
+
+
+def _tags_of(field: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(tag for runs in _anchors(field, key) if (tag := "".join(runs).strip()))
+
+
+def _anchors(field: Mapping[str, Any], key: str) -> list[list[str]]:
+    """The literal parts of each text that may begin or end a field."""
+    given = field.get(key)
+    if given is not None:
+        return [[text] for text in ([given] if isinstance(given, str) else given) if isinstance(text, str)]
+    pattern = field.get(f"{key}_pattern")
+    return [] if pattern is None else [_literals(pattern)]
+
+
+def _literals(pattern: Any) -> list[str]:
+    """The literal parts of a pattern, in order. A named group stands between them as `_NAMED`.
+
+    What may be missing is left out. Raises UnreadableTemplate if the pattern looks ahead or back.
+    """
+    if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
+        raise UnreadableTemplate(f"a pattern is no text, or longer than {_MAX_PATTERN} characters")
+    parts = [""]
+    position = 0
+    while position < len(pattern):
+        char = pattern[position]
+        if pattern.startswith("(?", position) and not pattern.startswith(("(?:", "(?P<"), position):
+            raise UnreadableTemplate(f"the pattern {pattern!r} is more than text and groups")
+        if group := _GROUP.match(pattern, position):
+            position = group.end()
+            if group[1]:
+                position = _end_of_group(pattern, position)
+                parts += [_NAMED, ""]
+        elif found := _CLASS.match(pattern, position) or _QUANTIFIER.match(pattern, position):
+            parts.append("")
+            position = found.end()
+        elif char == "\\" and pattern[position + 1 : position + 2].isalpha():
+            parts.append("")
+            position += 2
+        elif char in ".^$|)":
+            parts.append("")
+            position += 1
+        else:
+            length = 2 if char == "\\" else 1
+            if quantifier := _QUANTIFIER.match(pattern, position + length):
+                position = quantifier.end()
+                parts.append("")
+            else:
+                parts[-1] += pattern[position + length - 1]
+                position += length
+    return [part for part in parts if part]
+
+
+def _end_of_group(pattern: str, position: int) -> int:
+    depth = 1
+    while position < len(pattern) and depth:
+        found = _CLASS.match(pattern, position)
+        depth += 0 if found else {"(": 1, ")": -1}.get(pattern[position], 0)
+        position = found.end() if found else position + 1 + (pattern[position] == "\\")
+    return position
+
+
+# Calls
+
+
+def _calls(field: Mapping[str, Any]) -> Calls:
+    anchors = _anchors(field, "open")
+    if not anchors or anchors[0][0] == _NAMED:
+        raise UnreadableTemplate("tool_calls has no opening tag")
+    runs = anchors[0]
+    closes = _tags_of(field, "close")
+    arguments = field.get("content_args")
+    pattern = arguments.get("tag_pattern") if isinstance(arguments, Mapping) else None
+    inner = [] if pattern is None else _literals(pattern)
+    known = _known_calls(runs, inner)
+    if known is not None:
+        return known
+    match field.get("content", "text"):
+        case "json" if _NAMED in runs:
+            return _named_calls(runs, closes)
+        case "json":
+            return _json_calls(runs, closes, _keys_of(field))
+        case "xml-inline":
+            return _tagged_calls(runs, closes, inner)
+        case other:
+            raise UnreadableTemplate(f"tool_calls are written as {other!r}")
+
+
+def _known_calls(runs: Sequence[str], inner: Sequence[str]) -> Calls | None:
+    """The format of the table whose first tag begins the calls, and which has all tags that the rules name."""
+    first = runs[0].strip()
+    named = [part.strip() for part in (*runs, *inner) if part.strip()[:1] in ("<", "[") and len(part.strip()) > 1]
+    for row in reversed(FAMILIES):
+        openings = row.calls.reads.openings if row.calls is not None else ()
+        if row.calls is None or not openings or row.calls.reads.is_fallback:
+            continue
+        markers = [opening.marker for opening in openings if len(opening.marker) > 1]
+        is_first = bool(markers) and (first == markers[0] or first.startswith(markers[0]))
+        texts = "\0".join(row.calls.reads.tags)
+        if is_first and all(part in texts or part.startswith(markers[0]) for part in named):
+            return row.calls
+    return None
+
+
+def _keys_of(field: Mapping[str, Any]) -> JsonCall:
+    transform = field.get("transform")
+    function = transform.get("function") if isinstance(transform, Mapping) else None
+    if not isinstance(function, Mapping):
+        return JsonCall()
+    keys = {key: str(function.get(key, f"{{{key}}}")).strip("{}").rpartition(".")[2] for key in ("name", "arguments")}
+    if keys["name"] not in _NAME_KEYS or keys["arguments"] not in _ARGUMENT_KEYS:
+        raise UnreadableTemplate(f"tool_calls have the keys {', '.join(keys.values())}")
+    return JsonCall(name=keys["name"], arguments=keys["arguments"])
+
+
+def _json_calls(runs: Sequence[str], closes: tuple[str, ...], kind: JsonCall) -> Calls:
+    body = choice({"{": several(JSON, IN_A_ROW), "[": JSON_LIST})
+    return _format("".join(runs).strip(), body, closes, kind, "", ())
+
+
+def _named_calls(runs: Sequence[str], closes: tuple[str, ...]) -> Calls:
+    """A name, then the arguments as JSON."""
+    open, before, behind = _around_name(runs)
+
+    def finish(context: BodyContext, names: list[str]) -> Body:
+        return ObjectBody(context, names[0])
+
+    steps: tuple[Step, ...] = (*_tag(before), Name(), *_tag(behind))
+    body = partial(StepsBody, steps=steps, finish=finish)
+    return _format(open, body, closes, NamedCall(before, behind), "", (before, behind))
+
+
+def _tagged_calls(runs: Sequence[str], closes: tuple[str, ...], inner: Sequence[str]) -> Calls:
+    """A name, then a key and a value for each argument."""
+    open, before, behind = _around_name(runs)
+    if [part == _NAMED for part in inner] != [False, True, False, True, False] or behind or not closes:
+        raise UnreadableTemplate("the arguments of tool_calls have no tags around key and value, or the name has one")
+    tags = XmlTags(inner[0], inner[4], head_end=inner[2])
+
+    def finish(context: BodyContext, names: list[str]) -> Body:
+        return XmlBody(context, tags, names[0])
+
+    body = partial(StepsBody, steps=(*_tag(before), Name()), finish=finish)
+    return _format(open, body, closes, XmlCall(tags), before, (before, *tags.texts))
+
+
+def _around_name(runs: Sequence[str]) -> tuple[str, str, str]:
+    """The tag that begins a call, and what stands between it and the name, and between the name and the arguments."""
+    if runs.count(_NAMED) != 1:
+        raise UnreadableTemplate("tool_calls have no name, or several")
+    at = runs.index(_NAMED)
+    return runs[0].strip(), "".join(runs[1:at]).strip(), "".join(runs[at + 1 :]).strip()
+
+
+def _tag(text: str) -> tuple[Tag, ...]:
+    return (Tag((text,)),) if text else ()
+
+
+def _format(
+    open: str, body: NewBody, closes: tuple[str, ...], kind: CallKind, before: str, inner: tuple[str, ...]
+) -> Calls:
+    reads = ToolFormat((Opening(open, body),), closes, inner_tags=tuple(tag for tag in inner if tag))
+    return Calls(reads, (Spelling(kind, open + before, "".join(closes[:1])),))
