@@ -137,21 +137,21 @@ def test_warm_and_cold_rows_share_a_batch(model, driver):
 
 def test_rows_that_begin_alike_compute_the_beginning_once(model):
     path = model[1]
-    driver = Driver(path, max_prefill_chunk=64)
-    shared = prompt(300)
+    driver = Driver(path, max_prefill_chunk=32)
+    shared = prompt(120)
     asked = [[*shared, *prompt(10)] for _ in range(4)]
     seq_ids = [driver.add(ids, NUM_TOKENS) for ids in asked]
     driver.run()
     assert [driver.replies[seq_id].token_ids for seq_id in seq_ids] == [
         plain_loop(path, ids, NUM_TOKENS)[0] for ids in asked
     ]
-    assert [driver.seqs[seq_id].num_cached_tokens for seq_id in seq_ids] == [0, 300, 300, 300]
+    assert [driver.seqs[seq_id].num_cached_tokens for seq_id in seq_ids] == [0, 120, 120, 120]
 
 
 def test_a_follower_leads_when_its_leader_goes(model):
     path = model[1]
-    driver = Driver(path, max_prefill_chunk=64)
-    shared = prompt(300)
+    driver = Driver(path, max_prefill_chunk=32)
+    shared = prompt(120)
     leader, follower = driver.add([*shared, 1], NUM_TOKENS), driver.add([*shared, 2, 3], NUM_TOKENS)
     driver.step()
     driver.engine.abort([leader])

@@ -181,8 +181,9 @@ def _plain_loop(path: Path, prompt: tuple[int, ...], max_tokens: int) -> tuple[E
     caches = make_prompt_cache(model)
     logits = model(mx.array([list(prompt)]), cache=caches)[0, -1]
     tokens, rows = [], []
-    for _ in range(max_tokens):
+    while len(tokens) < max_tokens:
+        if tokens:
+            logits = model(mx.array([[tokens[-1]]]), cache=caches)[0, -1]
         tokens.append(int(mx.argmax(logits).item()))
         rows.append(logits)
-        logits = model(mx.array([[tokens[-1]]]), cache=caches)[0, -1]
     return ExpectedTokens(tokens, rows), rows
