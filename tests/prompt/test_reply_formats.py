@@ -13,7 +13,9 @@ import pytest
 
 from tests.guidance.guided_sampler import GuidedSampler
 from tests.guidance.random_sampler import RandomSampler
+from tests.server.watched import engine_served
 from tests.support.rows import row
+from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig, ReasoningStrings
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import Finished, FinishReason, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
@@ -190,6 +192,39 @@ def test_a_name_that_two_packages_have_is_refused(install: Install, qwen: Tokeni
     install("acme-other", parsers={"acme": "acme_other:FAMILY"})
     with pytest.raises(ConfigError, match=r"acme-other 1\.0, acme-parser 1\.0\. Keep one"):
         formats(qwen)
+
+
+BREAKING = """
+from vllm_mlx.formats import Family
+from vllm_mlx.formats.bodies import Body
+from vllm_mlx.formats.family import Calls, JsonCall, Opening, Spelling, ToolFormat
+
+
+class Broken(Body):
+    def consume(self, text, *, final=False):
+        raise ZeroDivisionError("a bug of the parser")
+
+
+OPENINGS = tuple(Opening(letter, Broken, needs_tools=True) for letter in "abcdefghijklmnopqrstuvwxyz")
+FAMILY = Family("acme", calls=Calls(ToolFormat(OPENINGS), (Spelling(JsonCall(), "a"),)))
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_of_a_parser_ends_the_reply_that_it_reads(
+    install: Install, checkpoint: Callable[..., Path], stream: bool
+) -> None:
+    install(code=BREAKING)
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with engine_served(checkpoint("qwen3"), tool_call_parser="acme") as server, server.http() as client:
+        expected = client.post("/v1/chat/completions", json=body).json()["choices"]
+        broken = client.post("/v1/chat/completions", json={**body, "tools": tools, "stream": stream})
+        assert broken.status_code == (200 if stream else 500)
+        assert "server_error" in broken.text and "ZeroDivisionError" not in broken.text
+        assert client.post("/v1/chat/completions", json=body).json()["choices"] == expected
+        eventually(lambda: client.get("/v1/status").json()["num_running"] == 0)
 
 
 # One judge of where reasoning begins and ends
