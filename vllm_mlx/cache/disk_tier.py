@@ -192,6 +192,7 @@ class DiskTier:
         It waits for the writing before, if its prefix was evicted from memory just now.
         """
         answers: list[bool] = []
+        self._awaiting.discard(seq_id)
         if self._off_reason is None:
             self._contain(lambda: answers.append(self._awaits(seq_id, space, key)))
         return any(answers)
@@ -201,7 +202,6 @@ class DiskTier:
         if coming and coming - self._reader.resume_length(space, key) >= MIN_GAIN:
             self._awaiting.add(seq_id)
             return True
-        self._awaiting.discard(seq_id)
         return self._reader.awaits(seq_id, space, key)
 
     def num_read(self, seq_id: int) -> int:
@@ -345,6 +345,7 @@ class DiskTier:
             logger.warning("The cache on disk is off: %s", reason)
             self._off_reason = reason
         self._reader.cancel()
+        self._writer.drop()
 
     def entries(self) -> list[Entry]:
         return list(self._index.tree.entries())

@@ -271,9 +271,14 @@ class DiskWriter:
                 logger.warning("%s", error)
             self._limit = error.limit
         self._paused_until_s = time.monotonic() + _PAUSE_S
-        self._queue.clear()
+        self.drop()
 
     # -- what leaves memory or the disk
+
+    def drop(self) -> None:
+        """Give up what waits to be written, and let the sequences that wait for it look again."""
+        self._queue.clear()
+        self._owner.post(_nothing)
 
     def clear(self, salts: str) -> None:
         """Drop what waits of salts that begin with `salts`. What is being written is removed once it is complete."""
@@ -321,6 +326,10 @@ class DiskWriter:
         """What was begun is written, and what was removed is removed, unless the disk hangs."""
         self._is_beside = False
         self._thread.close(_END_S)
+
+
+def _nothing() -> None:
+    """News that only wake the engine."""
 
 
 def _settled_s(state_bytes: int) -> float:
