@@ -4,7 +4,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,11 @@ def nothing(root: Path, rng: random.Random) -> None: ...
 DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (cut, flip, swap, remove, gone, no_ledger, nothing)
 
 
+def damage(root: Path, rng: random.Random) -> None:
+    with suppress(FileNotFoundError):  # the server has removed it meanwhile
+        rng.choice(DAMAGES)(root, rng)
+
+
 def written(root: Path) -> int:
     """Bytes that were written to the folder today."""
     folder = Folder(root, max_bytes=1 << 30, daily_bytes=1 << 30, floor_bytes=0)
@@ -153,7 +158,7 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
             if rng.random() < 0.3:
                 server.engine.abort([rng.choice(list(batch))])
             if rng.random() < 0.3:
-                rng.choice(DAMAGES)(root, rng)
+                damage(root, rng)
             if rng.random() < 0.1:
                 server.engine.clear_cache(rng.choice(SALTS))
             server.run()
@@ -172,7 +177,7 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
         server.stop(killed=rng.random() < 0.2)
         assert written(root) - before <= 2 * held + 100_000, "something is written again and again"
         if rng.random() < 0.5:
-            rng.choice(DAMAGES)(root, rng)
+            damage(root, rng)
         root.mkdir(exist_ok=True)
     return num_hits, num_damaged
 
