@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
+from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.engine.disk import open_disk, start_tier
@@ -170,7 +171,8 @@ def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:
         report = server.disk.report()
         assert report.off_reason is None, (seed, report.off_reason)
         num_hits, num_damaged = num_hits + report.hits, num_damaged + report.num_damaged
-        assert server.disk.reserved_bytes == 0 and not server.disk.reading
+        eventually(lambda server=server: server.disk.take_news() or server.disk.reserved_bytes == 0)
+        assert not server.disk.reading
         server.engine.cache_tree.check_integrity()
         server.disk._index.tree.check_integrity()
         held, before = server.engine.cache_tree.used_bytes, written(root)
