@@ -3,18 +3,16 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import anthropic
+import httpx
 import openai
 import pytest
 
-from tests.support.running import Running, serving
+from tests.support.running import Running, eventually, serving
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError, ContextLengthExceeded
 from vllm_mlx.core.events import (
     FinishReason,
@@ -27,82 +25,16 @@ from vllm_mlx.core.events import (
 )
 from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server.search_client import SearchClient, SearchFailed, is_shown
 
 from .fakes import FakeEngine, Script, finished, says
+from .searx import PAGES, Searx, searx
 
-PAGES = [
-    {"url": "https://en.example.org/a", "title": "A", "content": "about  a"},
-    {"url": "http://127.0.0.1/admin", "title": "inside"},
-    {"url": "https://news.example.com/b", "title": "B", "content": "about b"},
-]
 TEXT = "[1] A\nhttps://en.example.org/a\nabout a\n\n[2] B\nhttps://news.example.com/b\nabout b"
 ASK: Any = [{"role": "user", "content": "What is new?"}]
 TOOL: Any = {"type": "web_search_20250305", "name": "web_search"}
 MESSAGE: Any = {"model": "tiny", "max_tokens": 100, "messages": ASK}
-
-
-@dataclass
-class Searx:
-    """A SearXNG that answers by JSON, and an MCP server at `/mcp`, by JSON or events."""
-
-    url: str = ""
-    queries: list[str] = field(default_factory=list)
-    answer: Callable[[str], tuple[int, bytes]] = lambda query: (200, json.dumps({"results": PAGES}).encode())
-    mcp: Any = field(default_factory=lambda: {"structuredContent": {"results": PAGES}})
-    events: bool = False
-    sessions: list[str | None] = field(default_factory=list)
-
-    def rpc(self, call: Any) -> Any:
-        match call["method"]:
-            case "initialize":
-                return {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}}
-            case "tools/list":
-                other = {"name": "fetch", "inputSchema": {"properties": {"url": {}}}}
-                return {"tools": [other, {"name": "web-search", "inputSchema": {"properties": {"query": {}}}}]}
-            case "tools/call":
-                assert call["params"]["name"] == "web-search"
-                self.queries.append(call["params"]["arguments"]["query"])
-                return self.mcp
-
-
-@contextmanager
-def searx() -> Iterator[Searx]:
-    found = Searx()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-        def do_GET(self) -> None:
-            query = parse_qs(urlsplit(self.path).query)
-            assert self.path.startswith("/search?") and query["format"] == ["json"]
-            found.queries.append(query["q"][0])
-            self.reply(*found.answer(query["q"][0]))
-
-        def do_DELETE(self) -> None:
-            self.reply(200, b"")
-
-        def do_POST(self) -> None:
-            call = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            found.sessions.append(self.headers["mcp-session-id"])
-            if "id" not in call:
-                self.reply(202, b"")
-                return
-            body = json.dumps({"jsonrpc": "2.0", "id": call["id"], "result": found.rpc(call)})
-            self.reply(200, f"event: message\ndata: {body}\n\n".encode() if found.events else body.encode())
-
-        def reply(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.send_header("mcp-session-id", "s1")
-            self.end_headers()
-            self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        yield found
-        server.shutdown()
 
 
 def calls(*names: str, query: str = "news", before: str = "Let me look. ", first: int = 1) -> Script:
@@ -200,6 +132,32 @@ def test_a_search_is_within_what_the_request_allows(
     for fields in ({"allowed_domains": ["a.b"], "blocked_domains": ["c.d"]}, {"allowed_domains": ["http://a.b"]}):
         with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]"):
             asked(claude, [{**TOOL, **fields}])
+
+
+def test_no_other_tool_has_the_name_of_the_search(claude: anthropic.Anthropic, gpt: openai.OpenAI) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="another tool of the name"):
+        asked(claude, [TOOL, {"name": "web_search", "input_schema": {"type": "object"}}])
+    own: Any = {"type": "function", "name": "web_search", "parameters": {}, "strict": False}
+    with pytest.raises(openai.BadRequestError, match="another tool of the name"):
+        gpt.responses.create(model="tiny", input="x", tools=[own, {"type": "web_search"}])
+
+
+def test_a_client_that_leaves_ends_the_search(server: Running, engine: FakeEngine, web: Searx) -> None:
+    come, go = threading.Event(), threading.Event()
+
+    def slow(query: str) -> tuple[int, bytes]:
+        come.set()
+        go.wait(20)
+        return 200, b"{}"
+
+    web.answer = slow
+    with server.http() as http, http.stream("POST", "/v1/messages", json={**MESSAGE, "tools": [TOOL], "stream": True}):
+        assert come.wait(10)
+    with server.http() as http:
+        eventually(lambda: not engine.running)
+        assert http.get("/health").status_code == 200
+    go.set()
+    assert len(engine.requests) == 1
 
 
 def test_searches_end(claude: anthropic.Anthropic, engine: FakeEngine, web: Searx) -> None:
@@ -364,3 +322,26 @@ def test_pages_of_other_networks_are_not_shown() -> None:
     private = ["http://10.0.0.1/", "http://[::1]/", "http://localhost/", "http://a.local/", "file:///etc/passwd", "x"]
     for url in (*private, "http://169.254.169.254/", "http://u:p@example.org/", "http://0x7f000001/", "http://[bad/"):
         assert not is_shown(url), url
+
+
+def hit_tokens(http: httpx.Client) -> int:
+    [line] = [
+        line for line in http.get("/metrics").text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")
+    ]
+    return int(float(line.split()[-1]))
+
+
+def test_the_second_generation_and_the_next_turn_begin_in_the_prefix_cache(web: Searx) -> None:
+    engine = start_engine(EngineConfig(model="demo", enable_thinking=False))
+    with serving(engine, web_search=web.url) as running, running.http() as http:
+        ask = [{"role": "user", "content": "Search the web for news."}]
+        body = {**MESSAGE, "messages": ask, "max_tokens": 400, "tools": [TOOL], "temperature": 0}
+        forced = {"tool_choice": {"type": "tool", "name": "web_search"}}
+        first = http.post("/v1/messages", json={**body, **forced}).json()
+        assert [block["type"] for block in first["content"]] == ["server_tool_use", "web_search_tool_result", "text"]
+        asked_tokens = http.post("/v1/messages/count_tokens", json={"messages": ask, "tools": [TOOL]}).json()
+        assert hit_tokens(http) >= asked_tokens["input_tokens"] - 16 > 100
+        turns = [*ask, {"role": "assistant", "content": first["content"]}]  # which the template shows unchanged
+        second = http.post("/v1/messages", json={**body, "messages": turns}).json()["usage"]
+        whole = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
+        assert second["cache_read_input_tokens"] >= whole - 32

@@ -69,6 +69,13 @@ def search_tool(
     return SearchTool(max_uses=uses, **dict(zip(("allowed", "blocked"), lower, strict=True)), num_pages=num_pages)
 
 
+def check_names(specs: Iterable[ToolSpec]) -> None:
+    """`specs`: all tools of a request with a web search. Raises InvalidParameter if another one has its name."""
+    if sum(spec.name == SEARCH_NAME for spec in specs) > 1:
+        message = f"`tools` holds the web search and another tool of the name `{SEARCH_NAME}`. Leave one out."
+        raise InvalidParameter(message, param="tools")
+
+
 def search_spec(places: Iterable[str | None], param: str) -> ToolSpec:
     """The tool that the model calls. `places` say where its user is."""
     where = ", ".join(place for place in places if place)

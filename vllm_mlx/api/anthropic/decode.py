@@ -31,6 +31,7 @@ from ..search import (
     SEARCH_ERRORS,
     SEARCH_NAME,
     SearchTool,
+    check_names,
     result_part,
     search_spec,
     search_tool,
@@ -190,6 +191,8 @@ class Toolbox:
                 continue
             spec = _spec(tool, f"tools[{number}]")
             (self.deferred if tool.defer_loading else self.listed).append(spec)
+        if self.search is not None:
+            check_names((*self.listed, *self.deferred))
         self._texts: dict[str, str] = {}  # definitions that the conversation introduced, by name
         self._num_introduced = 0  # characters
         self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}

@@ -35,7 +35,7 @@ from ..parameters import (
     required_name,
 )
 from ..quirks import without_client_marks
-from ..search import NO_SEARCH, SEARCH_NAME, SearchTool, search_spec, search_tool, unpacked_search
+from ..search import NO_SEARCH, SEARCH_NAME, SearchTool, check_names, search_spec, search_tool, unpacked_search
 from ..text import Unsealer, decode_arguments
 from ..wire import Refused
 from . import schema
@@ -281,6 +281,7 @@ def decode_tools(
         if tool.is_web_search and searches and search is None:
             search, spec = _search(tool, f"tools[{number}]", max_searches)
             specs.append(spec)
+            check_names(specs)
     return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom, search=search)
 
 
