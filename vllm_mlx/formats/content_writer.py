@@ -19,6 +19,7 @@ class ContentWriter:
         self.position = 0  # characters of the reply that were taken so far
         self.spans: list[tuple[int, int]] = []  # (start, end) of each text emitted since this list was cleared
         self.begins_message = False  # the next text is a message of its own: a line break comes before it
+        self._held = ""  # text that counts only if more visible text follows
         self._shown_to = 0  # where the span of the last text ends
 
     def feed(self, text: str, out: list[ContentEvent]) -> None:
@@ -35,6 +36,10 @@ class ContentWriter:
         """Emit text that stands for what was taken since the last text."""
         if text := self._codec.decode(self.framing.feed(text)):
             self._emit(text, self._shown_to, max(self._shown_to, self.position), out)
+
+    def hold(self, text: str) -> None:
+        """Emit the text, but only once more visible text follows."""
+        self._held += self._codec.decode(text)
 
     def emit_extra(self, text: str, out: list[ContentEvent]) -> None:
         """Emit text that stands for nothing that the model wrote."""
@@ -60,6 +65,9 @@ class ContentWriter:
             self.emit_extra("\n", out)
 
     def _emit(self, text: str, start: int, end: int, out: list[ContentEvent]) -> None:
+        if self._held and text.strip():
+            held, self._held = self._held, ""
+            self._emit(held, self._shown_to, max(self._shown_to, start), out)
         if self.begins_message and text.strip():
             self.begins_message = False
             if self.quoting.last not in ("", "\n"):

@@ -40,6 +40,8 @@ class OpenCall:
         self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
         self.has_tags = is_native and not is_quoted and opening.place is Place.ANYWHERE
         """Whether the call is in tags of the model's own format, none of which may be shown."""
+        self.is_plain_block = is_native and not is_quoted and opening.place is Place.OUTSIDE_REASONING
+        """Whether the block of calls is plain text, as a list is: if it is empty and all of the content, it is none."""
         self.is_further = False  # no tag of its own began it: it follows another call in a list
         self.is_quoted = is_quoted
         self._first_body = body

@@ -252,8 +252,7 @@ class OutputParser:
             return
         context = BodyContext(self._schemas or {}, tags.enclosing, tags.may_call, self._codec.encode)
         is_quoted = is_native and not self._is_reasoning and self._writer.is_quoted(marker)
-        body = opening.new_body(context)
-        self._call = OpenCall(body, opening, marker, is_native=is_native, is_quoted=is_quoted)
+        self._call = OpenCall(opening.new_body(context), opening, marker, is_native=is_native, is_quoted=is_quoted)
         if not opening.keeps_marker:
             self._call.raw.append(self._take(len(marker)))
 
@@ -279,7 +278,9 @@ class OutputParser:
                 return self._end_at_tag(call, out, final)
             case BodyStatus.ENDED:
                 self._call = None
-                if not call.has_tags or self._is_reasoning:
+                if call.is_plain_block and not (self._is_reasoning or self._content.follows_call):
+                    self._writer.hold("".join(call.raw))
+                elif not call.has_tags or self._is_reasoning:
                     self._append("" if self._content.follows_call else "".join(call.raw), out)
                 elif not self._content.follows_call:
                     self._content.absorb_close()
