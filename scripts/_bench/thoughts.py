@@ -110,7 +110,7 @@ def prepared(model: Path) -> Iterator[list[Figure]]:
         loads = {}
         for subject, policy in POLICIES.items():
             port = free_port()
-            settings = ("--cache-reasoning", policy, "--cache-memory", CACHE_MEMORY)
+            settings = ("--cache-reasoning", policy, "--cache-memory", CACHE_MEMORY, "--tool-grammar", "off")
             stack.enter_context(running([*our_command(path, port), *settings], port))
             loads[subject] = PolicyLoad(port, Words(0), size)
         yield figures(loads)

@@ -24,7 +24,8 @@ def engine_with(tmp_path: Path):
         template = TEMPLATE_VARIANTS[variant]
         if architecture.startswith("gemma"):
             template = template.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
-        settings = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", **settings}
+        formats = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", "tool_grammar": "off"}
+        settings = {**formats, **settings}
         config = EngineConfig(model=str(folder), memory_budget_bytes=4 << 30, chat_template=template, **settings)
         engines.append(start_engine(config))
         return engines[-1]

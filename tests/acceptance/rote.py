@@ -18,7 +18,10 @@ _HEAD_SCALE = 100.0
 
 
 def rote_checkpoint(folder: Path, architecture: str, *, thought_tokens: int, opens_thought: bool = True) -> Path:
-    """`opens_thought`: the reply does, not the prompt. Prompts must end with a line break."""
+    """`opens_thought`: the reply does, not the prompt. Prompts must end with a line break.
+
+    The call is one added token, which no grammar takes for text: serve the checkpoint with `tool_grammar="off"`.
+    """
     source = checkpoint(architecture)
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -33,7 +33,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("agents")
     path = rote_checkpoint(folder, "qwen3", thought_tokens=12, opens_thought=request.param)
     template = TEMPLATE if request.param else f"{TEMPLATE}{{% if add_generation_prompt %}}<think>\n{{% endif %}}"
-    with engine_served(path, chat_template=template, tool_call_parser="hermes") as running:
+    with engine_served(path, chat_template=template, tool_call_parser="hermes", tool_grammar="off") as running:
         yield running
 
 

@@ -177,7 +177,9 @@ def test_the_benchmark_compares_the_policies(tmp_path: Path) -> None:
         loads = {}
         for subject, policy in thoughts.POLICIES.items():
             options = {"served_model_names": (MODEL_NAME,)}
-            running = stack.enter_context(engine_served(path, options=options, cache_reasoning=policy))
+            running = stack.enter_context(
+                engine_served(path, options=options, cache_reasoning=policy, tool_grammar="off")
+            )
             loads[subject] = thoughts.PolicyLoad(running.port, Words(0), size)
         values = {
             figure.name: {subject: measure() for subject, measure in figure.measures.items()}

@@ -106,6 +106,7 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
         chat_template=TEMPLATE_VARIANTS["after the last question"],
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
+        tool_grammar="off",
         memory_budget_bytes=4 << 30,
     )
     ask: Any = {
