@@ -16,6 +16,7 @@ from typing import Any
 from ..core.errors import InvalidParameter
 
 RAW_ARGUMENTS = "_raw"
+CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
 MAX_DEPTH = 128  # levels of nested objects and lists: the code that walks over them recurses
 
 _SEALED = "vllm-mlx.1."
@@ -87,6 +88,12 @@ def decode_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
     if value is None:
         return {}
     return value if isinstance(value, dict) else {RAW_ARGUMENTS: text}
+
+
+def custom_input(arguments: str) -> str:
+    """The text that a call of a custom tool carries; if the model wrote other arguments, all of their JSON."""
+    text = decode_arguments(arguments).get(CUSTOM_INPUT)
+    return text if isinstance(text, str) else arguments
 
 
 def seal(text: str) -> str:

@@ -19,6 +19,7 @@ from ..api.openai.encode import ChatStream, CompletionStream, chat_fold, complet
 from ..api.openai.replies import ChatCompletion, Completion, ModelCard, ModelList
 from ..api.openai.schema import ChatCompletionBody, CompletionBody
 from ..api.replies import Reply
+from ..api.responses.as_chat import AnyChatBody, decode_responses_as_chat
 from ..core.errors import ModelNotFound, shown
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
@@ -62,11 +63,12 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
     names = engine.token_names
 
     @router.post("/v1/chat/completions", responses=documented(ChatCompletion, OpenAIError, OPENAI_EVENTS))
-    async def chat_completions(body: ChatCompletionBody, http: Request) -> Response:
+    async def chat_completions(body: AnyChatBody, http: Request) -> Response:
         """Chat with tools and reasoning, streamed or complete."""
         decode = partial(
-            decode_chat,
-            body,
+            partial(decode_chat, body)
+            if isinstance(body, ChatCompletionBody)
+            else partial(decode_responses_as_chat, body),
             reply_id=f"chatcmpl-{uuid.uuid4().hex}",
             model=models.resolve(body.model),
             created=int(time.time()),

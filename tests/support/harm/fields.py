@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Schema = dict[str, Any]
@@ -29,10 +30,14 @@ class Document:
         """Of the body of `POST path`. What a body must have beside the field it has from `base`."""
         body = self._paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
 
-        def plant(value: Any) -> Any:
-            return {**base, **value} if isinstance(value, dict) else value
+        def plant(value: Any, own: dict[str, Any]) -> Any:
+            return {**own, **value} if isinstance(value, dict) else value
 
-        return [Field("(body)", body, lambda value: value), *self._inside(body, "", plant, ())]
+        found = [Field("(body)", body, lambda value: value)]
+        for form in _options(self._resolved(body)) or [body]:
+            own = base if base.keys() >= set(self._resolved(form).get("required", ())) else {}
+            found += self._inside(form, "", partial(plant, own=own), ())
+        return found
 
     def example(self, schema: Schema, depth: int = 0) -> Any:
         """A small valid value."""

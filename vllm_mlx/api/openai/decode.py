@@ -43,6 +43,7 @@ class ReplySpec:
     include_usage: bool = False
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
+    custom_tools: frozenset[str] = frozenset()  # their calls carry one text in place of arguments
 
     @property
     def num_choices(self) -> int:
@@ -62,7 +63,7 @@ def decode_chat(
 ) -> Decoded:
     """`separate_reasoning` is the server's default for requests without that field."""
     _check_chat(body)
-    mode = _reasoning_mode(body, separate_reasoning)
+    mode = reasoning_mode(separate_reasoning, separate=body.separate_reasoning, include=body.include_reasoning)
     request = _chat_request(body, reply_id)
     if mode == "inline":
         request = replace(request, fills_content=False)  # all reasoning is content there
@@ -72,7 +73,7 @@ def decode_chat(
         created=created,
         choices_per_prompt=request.sampling.n,
         stream=bool(body.stream),
-        include_usage=_include_usage(body),
+        include_usage=include_usage(body.stream_options, bool(body.stream)),
         logprobs=bool(body.logprobs),
         reasoning=mode,
     )
@@ -137,7 +138,7 @@ def decode_completion(body: schema.CompletionBody, *, reply_id: str, model: str,
         num_prompts=len(prompts),
         choices_per_prompt=sampling.n,
         stream=bool(body.stream),
-        include_usage=_include_usage(body),
+        include_usage=include_usage(body.stream_options, bool(body.stream)),
         logprobs=body.logprobs is not None,
     )
     return Decoded(requests=requests, reply=reply)
@@ -172,11 +173,10 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
-def _include_usage(body: schema.GenerationBody) -> bool:
-    options = body.stream_options
+def include_usage(options: schema.StreamOptions | None, is_stream: bool) -> bool:
     if options is None:
         return False
-    if not body.stream:
+    if not is_stream:
         raise InvalidParameter("Stream options can only be defined when `stream=True`.", param="stream_options")
     return bool(options.include_usage)
 
@@ -236,11 +236,13 @@ def _tool_choice(choice: str | schema.NamedToolChoice | None, tools: Sequence[To
             )
 
 
-def _reasoning_mode(body: schema.ChatCompletionBody, separate_by_default: bool) -> ReasoningMode:
-    if body.include_reasoning is False:
+def reasoning_mode(
+    separate_by_default: bool, *, separate: bool | None = None, include: bool | None = None
+) -> ReasoningMode:
+    """`separate` and `include` are the request's own wishes."""
+    if include is False:
         return "hidden"
-    separate = separate_by_default if body.separate_reasoning is None else body.separate_reasoning
-    return "separate" if separate else "inline"
+    return "separate" if (separate_by_default if separate is None else separate) else "inline"
 
 
 def decode_messages(messages: Sequence[schema.ChatMessage], fps: float | None) -> tuple[Message, ...]:

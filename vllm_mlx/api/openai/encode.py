@@ -21,6 +21,7 @@ from ...core.events import (
 from ..blocks import ReasoningView
 from ..error_replies import OPENAI
 from ..replies import FoldedChoice, Reply, ReplyFold, TokenNames, given, total_usage
+from ..text import custom_input
 from . import replies
 from .decode import ReplySpec
 
@@ -95,6 +96,7 @@ class ChatStream(_Stream):
         self._texts: dict[int, _Template] = {}
         self._reasonings: dict[int, _Template] = {}
         self._arguments: dict[tuple[int, int], _Template] = {}
+        self._custom: dict[tuple[int, int], list[str]] = {}  # arguments of open calls of custom tools
 
     def open(self) -> bytes:
         return b"".join(
@@ -121,16 +123,28 @@ class ChatStream(_Stream):
             case ToolCallStart(number, call_id, name):
                 function = {"name": name, "arguments": ""}
                 call = {"index": number, "id": call_id, "type": "function", "function": function}
+                if name in self._spec.custom_tools:
+                    self._custom[index, number] = []
                 return self._send(_delta(index, tool_calls=[call]))
+            case ToolCallDelta(number) if (index, number) in self._custom:
+                self._custom[index, number].append(event.arguments)  # the text is known when they are complete
+                return b""
+            case ToolCallEnd(number) if (index, number) in self._custom:
+                return self._custom_text(index, number)
             case ToolCallDelta():
                 return self._call_arguments(index, event.index, event.arguments)
             case ToolCallEnd(number) if (index, number) not in self._arguments:  # the call had none so far
                 return self._call_arguments(index, number, "{}")
             case Finished():
                 self._usages[index] = event.usage
-                return self._send({**_delta(index), **_end(event)})
+                cut_off = [self._custom_text(*place) for place in list(self._custom) if place[0] == index]
+                return b"".join(cut_off) + self._send({**_delta(index), **_end(event)})
             case _:
                 return b""
+
+    def _custom_text(self, index: int, number: int) -> bytes:
+        arguments = "".join(self._custom.pop((index, number)))
+        return self._call_arguments(index, number, custom_input(arguments or "{}"))
 
     def _text(self, index: int, event: TextDelta) -> bytes:
         if event.logprobs and self._spec.logprobs:
@@ -221,8 +235,9 @@ def _usage(usages: Mapping[int, Usage], spec: ReplySpec) -> replies.ChatUsage:
 def _chat_choice(index: int, choice: FoldedChoice, spec: ReplySpec, names: TokenNames) -> replies.ChatChoice:
     text, reasoning = choice.text("text"), choice.text("reasoning") or None
     calls = [
-        replies.ToolCallReply(id=call.call_id, function=replies.FunctionReply(name=call.name, arguments=arguments))
+        replies.ToolCallReply(id=call.call_id, function=replies.FunctionReply(name=call.name, arguments=written))
         for call, arguments in choice.calls
+        for written in [custom_input(arguments) if call.name in spec.custom_tools else arguments]
     ]
     message = replies.ChatMessageReply(
         content=None if calls and not text else text,

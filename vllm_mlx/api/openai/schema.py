@@ -25,6 +25,7 @@ BODY_FIELDS: ExtraFields = {
     "function_call": Refused(_TOOLS),
     "suffix": Refused("Filling in between two texts is not supported."),
     "documents": Refused("Put documents into the messages."),
+    "input": Refused("Send either `messages` or, as /v1/responses takes it, `input`."),
     "guided_decoding_backend": Ignored("there is one backend"),
     "guided_whitespace_pattern": Refused("White space is always bounded."),
     "return_token_ids": Ignored("it is the default", (False,), "Token ids are not returned."),

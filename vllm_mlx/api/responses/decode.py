@@ -36,10 +36,10 @@ from ..parameters import (
 )
 from ..quirks import without_client_marks
 from ..search import NO_SEARCH, SEARCH_NAME, SearchTool, check_names, search_spec, search_tool, unpacked_search
-from ..text import Unsealer, decode_arguments
+from ..text import CUSTOM_INPUT, Unsealer, decode_arguments
 from ..wire import Refused
 from . import schema
-from .replies import CUSTOM_INPUT, ResponseSpec, Tools
+from .replies import ResponseSpec, Tools
 from .stored import KeptInput, kept_input
 
 _SEARCH_PAGES = {"low": 3, "medium": 5, "high": 10}  # pages of one search, by `search_context_size`
@@ -74,7 +74,7 @@ def decode_response(
     items = _input_items(body)
     request = Request(
         request_id=reply_id,
-        messages=_messages(body, [*earlier, *items]),
+        messages=_messages(body, [*earlier, *items], tools.custom),
         tools=tools.specs,
         tool_choice=decode_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
@@ -110,9 +110,11 @@ def _input_items(body: schema.ResponsesBody) -> tuple[schema.InputItem, ...]:
     return tuple(body.input)
 
 
-def _messages(body: schema.ResponsesBody, items: Sequence[schema.InputItem]) -> tuple[Message, ...]:
+def _messages(
+    body: schema.ResponsesBody, items: Sequence[schema.InputItem], custom: frozenset[str]
+) -> tuple[Message, ...]:
     """The conversation. `instructions` are those of this request: earlier ones are not repeated."""
-    messages = decode_items(items)
+    messages = decode_items(items, custom)
     if body.instructions:
         messages.insert(0, Message("system", (TextPart(body.instructions),)))
     if not messages:
@@ -174,10 +176,13 @@ def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
     }
 
 
-def decode_items(items: Sequence[schema.InputItem]) -> list[Message]:
-    """Messages in the order of the items. Neighbouring items of the assistant are one message: they were one reply."""
+def decode_items(items: Sequence[schema.InputItem], custom: frozenset[str] = frozenset()) -> list[Message]:
+    """Messages in the order of the items. Neighbouring items of the assistant are one message: they were one reply.
+
+    `custom`: the names of custom tools, whose calls may come back as calls of functions.
+    """
     messages: list[Message] = []
-    for role, neighbours in groupby(_decode_each(items), key=attrgetter("role")):
+    for role, neighbours in groupby(_decode_each(items, custom), key=attrgetter("role")):
         if role != "assistant":
             messages += neighbours
         elif parts := tuple(part for message in neighbours for part in message.parts):
@@ -185,7 +190,7 @@ def decode_items(items: Sequence[schema.InputItem]) -> list[Message]:
     return messages
 
 
-def _decode_each(items: Sequence[schema.InputItem]) -> Iterator[Message]:
+def _decode_each(items: Sequence[schema.InputItem], custom: frozenset[str]) -> Iterator[Message]:
     names: dict[str, str] = {}
     unsealer = Unsealer()
     for number, item in enumerate(items):
@@ -197,7 +202,7 @@ def _decode_each(items: Sequence[schema.InputItem]) -> Iterator[Message]:
             case schema.ReasoningItem():
                 yield Message("assistant", _reasoning(item, unsealer, path))
             case schema.FunctionCallItem() | schema.CustomCallItem():
-                call = _call(item)
+                call = _call(item, custom)
                 names[call.call_id] = call.name
                 yield Message("assistant", (call,))
             case schema.WebSearchCallItem(encrypted_content=sealed):
@@ -216,10 +221,13 @@ def _decode_each(items: Sequence[schema.InputItem]) -> Iterator[Message]:
                 raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 
 
-def _call(item: schema.FunctionCallItem | schema.CustomCallItem) -> ToolCallPart:
+def _call(item: schema.FunctionCallItem | schema.CustomCallItem, custom: frozenset[str]) -> ToolCallPart:
     if isinstance(item, schema.CustomCallItem):
         return ToolCallPart(item.call_id, item.name, {CUSTOM_INPUT: item.input})
-    return ToolCallPart(item.call_id, flat_name(item.namespace, item.name), decode_arguments(item.arguments))
+    arguments = decode_arguments(item.arguments)
+    if item.name in custom and CUSTOM_INPUT not in arguments:
+        arguments = {CUSTOM_INPUT: item.arguments or ""}
+    return ToolCallPart(item.call_id, flat_name(item.namespace, item.name), arguments)
 
 
 def _reasoning(item: schema.ReasoningItem, unsealer: Unsealer, path: str) -> tuple[ReasoningPart, ...]:

@@ -13,9 +13,7 @@ from ..blocks import BlockEnd, BlockStart, ReasoningMode
 from ..error_replies import response_code
 from ..replies import CacheShortfall, ErrorText, Reply, given, shortfall_of
 from ..search import SEARCH_NAME, SearchTool, packed_search
-from ..text import decode_arguments, seal
-
-CUSTOM_INPUT = "input"  # the argument that holds a custom tool's text
+from ..text import custom_input, decode_arguments, seal
 
 Namespaces = Mapping[str, tuple[str, str]]  # the name that the model sees -> (namespace, name inside it)
 
@@ -289,8 +287,7 @@ def _call(
 ) -> FunctionCall | CustomCall:
     """A custom call's one argument is its input; if the model wrote other arguments, all of its JSON is."""
     if call.name in spec.tools.custom:
-        text = decode_arguments(arguments).get(CUSTOM_INPUT)
-        text = text if isinstance(text, str) else arguments
+        text = custom_input(arguments)
         return CustomCall(id=f"ctc_{unique}", status=status, call_id=call.call_id, name=call.name, input=text)
     namespace, name = spec.tools.namespaces.get(call.name, (None, call.name))
     place: Any = {"id": f"fc_{unique}", "status": status, "call_id": call.call_id, **given(namespace=namespace)}
