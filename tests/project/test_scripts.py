@@ -10,8 +10,20 @@ import pytest
 
 from tests.project.sources import ROOT
 
-SCRIPTS = ("serve", "test", "check", "bench", "replay", "accept-clients", "soak", "fuzz", "vllm-mlx", "lock")
-TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz")
+SCRIPTS = (
+    "serve",
+    "test",
+    "check",
+    "bench",
+    "replay",
+    "accept-clients",
+    "soak",
+    "fuzz",
+    "check-drift",
+    "vllm-mlx",
+    "lock",
+)
+TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
 TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
 
 

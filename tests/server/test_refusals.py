@@ -65,8 +65,6 @@ def message_of(answer: httpx.Response) -> str:
         (COMPLETIONS, {LONG: 1}),
         (MESSAGES, {"messages": [{"role": LONG}]}),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": LONG}]}]}),
-        (MESSAGES, {"messages": [{"role": "user", "content": [
-            {"type": "document", "source": {"type": "base64", "media_type": LONG, "data": ""}}]}]}),
         (RESPONSES, {"previous_response_id": LONG}),
         (RESPONSES, {"include": [LONG]}),
         (RESPONSES, {"tool_choice": LONG}),

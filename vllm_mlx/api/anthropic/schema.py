@@ -39,7 +39,6 @@ _UNCOUNTED = (
 )  # fmt: skip
 COUNT_FIELDS: ExtraFields = {**BODY_FIELDS, **dict.fromkeys(_UNCOUNTED, _COUNTED)}
 MARKS: ExtraFields = {"cache_control": CACHE_HINT}
-_CITED: ExtraFields = {**MARKS, "citations": Ignored("replies carry no citations")}
 _CALLED: ExtraFields = {
     **MARKS,
     "caller": Ignored("says which of the vendor's tools made the call"),
@@ -139,7 +138,10 @@ class TextSource(MessagesWire):
 
 
 class TextBlock(MessagesWire):
-    extras = _CITED
+    extras: ClassVar[ExtraFields | None] = {
+        **MARKS,
+        "citations": Ignored("citations that an earlier reply carried; the text holds them too"),
+    }
     type: Literal["text"]
     text: str
 
@@ -257,7 +259,11 @@ class WebSearchResultBlock(MessagesWire):
 class ToolChange(MessagesWire):
     """A tool, given by its name or by its `definition`."""
 
-    extras: ClassVar[ExtraFields | None] = {**MARKS, "type": Ignored("the other fields say how the tool is given")}
+    extras: ClassVar[ExtraFields | None] = {
+        **MARKS,
+        "type": Ignored("the other fields say how the tool is given"),
+        "server_name": Ignored("a tool of an MCP server is shown as not available"),
+    }
     name: str | None = None
     tool_name: str | None = None
     definition: MessagesTool | None = None
@@ -292,6 +298,11 @@ class AssistantMessage(MessagesWire):
 
 
 class SystemMessage(MessagesWire):
+    extras: ClassVar[ExtraFields | None] = {
+        **MARKS,
+        "clear_at": Ignored("the message stays in its place, so that a prompt extends the one before it"),
+        "output_config": Ignored("the effort of the request holds for the complete conversation"),
+    }
     role: Literal["system"]
     content: str | Items[SystemBlock]
 

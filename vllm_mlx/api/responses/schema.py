@@ -12,6 +12,7 @@ from ..parameters import CACHE_HINT, OPENAI_EXTRAS, Detail, OpenAIFields, Reason
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 MAX_METADATA = 16
+_WAITS = Ignored("the model goes on once every call has its result")
 _BUILT_IN = "It belongs to a built-in tool, and this server has none."
 
 BODY_FIELDS: ExtraFields = {
@@ -39,6 +40,7 @@ ITEM_FIELDS: ExtraFields = {
     "name": Ignored("a result has the name of its call"),
     "namespace": Ignored("a result belongs to its call, and a custom tool to no namespace"),
     "type": Ignored("there is one type in this place"),
+    "async": _WAITS,
 }
 SEARCH_FIELDS: ExtraFields = {
     **ITEM_FIELDS,
@@ -54,6 +56,7 @@ TOOL_FIELDS: ExtraFields = {
     "allowed_callers": Ignored("only the model calls tools"),
     "defer_loading": Ignored("every tool is shown to the model"),
     "output_schema": Ignored("chat templates have no place for it"),
+    "async": _WAITS,
 }
 
 INCLUDED: ExtraFields = {
@@ -80,7 +83,7 @@ SKIPPED_ITEMS = frozenset({
 
 
 class _Part(Wire):
-    extras = PART_FIELDS
+    extras: ClassVar[ExtraFields | None] = PART_FIELDS
     tolerates_unknown = True
 
 
@@ -102,6 +105,10 @@ class InputImage(_Part):
 
 
 class InputFile(_Part):
+    extras: ClassVar[ExtraFields | None] = {
+        **PART_FIELDS,
+        "detail": Ignored("the model's own processor sets the size of a page"),
+    }
     type: Literal["input_file"]
     file_data: str | None = None
     file_url: str | None = None
