@@ -1,7 +1,8 @@
-"""A recorded session file: one JSON object a line, one request each. Sends nothing.
+"""A recorded session file: one JSON object a line, one request each; or a folder of such files. Sends nothing.
 
 Fields: `session`, `t` (seconds since its session began), `method`, `endpoint`, `headers`, `fault` (the status with
-which the recording server refused it, or null) and `body`.
+which the recording server refused it, or null) and `body`; or the `shape` of a body, which is filled with made-up
+words.
 """
 
 import json
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from vllm_mlx.server.shapes import filled
 
 from .wire import Protocol, protocol_of
 
@@ -44,9 +47,11 @@ class Recorded:
 
 
 def load(path: Path, sessions: Iterable[str] = ()) -> list[Recorded]:
-    """In the order of the file; of the named sessions, or of all."""
+    """In the order of the file, or of the names of a folder's files; of the named sessions, or of all."""
     wanted = set(sessions)
-    found = [_recorded(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    found = [_recorded(number, line) for number, line in enumerate(lines, 1)]
     missing = wanted - {each.session for each in found}
     if missing:
         names = ", ".join(dict.fromkeys(each.session for each in found))
@@ -60,4 +65,5 @@ def _recorded(number: int, line: str) -> Recorded:
         session, at_s, method, endpoint = (row[name] for name in _FIELDS)
     except (ValueError, KeyError, TypeError) as error:
         raise ReplayError(f"Line {number} is no recorded request: {error!r}") from error
-    return Recorded(number, session, float(at_s), method, endpoint, row.get("headers") or {}, row.get("body"))
+    body = filled(row["shape"]) if "shape" in row else row.get("body")
+    return Recorded(number, session, float(at_s), method, endpoint, row.get("headers") or {}, body)

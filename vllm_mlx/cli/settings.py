@@ -51,7 +51,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the do
     "Server": (
         "host", "port", "api_key", "api_key_file", "admin_key_file", "metrics_open", "insecure", "allowed_host",
         "cors_origin", "separate_reasoning", "messages_thinking", "web_search", "unknown_fields", "keep_alive_s",
-        "drain_s", "log_level",
+        "drain_s", "log_level", "record_requests",
     ),
     "Limits": (
         "max_body", "max_queue", "max_queue_s", "max_request_s", "max_prepare_s", "watchdog_s",
@@ -84,6 +84,7 @@ FORMS: Mapping[str, Form] = {
     "cache_disk": Form("SIZE|0", "Write bytes, such as `100GB`.", read_disk),
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
     "cache_dir": Form("DIR", "", lambda value: value),
+    "record_requests": Form("DIR", "", lambda value: value),
     "cache_disk_key_file": Form("FILE", "", lambda value: value),
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,

@@ -1,7 +1,10 @@
 """Builds the HTTP application from its routes and middlewares. Knows no protocol."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -17,6 +20,7 @@ from .connection import refuse_connection
 from .error_handlers import HANDLERS
 from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
 from .log import RECEIPT_HEADER, UNKNOWN_HEADER, RequestLog
+from .recorder import RequestRecorder
 from .responses import responses_routes
 from .routes import ServedModels, anthropic_routes, models_routes, openai_routes
 from .search_client import SearchClient
@@ -27,15 +31,16 @@ from .status_page import page_files, page_routes
 def create_app(engine: EngineClient, config: ServerConfig, responses: Journal | None = None) -> FastAPI:
     """`responses`: keeps stored responses for the next start."""
     recent, history = Recent(), History()
+    recorder = None if config.record_requests is None else RequestRecorder(Path(config.record_requests))
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.
     app = FastAPI(
         title="vllm-mlx",
         version=__version__,
         openapi_url=None,
-        middleware=_middleware(config, recent),
+        middleware=_middleware(config, recent, recorder),
         exception_handlers=HANDLERS,
-        lifespan=lambda _: history.following(engine.status),
+        lifespan=lambda _: _lifespan(history.following(engine.status), recorder),
     )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.config = config
@@ -55,11 +60,21 @@ async def _openapi(app: FastAPI) -> Response:
     return JSONResponse(await asyncio.to_thread(app.openapi))
 
 
-def _middleware(config: ServerConfig, recent: Recent) -> list[Middleware]:
+@asynccontextmanager
+async def _lifespan(
+    following: AbstractAsyncContextManager[None], recorder: RequestRecorder | None
+) -> AsyncIterator[None]:
+    async with following:
+        yield
+    if recorder is not None:
+        await asyncio.to_thread(recorder.close)
+
+
+def _middleware(config: ServerConfig, recent: Recent, recorder: RequestRecorder | None) -> list[Middleware]:
     """List the middlewares from the outside in. They are plain ASGI: Starlette's base class costs time per event and
     hides disconnects.
     """
-    layers = [Middleware(RequestLog, recent=recent)]
+    layers = [Middleware(RequestLog, recent=recent, recorder=recorder)]
     layers += [Middleware(GuardMiddleware, guard=partial(refuse_connection, config.connections))]
     layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
     if config.cors_origins:

@@ -163,6 +163,7 @@ class _JSONRequest(Request):
         try:
             if body := await found.body():  # FastAPI names the fields that an empty one lacks
                 config, record = request.app.state.config, record_of(request.scope)
+                record.body = body
                 record.unknown_fields = unknown = UnknownFields(drops=config.unknown_fields == "warn")
                 read = partial(_read, body, wire, config.limits, unknown)
                 found._wire = await beside_loop(found, read, is_reading=True)

@@ -51,6 +51,10 @@ class ServerConfig(SettingsGroup):
     """Address of a SearXNG, or of an MCP server (`…/mcp`) with a tool that searches. It runs Anthropic's and OpenAI's
     web search tools. Default: there is no web search."""
 
+    record_requests: str | None = None
+    """Folder where each request is recorded for a report of a fault: its fields, kinds and lengths, its headers and how
+    it ended, without texts, images, names or keys. Default: nothing is recorded."""
+
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
             raise ConfigError(f"{setting('served_model_name')} must not be empty.")

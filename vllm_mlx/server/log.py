@@ -31,6 +31,7 @@ from ..core.receipt import CacheReceipt, PromptChange, Shortfall
 from .error_handlers import CLIENT_GONE, http_error
 from .guards import tenant_of
 from .prompt_batch import RequestGeneration
+from .recorder import RequestRecorder
 from .status import LastReply, Recent
 
 logger = logging.getLogger(__name__)
@@ -52,9 +53,10 @@ _FIRST_OUTPUT = (TextDelta, ReasoningDelta, ToolCallStart)
 class RequestLog:
     """The outermost middleware: gives the request its id, writes its log line, and contains faults of the server."""
 
-    def __init__(self, app: ASGIApp, *, recent: Recent) -> None:
+    def __init__(self, app: ASGIApp, *, recent: Recent, recorder: RequestRecorder | None = None) -> None:
         self._app = app
         self._recent = recent
+        self._recorder = recorder
         self._unknown = UnknownFieldLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +87,9 @@ class RequestLog:
             record.key_name = scope["state"].get("key_name")
             self._note(record, tenant_of(scope))
             self._unknown.warn(Headers(scope=scope).get("user-agent", ""), record)
+            body, record.body = record.body, None
+            if self._recorder is not None and body is not None:
+                self._recorder.offer(record.facts(time.monotonic()), Headers(scope=scope), body)
             if not record.is_quiet:
                 requests_logger.info("%s", record.line(time.monotonic()))
 
@@ -212,6 +217,7 @@ class RequestRecord:
     prompt_change: PromptChange | None = None
     receipts: Receipts = field(default_factory=Receipts)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    body: bytes | None = None  # until the request has ended
     finish_reasons: list[str] = field(default_factory=list)
     _choices_per_prompt: int = 1
     _usages: dict[int, Usage] = field(default_factory=dict)
@@ -285,6 +291,26 @@ class RequestRecord:
             "expected_tokens": 0 if receipt is None else receipt.expected_tokens,
             "why": None if receipt is None else receipt.why,
         }
+
+    def facts(self, ended_s: float) -> dict[str, Any]:
+        """What is recorded of the request beside its body."""
+        usage = total_usage(self._usages, self._choices_per_prompt) if self._usages else None
+        response = {
+            "status": self.status,
+            "error": self.error_code,
+            "message": self.error_message,
+            "finish": self._finish or None,
+            "prompt_tokens": self.prompt_tokens if usage is None else usage.prompt_tokens,
+            "cached_tokens": self.cached_tokens if usage is None else usage.cached_tokens,
+            "completion_tokens": None if usage is None else usage.completion_tokens,
+            "reasoning_tokens": None if usage is None else usage.reasoning_tokens,
+            "ttft_s": self._ttft_s,
+            "duration_s": round(ended_s - self.started_s, 4),
+            "unknown_fields": list(self.unknown_fields.patterns) or None,
+        }
+        given = {name: value for name, value in response.items() if value is not None}
+        fault = self.status if self.status >= 400 else None
+        return {"method": self.method, "endpoint": self.path, "fault": fault, "response": given}
 
     def _log_progress(self, event: PromptProgress) -> None:
         """Log the progress of a long prompt, every few seconds."""
