@@ -140,6 +140,30 @@ def test_the_request_is_that_of_responses(server: Running, engine: FakeEngine) -
     assert chat == response and chat.tools[1].name == "ApplyPatch"
 
 
+NESTED: Any = {"type": "function", "function": {name: value for name, value in READ.items() if name != "type"}}
+
+
+def test_tools_of_both_forms_among_messages(server: Running, engine: FakeEngine) -> None:
+    """As Cursor's ask mode sends them: a chat whose custom tools have the form of Responses."""
+    asked = {"role": "user", "content": "Add a file."}
+    engine.play = script(*calls("ApplyPatch", json.dumps({"input": PATCH}), 5))
+    message, _ = streamed(server, {"messages": [asked], "tools": [NESTED, APPLY]})
+    assert message == complete(server, {"messages": [asked], "tools": [READ, APPLY]})
+    assert message["tool_calls"][0]["arguments"] == PATCH and message["tool_calls"][0]["type"] == "function"
+    streamed(server, {"input": [asked], "tools": [READ, APPLY]})
+    assert len({request.tools[0].name for request in engine.requests}) == 1
+    first, second, third = (request.tools for request in engine.requests)
+    assert [tool.to_openai() for tool in first] == [tool.to_openai() for tool in second]
+    assert [tool.to_openai() for tool in first] == [tool.to_openai() for tool in third]
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "ApplyPatch", "arguments": PATCH}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Done."}
+    past = [asked, {"role": "assistant", "tool_calls": [call]}, result]
+    streamed(server, {"messages": past, "tools": [NESTED, APPLY]})
+    assert engine.requests[-1].messages is not None
+    assert engine.requests[-1].messages[1].parts == (ToolCallPart("call_1", "ApplyPatch", {"input": PATCH}),)
+
+
 def test_a_conversation_comes_back_in_either_form_of_calls(server: Running, engine: FakeEngine) -> None:
     """Cursor was given the call of a custom tool as a function, and may send it back so."""
     called = [

@@ -8,6 +8,7 @@ from pydantic import Field
 from ..core.errors import InvalidParameter, Unsupported
 from ..core.messages import DocumentPart, ImagePart, TextPart, ToolChoice, ToolSpec
 from ..core.request import MAX_CACHE_SALT, RESERVED_TEMPLATE_KWARGS, SamplingParams, check_budget
+from .text import CUSTOM_INPUT, decode_arguments
 from .wire import ExtraFields, Ignored, Refused, Wire
 
 Detail = Literal["auto", "low", "high", "original"]
@@ -121,6 +122,23 @@ def _budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
         if budget is not None:
             return None if budget == -1 else budget
     return None
+
+
+def custom_parameters(format_: Any) -> dict[str, Any]:
+    """A tool that takes one text is to the model a function with one argument."""
+    text = {"type": "string"}
+    match format_:
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
+
+
+def past_arguments(arguments: str | dict[str, Any] | None, *, is_custom: bool) -> dict[str, Any]:
+    """The arguments of a past call. The call of a custom tool may come back with its text in place of arguments."""
+    decoded = decode_arguments(arguments)
+    if is_custom and isinstance(arguments, str) and CUSTOM_INPUT not in decoded:
+        return {CUSTOM_INPUT: arguments}
+    return decoded
 
 
 def required_name(name: str | None, path: str) -> str:

@@ -22,9 +22,16 @@ from ...core.messages import (
 from ...core.request import Guide, Request, SamplingParams
 from ..blocks import ReasoningMode
 from ..guides import decode_format, decode_guide, decode_structured_outputs, one_guide
-from ..parameters import decode_file_data, decode_image, decode_sampling, decode_thinking, named_choice
+from ..parameters import (
+    custom_parameters,
+    decode_file_data,
+    decode_image,
+    decode_sampling,
+    decode_thinking,
+    named_choice,
+    past_arguments,
+)
 from ..quirks import without_client_marks
-from ..text import decode_arguments
 from . import schema
 
 _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`."
@@ -76,6 +83,7 @@ def decode_chat(
         include_usage=include_usage(body.stream_options, bool(body.stream)),
         logprobs=bool(body.logprobs),
         reasoning=mode,
+        custom_tools=custom_tools(body.tools),
     )
     return Decoded(requests=(request,), reply=reply)
 
@@ -94,7 +102,8 @@ def _check_chat(body: schema.ChatCompletionBody) -> None:
 def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
     tools = _tools(body.tools)
     options, adds_prompt = body.mm_processor_kwargs, body.add_generation_prompt
-    messages = decode_messages(body.messages, None if options is None else options.fps)
+    fps = None if options is None else options.fps
+    messages = decode_messages(body.messages, fps, custom_tools(body.tools))
     return Request(
         request_id=request_id,
         messages=without_client_marks(messages),
@@ -198,22 +207,31 @@ def _token_ids(ids: Any) -> list[int]:
     return list(ids)
 
 
-def _tools(tools: Sequence[schema.ChatTool] | None) -> tuple[ToolSpec, ...]:
+def _tools(tools: Sequence[schema.ChatTool | schema.FlatTool] | None) -> tuple[ToolSpec, ...]:
     if tools is not None and not tools:
         raise InvalidParameter(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
             param="tools",
         )
-    return tuple(
-        ToolSpec(
-            name=tool.function.name,
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-            param=f"tools[{number}].function.parameters",
-        )
-        for number, tool in enumerate(tools or ())
+    return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ()))
+
+
+def _tool(tool: schema.ChatTool | schema.FlatTool, path: str) -> ToolSpec:
+    if isinstance(tool, schema.FlatTool) and tool.type == "custom":
+        return ToolSpec(tool.name, tool.description, custom_parameters(tool.format), param=f"{path}.format")
+    function, path = (tool.function, f"{path}.function") if isinstance(tool, schema.ChatTool) else (tool, path)
+    return ToolSpec(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+        param=f"{path}.parameters",
     )
+
+
+def custom_tools(tools: Sequence[schema.ChatTool | schema.FlatTool] | None) -> frozenset[str]:
+    """The names of the tools that take one text."""
+    return frozenset(tool.name for tool in tools or () if isinstance(tool, schema.FlatTool) and tool.type == "custom")
 
 
 def _tool_choice(choice: str | schema.NamedToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:
@@ -245,10 +263,12 @@ def reasoning_mode(
     return "separate" if (separate_by_default if separate is None else separate) else "inline"
 
 
-def decode_messages(messages: Sequence[schema.ChatMessage], fps: float | None) -> tuple[Message, ...]:
+def decode_messages(
+    messages: Sequence[schema.ChatMessage], fps: float | None, custom: frozenset[str] = frozenset()
+) -> tuple[Message, ...]:
     """Messages in their order, with their whitespace. A tool result has the name of the latest call with its id.
 
-    `fps`: the frame rate of videos that have none of their own.
+    `fps`: the frame rate of videos that have none of their own. `custom`: names of tools that take one text.
     """
     tool_names: dict[str, str] = {}
     decoded = []
@@ -260,7 +280,7 @@ def decode_messages(messages: Sequence[schema.ChatMessage], fps: float | None) -
             case schema.UserMessage():
                 decoded.append(Message("user", parts, message.name))
             case schema.AssistantMessage():
-                calls = _tool_calls(message.tool_calls or ())
+                calls = _tool_calls(message.tool_calls or (), custom)
                 tool_names.update((call.call_id, call.name) for call in calls)
                 decoded.append(Message("assistant", (*_reasoning(message), *parts, *calls), message.name))
             case schema.ToolMessage(tool_call_id=call_id):
@@ -277,8 +297,12 @@ def _reasoning(message: schema.AssistantMessage) -> Iterator[Part]:
         yield TextPart(message.refusal)
 
 
-def _tool_calls(calls: Sequence[schema.ChatToolCall]) -> list[ToolCallPart]:
-    return [ToolCallPart(call.id, call.function.name, decode_arguments(call.function.arguments)) for call in calls]
+def _tool_calls(calls: Sequence[schema.ChatToolCall], custom: frozenset[str]) -> list[ToolCallPart]:
+    return [
+        ToolCallPart(call.id, name, past_arguments(call.function.arguments, is_custom=name in custom))
+        for call in calls
+        for name in [call.function.name]
+    ]
 
 
 def _parts(

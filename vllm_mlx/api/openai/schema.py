@@ -5,7 +5,7 @@ A field that the types do not declare is ignored or refused by a table; a field 
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ..parameters import CACHE_HINT, OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
@@ -203,6 +203,32 @@ class ChatTool(ChatWire):
     function: ChatFunction
 
 
+class FlatTool(ChatWire):
+    """A tool in the form of Responses, as Cursor puts it among those of chat completions. A custom one takes a text."""
+
+    extras: ClassVar[ExtraFields | None] = {
+        "cache_control": CACHE_HINT,
+        "custom": Refused("Write `name` and `format` beside `type`; its calls come as calls of a function."),
+    }
+    type: Literal["function", "custom"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: Any = None  # the format of a custom tool's input
+
+
+def _tool_form(value: Any) -> str:
+    if isinstance(value, dict):
+        return "flat tool" if "name" in value and "function" not in value else "nested tool"
+    return "flat tool" if isinstance(value, FlatTool) else "nested tool"
+
+
+AnyTool = Annotated[
+    Annotated[ChatTool, Tag("nested tool")] | Annotated[FlatTool, Tag("flat tool")], Discriminator(_tool_form)
+]
+
+
 class ToolName(ChatWire):
     name: str
 
@@ -274,7 +300,7 @@ class ChatCompletionBody(GenerationBody):
     max_completion_tokens: int | None = Field(default=None, ge=1, description="Takes precedence over `max_tokens`.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: Items[ChatTool] | None = None
+    tools: Items[AnyTool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None

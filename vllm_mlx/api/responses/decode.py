@@ -26,17 +26,19 @@ from ...core.messages import (
 from ...core.request import Request
 from ..guides import decode_format
 from ..parameters import (
+    custom_parameters,
     decode_file,
     decode_file_data,
     decode_image,
     decode_sampling,
     decode_thinking,
     named_choice,
+    past_arguments,
     required_name,
 )
 from ..quirks import without_client_marks
 from ..search import NO_SEARCH, SEARCH_NAME, SearchTool, check_names, search_spec, search_tool, unpacked_search
-from ..text import CUSTOM_INPUT, Unsealer, decode_arguments
+from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
 from . import schema
 from .replies import ResponseSpec, Tools
@@ -224,9 +226,7 @@ def _decode_each(items: Sequence[schema.InputItem], custom: frozenset[str]) -> I
 def _call(item: schema.FunctionCallItem | schema.CustomCallItem, custom: frozenset[str]) -> ToolCallPart:
     if isinstance(item, schema.CustomCallItem):
         return ToolCallPart(item.call_id, item.name, {CUSTOM_INPUT: item.input})
-    arguments = decode_arguments(item.arguments)
-    if item.name in custom and CUSTOM_INPUT not in arguments:
-        arguments = {CUSTOM_INPUT: item.arguments or ""}
+    arguments = past_arguments(item.arguments, is_custom=item.name in custom)
     return ToolCallPart(item.call_id, flat_name(item.namespace, item.name), arguments)
 
 
@@ -279,7 +279,7 @@ def decode_tools(
         if namespace is not None:
             namespaces[flat] = (namespace, name)
         if tool.type == "custom":
-            specs.append(ToolSpec(flat, tool.description, _custom_parameters(tool.format), param=f"{path}.format"))
+            specs.append(ToolSpec(flat, tool.description, custom_parameters(tool.format), param=f"{path}.format"))
         else:
             param = f"{path}.parameters"
             specs.append(ToolSpec(flat, tool.description, tool.parameters, strict=bool(tool.strict), param=param))
@@ -317,15 +317,6 @@ def _client_tools(tools: Sequence[schema.ResponsesTool]) -> Iterator[tuple[str, 
             for inner, member in enumerate(tool.tools or ()):
                 if member.type == "function":
                     yield f"{path}.tools[{inner}]", namespace, member
-
-
-def _custom_parameters(format_: Any) -> dict[str, Any]:
-    """A tool that takes one text is to the model a function with one argument."""
-    text = {"type": "string"}
-    match format_:
-        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
-            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
-    return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
 
 
 def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, found: Tools) -> ToolChoice:
