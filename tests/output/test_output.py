@@ -266,6 +266,11 @@ def test_without_tools_a_call_is_text(play, request_: Request) -> None:
     assert (name, arguments) == ("say", {"text": "é"})
 
 
+@pytest.mark.parametrize("request_", [CHAT, replace(WITH_TOOLS, tool_choice=ToolChoice("none"))])
+def test_without_tools_no_name_makes_a_call(play, request_: Request) -> None:
+    assert json.loads(texts(play(CALL, request_, takes_undeclared=True)))["name"] == "say"
+
+
 def test_undeclared_tool_is_text(play) -> None:
     events = play(CALL.replace("say", "rm"), WITH_TOOLS)
     assert events[:-1] == [TextDelta('{"name": "rm", "arguments": {"text": "é"}}')]

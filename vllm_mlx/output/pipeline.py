@@ -363,7 +363,7 @@ def reply_parser(
         opening=opening,
         marker_tokens=tokenizer.marker_tokens,
         call_ids=call_ids,
-        takes_undeclared=takes_undeclared,
+        takes_undeclared=takes_undeclared and bool(schemas),  # without tools a call has nobody to run it
     )
 
 
