@@ -242,6 +242,13 @@ def test_a_reply_with_a_call_that_cannot_be_read_is_no_reply_of_calls(play) -> N
     assert finished(events).reason is FinishReason.STOP
 
 
+def test_an_undeclared_call_is_a_call_if_the_server_says_so(play) -> None:
+    called = play(CALL.replace("say", "cry"), WITH_TOOLS, takes_undeclared=True)
+    assert called[0] == ToolCallStart(0, "c0", "cry") and finished(called).reason is FinishReason.TOOL_CALLS
+    shown = play(CALL.replace("say", "cry"), WITH_TOOLS)
+    assert isinstance(shown[0], TextDelta) and finished(shown).reason is FinishReason.STOP
+
+
 def test_length_wins_over_tool_calls(play) -> None:
     events = play(f"{CALL}\nand", WITH_TOOLS, reason=FinishReason.LENGTH)
     assert events[:-1] == [*CALL_EVENTS, TextDelta("\nand")]
