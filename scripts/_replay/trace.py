@@ -34,8 +34,9 @@ class Recorded:
 
     @property
     def protocol(self) -> Protocol | None:
-        """None: a request for something other than a reply."""
-        return protocol_of(self.endpoint) if self.body is not None else None
+        """None: a request for something other than a reply, or a body in another form than its endpoint's."""
+        protocol = protocol_of(self.endpoint) if self.body is not None else None
+        return protocol if protocol is not None and isinstance((self.body or {}).get(protocol.items), list) else None
 
     @property
     def thread(self) -> str:

@@ -87,6 +87,14 @@ def test_a_record_is_played_again(tmp_path: Path) -> None:
     assert (len(asked.tools), asked.sampling) == (len(again.tools), again.sampling)
 
 
+@pytest.mark.parametrize("body", [{"input": [{"role": "user", "content": SECRET}]}, {"messages": 5}, b"{"])
+def test_a_record_of_another_form_is_played_as_it_is(tmp_path: Path, body: Any) -> None:
+    with recording(tmp_path) as server:
+        post(server, CHAT, body, **{"content-type": "application/json"})
+    [found] = load(tmp_path)
+    assert found.protocol is None and found.endpoint == CHAT
+
+
 def offered(recorder: RequestRecorder, body: bytes) -> None:
     recorder.offer({"method": "POST", "endpoint": CHAT, "fault": None, "response": {"status": 200}}, {}, body)
 
