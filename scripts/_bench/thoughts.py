@@ -38,7 +38,7 @@ _TOOL = {
 class Size:
     thought_tokens: int = 300
     num_turns: int = 4
-    num_conversations: Mapping[str, int] = field(default_factory=lambda: {QUESTIONS: 8, TOOL_LOOP: 4})
+    num_conversations: Mapping[str, int] = field(default_factory=lambda: {QUESTIONS: 10, TOOL_LOOP: 2})
 
 
 @dataclass(slots=True)
