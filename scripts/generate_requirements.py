@@ -20,20 +20,8 @@ from `tests/requirements.toml` and the `@row(…)` marks of the tests.
 """
 
 
-_UNTESTED = "untested"  # the table of reasons, beside the sections
-
-
 def requirements() -> dict[str, dict[str, str]]:
     """Sections by name; in each its `title` and the sentence of every row."""
-    return {name: section for name, section in _tables().items() if name != _UNTESTED}
-
-
-def reasons() -> dict[str, str]:
-    """Why a row has no test, by row."""
-    return _tables()[_UNTESTED]
-
-
-def _tables() -> dict[str, dict[str, str]]:
     return tomllib.loads((ROOT / "tests" / "requirements.toml").read_text(encoding="utf-8"))
 
 
@@ -57,7 +45,7 @@ def _marked(module: ast.Module) -> Iterator[tuple[str, Sequence[str]]]:
                     yield node.name, [str(ast.literal_eval(argument)) for argument in mark.args]
 
 
-def page(sections: Mapping[str, Mapping[str, str]], tests: Mapping[str, Sequence[str]], why: Mapping[str, str]) -> str:
+def page(sections: Mapping[str, Mapping[str, str]], tests: Mapping[str, Sequence[str]]) -> str:
     parts = [_HEAD]
     missing = untested(sections, tests)
     total = sum(len(section) - 1 for section in sections.values())
@@ -70,7 +58,7 @@ def page(sections: Mapping[str, Mapping[str, str]], tests: Mapping[str, Sequence
         parts.append(f"## {section['title']}\n\n| row | requirement | tests |\n| --- | --- | --- |")
         for row, sentence in section.items():
             if row != "title":
-                held = "<br>".join(f"`{test}`" for test in tests.get(row, ())) or f"none: {why.get(row, '?')}"
+                held = "<br>".join(f"`{test}`" for test in tests.get(row, ())) or "none"
                 parts.append(f"| {row} | {sentence} | {held} |")
         parts.append("")
     return "\n".join(parts)
@@ -81,8 +69,8 @@ def untested(sections: Mapping[str, Mapping[str, str]], tests: Mapping[str, Sequ
 
 
 def main() -> int:
-    sections, tests, why = requirements(), marks(), reasons()
-    PAGE.write_text(page(sections, tests, why), encoding="utf-8")
+    sections, tests = requirements(), marks()
+    PAGE.write_text(page(sections, tests), encoding="utf-8")
     missing = untested(sections, tests)
     if missing:
         print(f"No test holds {', '.join(missing)}. Mark one with @row.", file=sys.stderr)

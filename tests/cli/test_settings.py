@@ -145,6 +145,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "tool_grammar": "strict",
         "undeclared_calls": "call",
         "default_thinking_token_budget": 5,
+        "max_silent_tokens": 500,
         "reasoning_config": '{"reasoning_start_str": "<a>", "reasoning_end_str": "</a>"}',
         "chat_template": str(template),
         "trust_remote_code": True,

@@ -289,6 +289,31 @@ def test_plain_completion_is_all_text(play) -> None:
     assert texts(play(f"<think>a</think>{CALL}", completion)) == f"<think>a</think>{CALL}"
 
 
+@row("S3-20")
+def test_a_reply_without_text_and_calls_ends_at_the_limit(play) -> None:
+    events = play("so many words", starts_in_reasoning=True, max_silent_tokens=2, reason=FinishReason.LENGTH)
+    assert finished(events).reason is FinishReason.LENGTH
+    assert finished(events).usage.completion_tokens == finished(events).usage.reasoning_tokens == 2
+    [reasoning] = events[:-1]
+    assert isinstance(reasoning, ReasoningDelta) and "so many words".startswith(reasoning.text)
+
+
+@row("S3-20")
+def test_white_space_is_no_text(play) -> None:
+    assert (
+        finished(play("</think>" + "\n " * 9, starts_in_reasoning=True, max_silent_tokens=4)).usage.completion_tokens
+        == 4
+    )
+
+
+@row("S3-20")
+@pytest.mark.parametrize("text", ["hm</think>ok, and " + "on and " * 9, f"hm</think>{CALL}"])
+def test_what_begins_before_the_limit_goes_on(play, qwen: Tokenizer, text: str) -> None:
+    num_before = len(Replies(qwen).ids(text[: text.index("ok" if "ok" in text else '"arguments"') + 2]))
+    limited = play(text, WITH_TOOLS, starts_in_reasoning=True, max_silent_tokens=num_before + 1)
+    assert limited == play(text, WITH_TOOLS, starts_in_reasoning=True)
+
+
 def test_echo_comes_first(play, qwen: Tokenizer) -> None:
     assert texts(play(" world", Request(request_id="r", prompt="hello", echo=True))) == "hello world"
     by_ids = Request(request_id="r", prompt=tuple(Replies(qwen).ids("x")), echo=True)

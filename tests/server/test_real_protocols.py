@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.rote import rote_checkpoint
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
+from tests.support.rows import row
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.loading import start_engine
@@ -131,6 +132,34 @@ def test_reasoning_that_was_not_sent_is_in_the_next_prompt(tmp_path: Path, strea
         messages = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
         usage = claude.messages.create(**ask, messages=messages).usage
     assert usage.cache_read_input_tokens == first.usage.input_tokens + first.usage.output_tokens
+
+
+@row("S3-20")
+def test_a_reply_that_only_reasons_ends_at_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It ends as at `max_tokens`, in the words of each protocol, and its row is free for others."""
+    caplog.set_level(logging.INFO)
+    config = EngineConfig(
+        model=str(rote_checkpoint(tmp_path, "qwen3", thought_tokens=40)),
+        reasoning_parser="qwen3",
+        max_silent_tokens=10,
+        memory_budget_bytes=4 << 30,
+    )
+    with (
+        serving(start_engine(config)) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as claude,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as gpt,
+    ):
+        message = claude.messages.create(model="tiny", max_tokens=100, messages=HI)
+        response = gpt.responses.create(model="tiny", input="hi")
+        chat = gpt.chat.completions.create(model="tiny", messages=HI)
+        with server.http() as http:
+            eventually(lambda: http.get("/v1/status").json()["num_running"] == 0)
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 10)
+    assert response.usage is not None and response.incomplete_details is not None
+    assert (response.incomplete_details.reason, response.usage.output_tokens) == ("max_output_tokens", 10)
+    assert chat.usage is not None
+    assert (chat.choices[0].finish_reason, chat.usage.completion_tokens) == ("length", 10)
+    assert caplog.text.count("ends after 10 tokens without an answer (--max-silent-tokens)") == 3
 
 
 def test_a_reply_that_the_client_began_is_gone_on_with(claude: anthropic.Anthropic) -> None:

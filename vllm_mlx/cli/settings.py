@@ -72,7 +72,8 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the do
         "document_pages", "max_document_bytes", "max_document_pages", "max_document_chars", "max_document_s",
     ),
     "Sampling defaults": (
-        "default_thinking_token_budget", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens",
+        "default_thinking_token_budget", "max_silent_tokens", "temperature", "top_p", "top_k", "min_p",
+        "repetition_penalty", "max_tokens",
     ),
 }  # fmt: skip
 

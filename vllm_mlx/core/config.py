@@ -185,6 +185,9 @@ class EngineConfig(SettingsGroup):
     """Whether a model that can reason does so when the request does not say. Default: it does."""
     default_thinking_token_budget: int | None = Field(default=None, ge=0)
     """Longest reasoning, in tokens, of a request that sets no budget. Default: no limit."""
+    max_silent_tokens: int | None = Field(default=None, ge=1)
+    """Tokens after which a reply without text and tool calls, which may still reason, ends as if it had reached
+    `max_tokens`. Default: no limit."""
     reasoning_config: ReasoningStrings | None = None
     """A text that begins reasoning besides the reasoning parser's own tags, and the text that ends it once its budget
     is spent. Default: the parser's tags."""

@@ -1,13 +1,14 @@
 """The replies to one request, on the event loop: updates of sequences in, generation events out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 
-from ..core.errors import Cancelled, VLLMMLXError
+from ..core.errors import Cancelled, VLLMMLXError, setting
 from ..core.events import Failed, Finished, FinishReason, GenerationEvent, PromptProgress, Started
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate
@@ -15,6 +16,8 @@ from ..output.pipeline import OutputPipeline
 from ..output.reply import FinishedReply
 from ..prompt.processor import PreparedRequest
 from .monitoring.counters import Outcome, ReplyStats
+
+logger = logging.getLogger(__name__)
 
 _OUTCOMES: dict[FinishReason, Outcome] = {
     FinishReason.STOP: "stop",
@@ -69,6 +72,9 @@ class Reply:
         events = self._output.finish(reason, stop_token_id, cached_tokens=self._num_cached_tokens or 0)
         *deltas, finished = events
         assert isinstance(finished, Finished), "a reply ends with it"
+        if self._output.is_silent:
+            num_tokens, limit = finished.usage.completion_tokens, setting("max_silent_tokens")
+            logger.info("id=%s ends after %d tokens without an answer (%s)", self.stats.request_id, num_tokens, limit)
         self._close(_OUTCOMES[finished.reason])
         finished = replace(finished, usage=replace(finished.usage, receipt=self.stats.receipt))
         return [*deltas, finished]

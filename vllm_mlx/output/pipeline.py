@@ -16,7 +16,6 @@ from ..core.events import (
     ToolCallStart,
     Usage,
 )
-from ..core.messages import Message, ReasoningPart, TextPart, ToolCallPart
 from ..core.request import Request
 from ..core.sequence import Constraint, PromptInputs
 from ..core.step import TokenOutput
@@ -32,7 +31,7 @@ from ..formats import (
     reasoning_format,
 )
 from ..tokens.tokenizer import Detokenizer, Piece, Tokenizer
-from .reply import FinishedReply, ReplyBuilder
+from .reply import FinishedReply, ReplyBuilder, content_of
 from .stop import StopStage
 
 
@@ -53,11 +52,13 @@ class OutputPipeline:
         call_ids: Callable[[], str] | None = None,
         constraint: Constraint | None = None,
         takes_undeclared: bool = False,
+        max_silent_tokens: int | None = None,
     ):
         """`reasoning` and `tools` are formats, or names of formats; `stop_token_ids` end the sequence.
 
         `schemas` are those of the declared tools; None reads them here. `call_ids` makes ids of calls.
         `constraint` is the one that the engine keeps. `takes_undeclared`: calls to undeclared tools are calls.
+        `max_silent_tokens`: a reply ends after so many tokens if it has neither text nor a tool call then.
         """
         self._tokenizer = tokenizer
         self._request = request
@@ -82,7 +83,9 @@ class OutputPipeline:
         self._reply = ReplyBuilder()
         self._fills_content = _fills_content(request, reasoning, is_opened=prompt.starts_in_reasoning)
         self._echo = _echo(tokenizer, request, prompt)
-        self.stopped = False  # by a stop string or the last permitted tool call; further tokens are ignored
+        self._max_silent_tokens = max_silent_tokens  # None as well once the reply has text or a tool call
+        self.is_silent = False  # whether the reply was ended because it had neither
+        self.stopped = False  # by a stop string, the last permitted tool call or silence; further tokens are ignored
 
     def feed(self, tokens: Sequence[TokenOutput]) -> list[ContentEvent]:
         out = self._take_echo()
@@ -96,7 +99,17 @@ class OutputPipeline:
                 self._stop_token = token
             else:
                 self._feed_token(token, out)
+                self._watch_silence(out)
         return self._emit(out)
+
+    def _watch_silence(self, out: list[ContentEvent]) -> None:
+        """End the reply if it has reached the limit of tokens without text and tool calls. White space is no text."""
+        if self._max_silent_tokens is None:
+            return
+        if any(isinstance(event, ToolCallStart) or _is_shown(event) for event in out):
+            self._max_silent_tokens = None
+        elif not self.stopped and self._reply.num_tokens >= self._max_silent_tokens:
+            self.is_silent = self.stopped = True
 
     @property
     def reply(self) -> FinishedReply:
@@ -114,13 +127,13 @@ class OutputPipeline:
         out = self._take_echo()
         if not self.stopped:
             self._finish_text(reason, stop_token_id, out)
-        if self._stop.matched is not None or not self.stopped:
-            is_end = reason is FinishReason.STOP or self._stop.matched is not None
+        if self._stop.matched is not None or self.is_silent or not self.stopped:
+            is_end = not self.is_silent and (reason is FinishReason.STOP or self._stop.matched is not None)
             out += self._parse.finish(is_end=is_end)
         self.stopped = True
         events = self._emit(out)
         if self._fills_content:
-            events += self._emit(_content_of(self._reply.message()))
+            events += self._emit(content_of(self._reply.message()))
         return [*events, self._finished(reason, stop_token_id, cached_tokens)]
 
     def _emit(self, out: list[ContentEvent]) -> list[ContentEvent]:
@@ -167,7 +180,9 @@ class OutputPipeline:
 
     def _finished(self, reason: FinishReason, stop_token_id: int | None, cached_tokens: int) -> Finished:
         stop: str | int | None = self._stop.matched
-        if stop is not None or self._parse.calls.reached_limit:
+        if self.is_silent:
+            reason = FinishReason.LENGTH
+        elif stop is not None or self._parse.calls.reached_limit:
             reason = FinishReason.STOP
         elif stop_token_id in self._request.sampling.stop_token_ids:
             stop = stop_token_id
@@ -181,6 +196,10 @@ class OutputPipeline:
             clamped_max_tokens=self._clamped_max_tokens,
         )
         return Finished(reason, usage, stop)
+
+
+def _is_shown(event: ContentEvent) -> bool:
+    return isinstance(event, TextDelta) and bool(event.text.strip())
 
 
 class ParseStage:
@@ -236,15 +255,6 @@ def _fills_content(request: Request, reasoning: ReasoningChoice | None, *, is_op
     if request.fills_content is not None:
         return request.fills_content
     return reasoning is not None and reasoning_format(reasoning).fills_content and not is_opened
-
-
-def _content_of(message: Message) -> list[ContentEvent]:
-    """The reasoning of a message without visible text and without calls, as text."""
-    shown = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-    if shown.strip() or any(isinstance(part, ToolCallPart) for part in message.parts):
-        return []
-    text = "".join(part.text for part in message.parts if isinstance(part, ReasoningPart))
-    return [TextDelta(text)] if text else []
 
 
 def _echo(tokenizer: Tokenizer, request: Request, prompt: PromptInputs) -> str:

@@ -119,3 +119,12 @@ def is_flat(value: Any, depth: int = _MAX_DEPTH) -> bool:
         case _:
             return True
     return depth > 0 and all(is_flat(item, depth - 1) for item in items)
+
+
+def content_of(message: Message) -> list[ContentEvent]:
+    """The reasoning of a message without visible text and without calls, as text."""
+    shown = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+    if shown.strip() or any(isinstance(part, ToolCallPart) for part in message.parts):
+        return []
+    text = "".join(part.text for part in message.parts if isinstance(part, ReasoningPart))
+    return [TextDelta(text)] if text else []

@@ -80,6 +80,7 @@ class RequestProcessor:
         self._vision = vision
         self.formats = reply_formats(config, tokenizer)
         self._takes_undeclared = config.undeclared_calls == "call"
+        self._max_silent_tokens = config.max_silent_tokens
         self._vocab_size = vocab_size
         self._defaults = config.defaults
         self._checkpoint_defaults = checkpoint_defaults(path)
@@ -190,6 +191,7 @@ class RequestProcessor:
             schemas=prepared.schemas,
             constraint=prepared.constraint,
             takes_undeclared=self._takes_undeclared,
+            max_silent_tokens=self._max_silent_tokens,
         )
 
     def remember(self, prepared: PreparedRequest, reply: FinishedReply) -> None:
