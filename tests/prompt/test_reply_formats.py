@@ -201,6 +201,9 @@ from vllm_mlx.formats.family import Calls, JsonCall, Opening, Spelling, ToolForm
 
 
 class Broken(Body):
+    def __init__(self, context):
+        super().__init__()
+
     def consume(self, text, *, final=False):
         raise ZeroDivisionError("a bug of the parser")
 
