@@ -152,7 +152,9 @@ def test_rows_that_rest_for_the_prompt_of_another_tenant_go_on_exactly(driver):
 
 
 @row("S1-9")
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h", "gpt_oss", *OWN_STATE])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "nemotron_h", "gpt_oss", *(pytest.param(name, marks=pytest.mark.full) for name in OWN_STATE)]
+)
 def test_preempted_rows_continue_exactly(checkpoint, name):
     """They resume from whatever the cache kept of them."""
     path = checkpoint(name)
