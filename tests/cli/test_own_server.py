@@ -19,10 +19,11 @@ from .test_launch import stand_in
 
 _CLIENT = """
 import os, signal, sys, urllib.request
+if '--wait' in sys.argv:
+    signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))
 with urllib.request.urlopen(os.environ['ANTHROPIC_BASE_URL'] + '/health') as answer:
     print(answer.status, os.environ['ANTHROPIC_MODEL'], sys.argv[1:], flush=True)
 if '--wait' in sys.argv:
-    signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))
     sys.stdin.read()
 sys.exit(7)
 """
