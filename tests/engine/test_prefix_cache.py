@@ -6,7 +6,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
+from tests.support.checkpoints import ARCHITECTURES, OWN_STATE, SLOW_ARCHITECTURES
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import row
 from vllm_mlx.cache import snapshot
@@ -24,7 +24,13 @@ def prompt(length: int) -> list[int]:
     return [_random.randrange(500) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.full if name in SLOW_ARCHITECTURES else ())
+        for name in (*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5")
+    ],
+)
 def model(request, checkpoint):
     return request.param, checkpoint(request.param)
 
