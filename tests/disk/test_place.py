@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     assert str(file) in str(place.prepare(file))
-    assert "not writable" in str(place.prepare(file / "below"))
+    assert "is not a folder" in str(place.prepare(file / "below"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -102,7 +102,9 @@ def test_a_folder_that_cannot_be_used_is_named_with_the_reason(checkpoint: Any, 
     with served(checkpoint("qwen3"), folder) as client:
         client.post("/v1/chat/completions", json=QUESTION).raise_for_status()
         disk = status(client)["cache"]["disk"]
-        assert disk_line(disk).startswith(f"off: {folder} is not writable: File exists. Give this user the right")
+        assert disk_line(disk).startswith(
+            f"off: {folder} is not a folder, or a file stands in its path. Choose a folder"
+        )
         assert metrics(client)["vllm_mlx_disk_works"] == 0
         assert client.get("/v1/cache").json()["disk"] == []
     assert folder.read_text() == "a file of somebody"

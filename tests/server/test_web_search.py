@@ -129,7 +129,15 @@ def test_a_search_is_within_what_the_request_allows(
     place = {"type": "approximate", "city": "Oslo", "country": "NO"}
     asked(claude, [{**TOOL, "user_location": place}])
     assert "The user is in: Oslo, NO." in (engine.requests[-1].tools[0].description or "")
-    for fields in ({"allowed_domains": ["a.b"], "blocked_domains": ["c.d"]}, {"allowed_domains": ["http://a.b"]}):
+    many = ["example.com", *(f"some-long-domain-{number}.example.org" for number in range(60))]
+    found = asked(claude, [{**TOOL, "allowed_domains": many}]).content[2]
+    assert [page.url for page in found.content] == [PAGES[2]["url"]] and web.queries[-1] == "news"
+    both, url, wild = (
+        {"allowed_domains": ["a.b"], "blocked_domains": ["c.d"]},
+        {"allowed_domains": ["http://a.b"]},
+        {"blocked_domains": ["*.a.b"]},
+    )
+    for fields in (both, url, wild):
         with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]"):
             asked(claude, [{**TOOL, **fields}])
 
@@ -206,15 +214,20 @@ FAULTS: dict[str, tuple[int, bytes]] = {
     "too_many_requests": (429, b""),
     "unavailable: no JSON": (200, b"<html>"),
     "unavailable: a redirect": (302, b""),
+    "unavailable: no results": (200, b'{"error": "format not allowed"}'),
+    "unavailable: no object": (200, b"null"),
     "unavailable: too long": (200, b'{"results": "' + b"x" * 3_000_000),
     "unavailable: too deep": (200, b'{"results":' + b"[" * 100_000),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_search_that_fails_is_told(claude: anthropic.Anthropic, engine: FakeEngine, web: Searx, name: str) -> None:
+def test_a_search_that_fails_is_told(
+    claude: anthropic.Anthropic, engine: FakeEngine, web: Searx, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     web.answer = lambda query: FAULTS[name]
     reply = asked(claude)
+    assert f"The search server {web.url} " in caplog.text
     code = name.partition(":")[0]
     assert reply.content[2].content.error_code == code and reply.content[3].text == "It is new."
     assert results(engine.requests[-1])[0] == ToolResultPart(
@@ -319,7 +332,15 @@ def test_queries_are_checked_before_they_are_sent(web: Searx) -> None:
 
 def test_pages_of_other_networks_are_not_shown() -> None:
     assert is_shown("https://example.org/a?b#c") and is_shown("http://93.184.216.34/")
-    private = ["http://10.0.0.1/", "http://[::1]/", "http://localhost/", "http://a.local/", "file:///etc/passwd", "x"]
+    private = [
+        "http://10.0.0.1/",
+        "http://[::1]/",
+        "http://localhost/",
+        "http://a.local/",
+        "http://nas.lan/",
+        "file:///",
+        "x",
+    ]
     for url in (*private, "http://169.254.169.254/", "http://u:p@example.org/", "http://0x7f000001/", "http://[bad/"):
         assert not is_shown(url), url
 

@@ -21,6 +21,7 @@ DEFAULT_USES = 8
 DEFAULT_PAGES = 5
 SEARCH_ERRORS: Mapping[str, SearchError] = {error: error for error in get_args(SearchError)}
 _MAX_DOMAINS = 100
+_MAX_SUFFIX = 500  # characters: search engines take no long queries
 NO_SEARCH = (
     f"This server has no web search. Offer a tool of your own, or start the server with {setting('web_search')}."
 )
@@ -37,8 +38,13 @@ class SearchTool:
 
     @property
     def suffix(self) -> str:
-        """What narrows a query to the allowed domains, in the words of most search engines."""
+        """What narrows a query to the allowed domains, in the words of most search engines; nothing if they are many.
+
+        The pages that are found are compared with the domains in any case.
+        """
         sites = " OR ".join(f"site:{domain}" for domain in self.allowed)
+        if len(sites) > _MAX_SUFFIX:
+            return ""
         return f" ({sites})" if len(self.allowed) > 1 else f" {sites}" if sites else ""
 
     def allows(self, url: str) -> bool:
@@ -134,7 +140,7 @@ def _page_text(number: int, page: FoundPage) -> str:
 
 def _is_domain(text: str) -> bool:
     host = text.partition("/")[0]
-    return 0 < len(text) <= 253 and "." in host and not any(sign in text for sign in ' :?#@()"\\') and text.isascii()
+    return 0 < len(text) <= 253 and "." in host and not any(sign in text for sign in ' :?#@()*"\\') and text.isascii()
 
 
 def _is_in(url: str, domain: str) -> bool:

@@ -69,6 +69,8 @@ def prepare(folder: Path) -> str | None:
         is_new = not (folder / _TAG).exists()
         (folder / _NO_INDEX).touch()
         (folder / _TAG).write_text(_TAG_TEXT, encoding="ascii")
+    except (FileExistsError, NotADirectoryError):
+        return f"{folder} is not a folder, or a file stands in its path"
     except OSError as error:
         return f"{folder} is not writable: {error.strerror or error}"
     if is_new and sys.platform == "darwin" and not folder.is_relative_to(Path("~/Library/Caches").expanduser()):

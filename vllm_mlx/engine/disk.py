@@ -95,9 +95,7 @@ def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
     cipher = None if key_file is None else Cipher.from_file(Path(key_file).expanduser())
     report = DiskReport(folder=str(path), is_encrypted=cipher is not None, daily_bytes=config.cache_disk_daily_bytes)
     if (fault := prepare(path)) is not None:
-        reason = (
-            f"{fault}. Give this user the right to write there, or choose another folder with {setting('cache_dir')}."
-        )
+        reason = f"{fault}. Choose a folder that this user may write to with {setting('cache_dir')}."
         logger.warning("Nothing is kept on disk: %s", reason)
         return NoDisk(replace(report, off_reason=reason))
     max_bytes = default_max_bytes(path) if config.cache_disk_bytes is None else config.cache_disk_bytes

@@ -5,6 +5,7 @@ What it answers is bounded in bytes, pages, characters and seconds. Pages themse
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,8 +30,11 @@ _MAX_ROWS = 100
 _AT_ONCE = 8
 _MCP_VERSION = "2025-06-18"
 _URL = re.compile(r"https?://[^\s<>\"')\]]+")
-_LOCAL = (".local", ".localhost", ".internal", ".home.arpa")
+_LOCAL = (".local", ".localhost", ".internal", ".home.arpa", ".home", ".lan", ".corp")
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, AttributeError)
+
+
+logger = logging.getLogger(__name__)
 
 
 class SearchFailed(Exception):
@@ -51,21 +55,28 @@ class SearchClient:
         self._is_mcp = parts.path.rstrip("/").endswith("/mcp")
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    async def search(self, query: str) -> tuple[FoundPage, ...]:
-        """The pages in the order of the answer, each once. Raises SearchFailed."""
+    async def search(self, query: str, suffix: str = "") -> tuple[FoundPage, ...]:
+        """The pages in the order of the answer, each once. `suffix` is added to the query. Raises SearchFailed.
+
+        The log says why the search server gave no pages; the client and the model read a code.
+        """
         if not query.strip():
             raise SearchFailed("invalid_tool_input")
         if len(query) > MAX_QUERY_CHARS:
             raise SearchFailed("query_too_long")
         try:
             async with asyncio.timeout(_SEARCH_S), self._places, _http() as http:
-                rows = await (self._ask_mcp(http, query) if self._is_mcp else self._ask_searxng(http, query))
+                ask = self._ask_mcp if self._is_mcp else self._ask_searxng
+                rows = await ask(http, query + suffix)
         except TimeoutError:
+            logger.warning("The search server %s did not answer within %g s", self._url, _SEARCH_S)
             raise SearchFailed("unavailable") from None
         except httpx.HTTPStatusError as error:
+            logger.warning("The search server %s answered with status %d", self._url, error.response.status_code)
             is_busy = error.response.status_code == 429
             raise SearchFailed("too_many_requests" if is_busy else "unavailable") from error
         except _FAILURES as error:
+            logger.warning("The search server %s gave no answer that can be read: %r", self._url, error)
             raise SearchFailed("unavailable") from error
         pages = {row.url: row for row in reversed(rows) if is_shown(row.url)}
         return tuple(reversed(pages.values()))
@@ -73,7 +84,10 @@ class SearchClient:
     async def _ask_searxng(self, http: httpx.AsyncClient, query: str) -> list[FoundPage]:
         url = self._url if self._url.endswith("/search") else f"{self._url}/search"
         _, body = await _answer(http, "GET", url, params={"q": query, "format": "json"})
-        return list(_pages(json_in(body)))
+        answer = json_in(body)
+        if not isinstance(answer, dict) or not isinstance(answer.get("results"), list):
+            raise ValueError("it has no list of results")
+        return list(_pages(answer))
 
     async def _ask_mcp(self, http: httpx.AsyncClient, query: str) -> list[FoundPage]:
         session = _McpSession(http, self._url)

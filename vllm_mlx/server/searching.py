@@ -136,7 +136,7 @@ class SearchingReply:
             return self._failed(call, query, "max_uses_exceeded")
         self._num_searches += 1
         try:
-            pages = await self._client.search(query.strip() + self._tool.suffix)
+            pages = await self._client.search(query.strip(), self._tool.suffix)
         except SearchFailed as failed:
             return self._failed(call, query, failed.error)
         return SearchDone(call.call_id, query, self._chosen(pages))
