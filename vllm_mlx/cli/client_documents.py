@@ -73,20 +73,20 @@ AIDER_MODEL = "openai/{model}"
 AIDER_ROLES = ("model", "weak-model", "editor-model")
 
 
+# pi and OpenClaw describe a model in the same words.
+_PI_MODEL = {
+    "id": "{model}",
+    "name": "{model}",
+    "reasoning": True,
+    "input": ["text"],
+    "cost": FREE,
+    "contextWindow": "{context}",
+    "maxTokens": "{max_reply}",
+}
 PI_PROVIDER = {
     "baseUrl": "{base_url}",
     "api": "openai-completions",
-    "models": [
-        {
-            "id": "{model}",
-            "name": "{model}",
-            "reasoning": True,
-            "input": ["text"],
-            "cost": FREE,
-            "contextWindow": "{context}",
-            "maxTokens": "{max_reply}",
-        }
-    ],
+    "models": [_PI_MODEL],
 }
 
 CONTINUE_CONFIG = {
@@ -141,17 +141,7 @@ OPENCLAW_CONFIG = {
                 "baseUrl": "{base_url}",
                 "apiKey": "{key}",
                 "api": "openai-completions",
-                "models": [
-                    {
-                        "id": "{model}",
-                        "name": "{model}",
-                        "reasoning": True,
-                        "input": ["text"],
-                        "cost": FREE,
-                        "contextWindow": "{context}",
-                        "maxTokens": "{max_reply}",
-                    }
-                ],
+                "models": [_PI_MODEL],
             }
         }
     },
