@@ -12,7 +12,7 @@ from scripts._bench import thoughts
 from scripts._bench.client import MODEL_NAME
 from tests.prompt.turns import ECHOES, Echo, user
 from tests.server.watched import engine_served
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.cli.bench import Words
@@ -63,7 +63,12 @@ def assert_all_known_was_cached(agent: Agent) -> None:
     assert agent.share >= 0.99, shares
 
 
-CASES = [(architecture, "after the last question") for architecture in ARCHITECTURES] + [("qwen3_5", "keeps reasoning")]
+CASES = [
+    pytest.param("qwen3", "after the last question", marks=pytest.mark.full),
+    ("gemma3_text", "after the last question"),
+    pytest.param("qwen3_5", "after the last question", marks=pytest.mark.full),
+    ("qwen3_5", "keeps reasoning"),
+]
 
 
 @row("S0-12")
@@ -109,7 +114,7 @@ SIZES = [pytest.param(150, id="3k"), pytest.param(1500, id="30k", marks=[pytest.
 
 @row("S1-10", "S4-19")
 @pytest.mark.parametrize("words", SIZES)
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def test_ten_turns_hold_each_token_once(
     engine_with: Callable[..., EngineClient], architecture: str, words: int
 ) -> None:
@@ -131,7 +136,7 @@ def test_ten_turns_hold_each_token_once(
 
 @row("S1-2")
 @pytest.mark.parametrize("thought_tokens", LONG_THOUGHTS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["qwen3_5"]))
 def test_thoughts_that_the_template_strips_leave_nothing_behind(
     engine_with: Callable[..., EngineClient], architecture: str, thought_tokens: int
 ) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.keep_comparison import DEVICES, Comparisons, Tier
 from tests.support.recorded_sessions import requests_of
+from tests.support.rows import cases
 from vllm_mlx.prompt.encoded import common_prefix
 
 NEAR = 1.1  # times the seconds under the clairvoyant rule, from half of the room on
@@ -19,7 +20,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("kind", cases(DEVICES, ["windows"]))
 @pytest.mark.parametrize(("people", "seed", "shares"), CASES)
 def test_seconds_are_near_the_clairvoyants_and_no_more_than_lru(
     kind: str, people: int, seed: int, shares: tuple[float, ...]

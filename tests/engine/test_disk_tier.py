@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, checkpoint
+from tests.support.rows import cases
 from tests.support.running import eventually
 from vllm_mlx.core.request import SamplingParams
 from vllm_mlx.engine.monitoring.schema import DiskStatus
@@ -20,7 +21,6 @@ FIRST = [7 + (5 * place * place + 3 * place) % 180 for place in range(700)]
 LONGER = [*FIRST, 11, 12, 13, 14]
 FORKED = [*FIRST[:500], *range(20, 80)]
 SAME = FIRST
-OFTEN = ("qwen3", "qwen3_5", "nemotron_h", "gpt_oss")  # attention, two hybrids, sliding windows
 
 
 @contextmanager
@@ -44,9 +44,7 @@ def disk_of(llm: LLM) -> DiskStatus:
     return disk
 
 
-@pytest.mark.parametrize(
-    "architecture", [a if a in OFTEN else pytest.param(a, marks=pytest.mark.full) for a in ARCHITECTURES]
-)
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, {"qwen3", "qwen3_5", "gpt_oss"}))
 def test_a_second_process_computes_the_same_from_what_the_first_one_left(architecture: str, tmp_path: Path) -> None:
     prompts = {"same": SAME, "longer": LONGER, "forked": FORKED}
     with opened(architecture, None, prefix_cache=False) as llm:

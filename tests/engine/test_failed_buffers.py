@@ -11,6 +11,7 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES, PARTLY_ROTARY
 from tests.support.engine_driver import Driver
 from tests.support.failing_device import INTERACTIVITY, NO_BUFFER, OUT_OF_MEMORY, failing_device
+from tests.support.rows import cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.core.errors import EngineDead
 from vllm_mlx.core.sequence import TokenSampling
@@ -84,7 +85,7 @@ def check(path: Path, numbers: Iterable[int], **fault: object) -> None:
         assert outcome.later == clean.later, seam
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", cases(ARCHITECTURES))
 def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
     submissions = undisturbed(path).submissions

@@ -13,6 +13,7 @@ import pytest
 from tests.support.checkpoints import ARCHITECTURES, PARTLY_ROTARY
 from tests.support.engine_driver import Driver
 from tests.support.failing_device import num_pending
+from tests.support.rows import USUAL, cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache.layers import leaves
 
@@ -46,7 +47,7 @@ def decode(path: Path, num_steps: tuple[int, int], num_rows: int = 2) -> list[in
     return counts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, {*USUAL, "gpt_oss", "smollm3", "vision:gemma4", "vision:qwen3_5_moe"}))
 def test_they_are_as_many_after_many_steps_as_after_few(checkpoint: Callable[..., Path], name: str) -> None:
     few, many = decode(checkpoint(name), (40, 100))
     assert few == many

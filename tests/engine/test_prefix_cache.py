@@ -6,9 +6,9 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from tests.support.checkpoints import ARCHITECTURES, OWN_STATE, SLOW_ARCHITECTURES
+from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.engine_driver import Driver, plain_loop
-from tests.support.rows import row
+from tests.support.rows import USUAL, cases, row
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.snapshot import Stack
 from vllm_mlx.core.sequence import PromptInputs, TokenSampling
@@ -26,10 +26,7 @@ def prompt(length: int) -> list[int]:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.full if name in SLOW_ARCHITECTURES else ())
-        for name in (*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5")
-    ],
+    params=cases((*ARCHITECTURES, *OWN_STATE, "vision:qwen3_5"), {*USUAL, "llama4", "vision:qwen3_5"}),
 )
 def model(request, checkpoint):
     return request.param, checkpoint(request.param)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.support.engine_driver import Driver
+from tests.support.rows import cases
 from vllm_mlx.core.events import TokenLogprob
 from vllm_mlx.core.sequence import TokenSampling
 
@@ -39,7 +40,7 @@ def unsteady_clock(seed: int):
     return lambda: next(now)
 
 
-@pytest.fixture(params=["qwen3", "nemotron_h"])
+@pytest.fixture(params=cases(["qwen3", "nemotron_h"], ["nemotron_h"]))
 def folder(request, checkpoint):
     return checkpoint(request.param, dtype="bfloat16")
 

@@ -8,15 +8,13 @@ import pytest
 
 from tests.support.checkpoints import OWN_STATE
 from tests.support.engine_driver import GREEDY, Driver, plain_loop
-from tests.support.rows import row
+from tests.support.rows import USUAL, cases, row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.engine.loading import load_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
-
-SLOW = [name for name in OWN_STATE if name != "llama4"]
 
 _random = random.Random(2)
 
@@ -154,9 +152,7 @@ def test_rows_that_rest_for_the_prompt_of_another_tenant_go_on_exactly(driver):
 
 
 @row("S1-9")
-@pytest.mark.parametrize(
-    "name", ["qwen3", "nemotron_h", "gpt_oss", "llama4", *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)]
-)
+@pytest.mark.parametrize("name", cases([*USUAL, "gpt_oss", *OWN_STATE], ["qwen3", "nemotron_h", "gpt_oss"]))
 def test_preempted_rows_continue_exactly(checkpoint, name):
     """They resume from whatever the cache kept of them."""
     path = checkpoint(name)
@@ -200,10 +196,7 @@ def test_too_little_memory_is_refused_at_load(checkpoint):
             load_engine(EngineConfig(model=str(path), **settings), find_checkpoint(path))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["qwen3", "gemma3_text", "qwen3_5", "llama4", *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)],
-)
+@pytest.mark.parametrize("name", cases([*USUAL, *OWN_STATE], ["gemma3_text", "qwen3_5", "llama4"]))
 def test_live_rows_never_take_more_than_was_reckoned(checkpoint, name):
     driver = Driver(checkpoint(name), max_stall_ms=20_000)
     start = prompt(250)

@@ -1,7 +1,9 @@
 """The compiled parts of the sampler: the same tokens, few operations, and one compilation for all rows."""
 
 import io
+import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +24,15 @@ OPERATIONS: dict[str, tuple[dict[str, Any], int]] = {
     "penalised": ({"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}, 15),
 }
 VIEWS = {"Broadcast", "ExpandDims", "Flatten", "Reshape", "Slice", "Squeeze", "Transpose", "Unflatten"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compilation() -> Iterator[None]:
+    """Compile here, even where all other tests run what is not compiled."""
+    mx.enable_compile()
+    yield
+    if "MLX_DISABLE_COMPILE" in os.environ:
+        mx.disable_compile()
 
 
 def column(rows: int, *values: float) -> mx.array:

@@ -11,6 +11,7 @@ import pytest
 from mlx_lm.models import qwen3
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, PARTLY_ROTARY, checkpoint
+from tests.support.rows import USUAL, cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache import layers
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
@@ -63,7 +64,7 @@ def rearranged(batch: Batch, *groups: set[int]) -> Batch:
     return Batch.gather(regroup(batch.groups, list(groups)), places([batch]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, {*USUAL, "gpt_oss", "llama", *PARTLY_ROTARY, "vision:qwen3_5_moe"}))
 def test_rows_in_groups_decode_as_alone_while_groups_merge_and_split(name: str) -> None:
     model = load(name)
     alone = {}

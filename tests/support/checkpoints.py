@@ -163,8 +163,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES = tuple(CONFIGS)
-# They take longest. Where a table has other architectures of their kind, only the full run has them.
-SLOW_ARCHITECTURES = ("qwen3_next", "jamba", "deepseek_v41")
 OWN_ATTENTION: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}}  # not MLX's function
 # Architectures some of whose layers have no rotary embedding, so that they never read a row's length.
 PARTLY_ROTARY: dict[str, dict[str, Any]] = {
