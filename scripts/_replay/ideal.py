@@ -21,6 +21,7 @@ from vllm_mlx.core.messages import Message, ReasoningPart, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
+from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .player import Outcome
@@ -65,7 +66,12 @@ class Ideals:
         config = EngineConfig(model=str(checkpoint), chat_template=chat_template)
         self._tokenizer = tokenizer
         self._processor = RequestProcessor(
-            tokenizer, config, checkpoint, max_model_len=_NO_LIMIT, vocab_size=tokenizer.vocab_size
+            tokenizer,
+            config,
+            checkpoint,
+            formats=reply_formats(config, tokenizer),
+            max_model_len=_NO_LIMIT,
+            vocab_size=tokenizer.vocab_size,
         )
 
     def of(self, outcomes: Iterable[Outcome]) -> dict[int, Ideal]:

@@ -16,6 +16,7 @@ from tests.support.tokenizers import TEMPLATES, save
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.prompt.encoded import common_prefix
 from vllm_mlx.prompt.processor import RequestProcessor
+from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .checkpoint import texts_of, train
@@ -75,7 +76,12 @@ def main() -> None:
             tokenizer = Tokenizer.load(folder)
             config = EngineConfig(model=str(folder))
             processor = RequestProcessor(
-                tokenizer, config, folder, max_model_len=_NO_LIMIT, vocab_size=tokenizer.vocab_size
+                tokenizer,
+                config,
+                folder,
+                formats=reply_formats(config, tokenizer),
+                max_model_len=_NO_LIMIT,
+                vocab_size=tokenizer.vocab_size,
             )
             first = len(rows)
             rows += prompts_of(processor, agent, trace)

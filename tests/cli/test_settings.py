@@ -257,6 +257,45 @@ def test_bad_bounds_of_images_are_named(flags: dict[str, object], words: str) ->
     assert words in refusal(flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"web_search": "localhost:8080"}, "--web-search localhost:8080 is not an address: write it as http://"),
+        ({"web_search": "ftp://a"}, "--web-search ftp://a is not an address"),
+        ({"web_search": "http://["}, "--web-search http://[ is not an address"),
+        ({"web_search": "http://a:99999"}, "--web-search http://a:99999 is not an address"),
+        ({"web_search": "http://a b"}, "--web-search http://a b is not an address"),
+        ({"cors_origin": ["https://a.com/"]}, "--cors-origin https://a.com/ is not an origin as browsers send it"),
+        ({"cors_origin": ["https://b.com", "a.com"]}, "--cors-origin a.com is not an origin"),
+        ({"allowed_host": ["http://a.com"]}, "--allowed-host http://a.com is not a host name"),
+        ({"media_content_type": ["png"]}, "--media-content-type png is no content type, such as image/png"),
+        ({"api_key": ["s3cret\n"]}, "--api-key: a key has no line breaks, and no spaces around it."),
+    ],
+)
+def test_what_could_never_match_or_be_reached_is_refused(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings = load_settings(flags)
+        settings.engine_config()
+        settings.server_config()
+    assert words in caught.value.message and "s3cret" not in caught.value.message
+
+
+def test_addresses_origins_and_names_in_all_their_forms_are_taken() -> None:
+    origins = ("*", "null", "https://a.com", "http://localhost:3000", "http://[::1]:80", "tauri://localhost")
+    for url in ("http://127.0.0.1:8080", "https://a.com/mcp", "http://[::1]/"):
+        flags = {"web_search": url, "cors_origin": list(origins), "allowed_host": ["*", "a.com", "a.com:80", "::1"]}
+        config = load_settings({**flags, "media_content_type": ["*", "image/*", "application/pdf"]}).server_config()
+        assert (config.web_search, config.cors_origins) == (url, origins)
+
+
+@pytest.mark.parametrize("name", ["media_root", "record_requests", "cache_dir", "host", "model", "api_key", "port"])
+def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(name: str) -> None:
+    """An empty path would be the folder in which the command runs."""
+    for value in ("", " ", [""]):
+        if isinstance(value, list) == (name == "api_key"):
+            assert f"{flag_name(name)}: it is empty; write a value, or leave it out" in refusal({name: value})
+
+
 def test_each_setting_is_declared_once_and_listed_once() -> None:
     names = [name for name, _, _ in settings_fields()]
     assert sorted(names) == sorted(AllSettings.model_fields)

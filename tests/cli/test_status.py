@@ -73,7 +73,7 @@ def test_the_port_is_that_of_the_settings() -> None:
     assert "http://127.0.0.1:9." in refusal("status", VLLM_MLX_PORT="9")
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://[::1", "http://my host"])
 def test_what_is_no_address_is_a_usage_error(url: str) -> None:
     assert refusal("status", "--url", url, code=2).startswith(f"vllm-mlx: --url {url} is not an address")
 

@@ -18,6 +18,7 @@ from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.media.pixels import Clip, Decoded, DecodedImage
 from vllm_mlx.media.vision import VisionProbe, VisionProcessor
 from vllm_mlx.prompt.processor import RequestProcessor
+from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import load_model
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -56,10 +57,12 @@ class VisionModel:
         checkpoint = find_checkpoint(str(self.path))
         tokenizer = Tokenizer.load(self.path)
         self.vision = VisionProcessor.load(self.path, checkpoint.config, tokenizer, max_pixels=self.max_pixels)
+        config = EngineConfig(model=str(self.path))
         self.processor = RequestProcessor(
             tokenizer,
-            EngineConfig(model=str(self.path)),
+            config,
             self.path,
+            formats=reply_formats(config, tokenizer),
             max_model_len=8192,
             vocab_size=1024,
             vision=self.vision,

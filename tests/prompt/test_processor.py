@@ -13,6 +13,7 @@ from vllm_mlx.core.messages import ImagePart, Message, TextPart, ToolResultPart,
 from vllm_mlx.core.request import Request
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.prompt.processor import RequestProcessor
+from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 
@@ -20,7 +21,10 @@ def process(
     tokenizer: Tokenizer, *, max_model_len: int = 4096, reasoning: str = "qwen3", **options: Any
 ) -> PromptInputs:
     config = EngineConfig(model="m", reasoning_parser=reasoning)
-    processor = RequestProcessor(tokenizer, config, Path("/nowhere"), max_model_len=max_model_len, vocab_size=400)
+    formats = reply_formats(config, tokenizer)
+    processor = RequestProcessor(
+        tokenizer, config, Path("/nowhere"), formats=formats, max_model_len=max_model_len, vocab_size=400
+    )
     return processor.prepare(Request(request_id="r", **options)).prompt
 
 

@@ -74,8 +74,14 @@ def formats(tokenizer: Tokenizer, reasoning: str = "acme", tools: str = "acme", 
 
 
 def processor(tokenizer: Tokenizer, reasoning: str = "acme", tools: str = "acme", **settings: Any) -> RequestProcessor:
-    config = EngineConfig(model="m", reasoning_parser=reasoning, tool_call_parser=tools, **settings)
-    return RequestProcessor(tokenizer, config, Path("/nowhere"), max_model_len=4096, vocab_size=tokenizer.vocab_size)
+    return RequestProcessor(
+        tokenizer,
+        EngineConfig(model="m", **settings),
+        Path("/nowhere"),
+        formats=formats(tokenizer, reasoning, tools, **settings),
+        max_model_len=4096,
+        vocab_size=tokenizer.vocab_size,
+    )
 
 
 def read(made: RequestProcessor, prepared: PreparedRequest, text: str, step: int) -> list[Any]:

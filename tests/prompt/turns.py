@@ -13,6 +13,7 @@ from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.disk.memories import NO_MEMORIES, Memories
 from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
+from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 TOOLS = (
@@ -58,6 +59,7 @@ def make_processor(
         tokenizer,
         settings,
         Path("/nowhere"),
+        formats=reply_formats(settings, tokenizer),
         max_model_len=1 << 20,
         vocab_size=tokenizer.vocab_size,
         memories=memories,

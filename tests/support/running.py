@@ -18,6 +18,7 @@ from vllm_mlx.core.tenants import unnamed_keys
 from vllm_mlx.disk.memories import NO_MEMORIES
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.recorder import open_recorder
 from vllm_mlx.server.run import EngineServer, listen
 
 
@@ -48,7 +49,7 @@ def serving(engine: Any, *, drain_s: float = 0, **settings: object) -> Iterator[
     sock = listen("127.0.0.1", 0)
     started = threading.Event()
     memories = getattr(engine, "memories", NO_MEMORIES)  # an engine of tests may have none
-    app = create_app(engine, config, memories.responses)
+    app = create_app(engine, config, memories.responses, open_recorder(config))
     server = EngineServer(app, engine, drain_s=drain_s, started=started.set)
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()

@@ -18,6 +18,7 @@ from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.prompt.processor import RequestProcessor
+from vllm_mlx.prompt.reply_formats import reply_formats
 from vllm_mlx.tokens.context_window import TokenFloor
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -137,7 +138,10 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
 
     tokenizer = wrapped(byte_level())
     config = EngineConfig(model="m")
-    processor = RequestProcessor(tokenizer, config, Path("/nowhere"), max_model_len=1000, vocab_size=400)
+    formats = reply_formats(config, tokenizer)
+    processor = RequestProcessor(
+        tokenizer, config, Path("/nowhere"), formats=formats, max_model_len=1000, vocab_size=400
+    )
     text = "word " * 1_000_000
     fits = "word " * 300
     request = Request(request_id="r", messages=(Message("user", (TextPart(text),)),))

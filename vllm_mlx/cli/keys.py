@@ -35,6 +35,8 @@ def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | Non
     lines = [] if key_file is None else read_keys(key_file, "--api-key-file")
     admins = [] if admin_file is None else read_keys(admin_file, "--admin-key-file")
     flagged = [secret for secret in dict.fromkeys(given) if secret not in {line.secret for line in lines}]
+    if any(secret != secret.strip() or not secret.isprintable() for secret in flagged):
+        raise ConfigError("--api-key: a key has no line breaks, and no spaces around it.")
     ordinary = {*flagged, *(line.secret for line in lines)}
     names = {line.name for line in lines if line.name is not None}
     for line in admins:

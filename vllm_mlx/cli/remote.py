@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from ..core.urls import http_url
 from .options import load_settings
 from .settings import is_local, local_url
 from .terminal import CommandFailed, WrongUsage, option
@@ -186,12 +187,8 @@ def find_server(url: str | None, api_key: str | None, *, as_admin: bool = False)
 
 def _normalised(url: str) -> str:
     """The address with a scheme, and without the `/v1` that clients need. Raises WrongUsage."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        has_port = parts.port is None or parts.port > 0
-    except ValueError:
-        has_port = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
+    parts = http_url(url if "://" in url else f"http://{url}")
+    if parts is None:
         raise WrongUsage(f"--url {url} is not an address: write it as http://127.0.0.1:8000.")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"

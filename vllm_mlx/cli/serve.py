@@ -48,6 +48,7 @@ def _serve(settings: Settings) -> None:
         logger.warning("%s", line)
     engine_config = settings.engine_config()
 
+    from ..server.recorder import open_recorder
     from ..server.run import listen, run
 
     config = settings.server_config()
@@ -55,6 +56,7 @@ def _serve(settings: Settings) -> None:
         settings.host, has_keys=not all(key.is_admin for key in config.api_keys), insecure=settings.insecure
     )
     sock = listen(settings.host, settings.port)
+    recorder = open_recorder(config)
     screen = console()
     screen.print(f"Loading {settings.model}", markup=False)
 
@@ -77,7 +79,7 @@ def _serve(settings: Settings) -> None:
         url=local_url(settings.host, sock.getsockname()[1]),
         host=settings.host,
     )
-    app = create_app(engine, config, engine.memories.responses)
+    app = create_app(engine, config, engine.memories.responses, recorder)
     run(
         app,
         engine,

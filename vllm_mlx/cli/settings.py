@@ -157,6 +157,8 @@ class Settings(BaseModel):
     @classmethod
     def _read(cls, value: object, info: ValidationInfo) -> object:
         name = str(info.field_name)
+        if any(isinstance(part, str) and not part.strip() for part in (value if isinstance(value, list) else [value])):
+            raise ValueError("it is empty; write a value, or leave it out")
         if name in FORMS:
             return FORMS[name].read(value)
         return read_list(value) if takes_several(cls.model_fields[name]) else value

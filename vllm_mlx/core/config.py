@@ -126,6 +126,9 @@ class MediaConfig(SettingsGroup):
     def __post_init__(self) -> None:
         if self.max_request_pixels < self.max_image_pixels:
             raise ConfigError(f"{setting('max_request_pixels')} must be at least {setting('max_image_pixels')}.")
+        for kind in self.media_content_type:
+            if "/" not in kind and "*" not in kind:
+                raise ConfigError(f"{setting('media_content_type')} {kind} is no content type, such as image/png.")
 
     def max_bytes(self, kind: Literal["image", "video", "document"]) -> int:
         return {"image": self.max_image_bytes, "video": self.max_video_bytes, "document": self.max_document_bytes}[kind]

@@ -18,6 +18,7 @@ from ..media.loader import MediaLoader
 from ..media.sources import MediaRoot
 from ..media.vision import VisionProbe, VisionProcessor
 from ..prompt.processor import RequestProcessor
+from ..prompt.reply_formats import reply_formats
 from ..runner.attention import assumed, can_force, memory_saving, score_bytes
 from ..runner.calibrate import Calibration, ImageCost, calibrate, calibrate_images
 from ..runner.checkpoint import Checkpoint, find_checkpoint
@@ -47,6 +48,7 @@ from .macos import SystemWatch, memory_calls, wired_bytes
 from .media_requests import MediaRequests
 from .monitoring.schema import EngineFacts
 from .preparing import Preparations, PromptPool
+from .setting_checks import check_settings, checked_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ def start_engine(config: EngineConfig, disk: OpenDisk | NoDisk | None = None) ->
 
     `disk`: the result of `open_disk` for the same settings; None: nothing is kept on disk.
     """
+    check_settings(config)
     checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
     memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
     return serve_checkpoint(config, checkpoint, disk, memories=memories)
@@ -83,16 +86,15 @@ def serve_checkpoint(
 
     `memories`: of the checkpoint; the client closes them.
     """
-    media_root = MediaRoot(config.media.media_root)
-    tokenizer = Tokenizer.load(
-        checkpoint.path, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template
-    )
+    tokenizer = checked_tokenizer(config, checkpoint)
+    formats = reply_formats(config, tokenizer)
     vision = load_vision(config, checkpoint, tokenizer)
     thread = _started_thread(config, checkpoint, vision, disk)
     processor = RequestProcessor(
         tokenizer,
         config,
         checkpoint.path,
+        formats=formats,
         max_model_len=thread.facts.info.max_model_len,
         vocab_size=thread.facts.info.vocab_size,
         vision=vision,
@@ -101,7 +103,7 @@ def serve_checkpoint(
     if vision is not None:
         vision.keep(memories, config.media)
     pool = PromptPool()
-    media = _media_requests(config, vision, media_root, thread)
+    media = _media_requests(config, vision, thread)
     preparations = Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s)
     return EngineClient(config, processor, thread, pool, preparations, memories)
 
@@ -132,12 +134,10 @@ def _started_thread(
     return thread
 
 
-def _media_requests(
-    config: EngineConfig, vision: VisionProcessor | None, media_root: MediaRoot, thread: EngineThread
-) -> MediaRequests:
+def _media_requests(config: EngineConfig, vision: VisionProcessor | None, thread: EngineThread) -> MediaRequests:
     media = replace(config.media, media_cache_bytes=thread.facts.memory.decoded_bytes)
     sampling, takes_images = (None, False) if vision is None else (vision.frame_sampling, True)
-    loader = MediaLoader(media, media_root, sampling=sampling, takes_images=takes_images)
+    loader = MediaLoader(media, MediaRoot(media.media_root), sampling=sampling, takes_images=takes_images)
     return MediaRequests(vision, loader, thread.wake)
 
 
@@ -386,8 +386,6 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryBudge
     """The context window: the flag's or the checkpoint's, as far as memory holds one row of that length."""
     declared = checkpoint.max_model_len or _DEFAULT_MODEL_LEN
     wanted = config.max_model_len or declared
-    if wanted > declared and checkpoint.max_model_len is not None:
-        raise ConfigError(f"{setting('max_model_len')} {wanted} exceeds the checkpoint's context of {declared} tokens.")
     fitting = footprint.max_tokens(memory.rows_bytes)
     if fitting >= wanted:
         return wanted

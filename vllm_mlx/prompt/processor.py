@@ -25,7 +25,7 @@ from ..tokens.context_window import ContextWindow
 from ..tokens.tokenizer import Tokenizer, read_json
 from .chat import ChatPrompt, ChatPrompts
 from .prompt_changes import ComparedPrompt, PromptChanges
-from .reply_formats import reply_formats
+from .reply_formats import ReplyFormats
 from .reply_memory import ReplyMemory
 from .template import ChatTemplate, MediaMarkers
 
@@ -67,18 +67,16 @@ class RequestProcessor:
         config: EngineConfig,
         path: Path,
         *,
+        formats: ReplyFormats,
         max_model_len: int,
         vocab_size: int,
         vision: VisionProcessor | None = None,
         memories: Memories = NO_MEMORIES,
     ):
-        """`vision` is None for a model that takes no images; `memories` keep replies and prompts for the next start.
-
-        Raises ConfigError for unknown reply formats.
-        """
+        """`vision` is None for a model that takes no images; `memories` keep replies and prompts for the next start."""
         self.tokenizer = tokenizer
         self._vision = vision
-        self.formats = reply_formats(config, tokenizer)
+        self.formats = formats
         self._takes_undeclared = config.undeclared_calls == "call"
         self._max_silent_tokens = config.max_silent_tokens
         self._vocab_size = vocab_size

@@ -36,6 +36,18 @@ class ReplyFormats:
     judge: CheckpointReasoning | None  # also where the parser shows no reasoning, if a budget may end it
 
 
+def check_parsers(config: EngineConfig) -> None:
+    """Check the names of parsers without a checkpoint. Raises ConfigError as `reply_formats` does."""
+    reasoning = _installed("reasoning_parser", config.reasoning_parser, reasoning_by_name())
+    calls = _installed("tool_call_parser", config.tool_call_parser, calls_by_name())
+    resolve_formats(
+        config.reasoning_parser if reasoning is None else "none",
+        config.tool_call_parser if calls is None else "none",
+        chat_template=None,
+        vocabulary=(),
+    )
+
+
 def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> ReplyFormats:
     """Raises ConfigError for a name that neither this server nor an installed package knows."""
     reasoning, calls = config.reasoning_parser, config.tool_call_parser

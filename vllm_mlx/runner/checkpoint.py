@@ -90,6 +90,8 @@ def find_checkpoint(model: str, revision: str | None = None, *, trust_remote_cod
     path = demo_path() if model == DEMO else Path(model).expanduser()
     if not path.is_dir():
         path = download(model, revision)
+    elif revision is not None:
+        raise ModelLoadError(f"{setting('revision')} is for models on Hugging Face, and {model} is a folder here.")
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelLoadError(f"{path} is not a checkpoint: it has no config.json. Point to the folder that holds it.")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -28,10 +27,16 @@ from .status import History, Recent, status_routes
 from .status_page import page_files, page_routes
 
 
-def create_app(engine: EngineClient, config: ServerConfig, responses: Journal | None = None) -> FastAPI:
-    """`responses`: keeps stored responses for the next start."""
+def create_app(
+    engine: EngineClient,
+    config: ServerConfig,
+    responses: Journal | None = None,
+    recorder: RequestRecorder | None = None,
+) -> FastAPI:
+    """`responses`: keeps stored responses for the next start. `recorder`: the result of `open_recorder`; the
+    application closes it when it ends.
+    """
     recent, history = Recent(), History()
-    recorder = None if config.record_requests is None else RequestRecorder(Path(config.record_requests))
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.
     app = FastAPI(

@@ -1,5 +1,6 @@
 """Settings of the HTTP server, resolved and immutable."""
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -9,8 +10,11 @@ from ..core.config import DOCUMENTED, SettingsGroup
 from ..core.errors import ConfigError, setting
 from ..core.request import RequestLimits
 from ..core.tenants import APIKey
+from ..core.urls import http_url
 
 MAX_BODY_BYTES = 256 * 1024 * 1024  # images come inside the body
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+")  # browsers send it in lower case, and without a path
+_HOST_NAME = re.compile(r"[^/\s]+")  # a port may follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
@@ -60,3 +64,18 @@ class ServerConfig(SettingsGroup):
             raise ConfigError(f"{setting('served_model_name')} must not be empty.")
         if not all(key.secret for key in self.api_keys):
             raise ConfigError(f"{setting('api_key')} must not be empty.")
+        if self.web_search is not None and http_url(self.web_search) is None:
+            raise ConfigError(
+                f"{setting('web_search')} {self.web_search} is not an address: write it as http://127.0.0.1:8080."
+            )
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"{setting('cors_origin')} {origin} is not an origin as browsers send it: write the scheme and the "
+                    "host in lower case, without a path, such as https://example.com."
+                )
+        for name in self.host_names:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{setting('allowed_host')} {name} is not a host name: write the name alone, such as example.com."
+                )

@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.errors import ConfigError, RequestError, setting
+from .config import ServerConfig
 from .json_bytes import read_json
 from .shapes import Shaper, without_quotes
 
@@ -28,6 +29,11 @@ CLOSE_S = 5.0
 MAX_WAITING = 64  # records that wait for the thread; further ones are left out
 _HEADERS = ("user-agent", "content-type", "content-length", "anthropic-version", "anthropic-beta")
 _PREFIX = "request-"
+
+
+def open_recorder(config: ServerConfig) -> "RequestRecorder | None":
+    """The recorder that the settings ask for. Raises ConfigError for a folder that cannot be written."""
+    return None if config.record_requests is None else RequestRecorder(Path(config.record_requests))
 
 
 class RequestRecorder:

@@ -15,7 +15,6 @@ import httpx
 
 from .. import __version__
 from ..api.text import json_in, well_formed
-from ..core.errors import ConfigError, setting
 from ..core.events import FoundPage, SearchError
 from ..media.fetch import is_public
 
@@ -47,12 +46,9 @@ class SearchClient:
     """Used on one event loop."""
 
     def __init__(self, url: str):
-        """`url`: of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG. Raises ConfigError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{setting('web_search')} must be an address such as http://127.0.0.1:8080.")
+        """`url`: of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG."""
         self._url = url.rstrip("/")
-        self._is_mcp = parts.path.rstrip("/").endswith("/mcp")
+        self._is_mcp = urlsplit(url).path.rstrip("/").endswith("/mcp")
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def search(self, query: str, suffix: str = "") -> tuple[FoundPage, ...]:

@@ -92,6 +92,16 @@ class Tokenizer:
         given = getattr(self._hf, "response_template", None)
         return getattr(self._hf, "init_kwargs", {}).get("response_template") if given is None else given
 
+    def template_fault(self) -> str | None:
+        """Why Jinja cannot read the chat template; None if it can. It is rendered once, for one empty message."""
+        try:
+            self.apply_chat_template([{"role": "user", "content": ""}])
+        except jinja2.TemplateSyntaxError as error:
+            return f"line {error.lineno}: {first_line(error).rstrip('.')}"
+        except (*TEMPLATE_FAILURES, TemplateError):
+            return None  # It may want other messages.
+        return None
+
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         """Render a conversation. Empties `messages`.
 
