@@ -6,12 +6,14 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import cached_property
 from typing import TypeVar
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ..core.errors import InvalidParameter
 from ..tokens.tokenizer import Tokenizer
+from .exact_tokenizer import ExactTokenizer
 
 MAX_GRAMMAR_CHARS = 1 << 20
 _LIMIT_S = 10  # seconds to compile one grammar
@@ -89,16 +91,13 @@ class GrammarCompiler:
     def read_vocabulary(self) -> LLTokenizer:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = self._load_vocabulary()
+                tokens = self.tokens
+                self._vocabulary = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.eos_token_ids)
             return self._vocabulary
 
-    def _load_vocabulary(self) -> LLTokenizer:
-        """Mark all added tokens as special, declared so or not: free text never contains a tag."""
-        description = json.loads(self._tokenizer.backend.to_str())
-        for token in description["added_tokens"]:
-            token["special"] = token["content"] in self._tokenizer.marker_tokens
-        eos = sorted(self._tokenizer.eos_token_ids) or [0]
-        return LLTokenizer(json.dumps(description), n_vocab=self.vocab_size, eos_token=eos)
+    @cached_property
+    def tokens(self) -> ExactTokenizer:
+        return ExactTokenizer(self._tokenizer, self.vocab_size)
 
 
 class CompiledGrammars:

@@ -7,7 +7,7 @@ between. So text costs a look-up a token, and the rest of a call what its parser
 import codecs
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -57,7 +57,7 @@ class CheckpointNames:
         """Read the vocabulary before the first request needs it."""
         with self._lock:
             self._compiler.read_vocabulary()
-            self._vocabulary  # noqa: B018 - a cached property
+            self._crossed  # noqa: B018 - a cached property
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -94,25 +94,21 @@ class CheckpointNames:
         return Piece(written, text, False, self._plain.may_begin_tag(text))
 
     def ids(self, text: str) -> list[int] | None:
-        """Return tokens of one byte each that spell plain text; None: the vocabulary lacks some."""
-        ids = [self._vocabulary.of_byte.get(byte) for byte in text.encode()]
-        return None if None in ids else [token_id for token_id in ids if token_id is not None]
+        """Return tokens that spell plain text; None: the vocabulary cannot spell it."""
+        return self._compiler.tokens.encode(text)
 
     def is_crossed(self, rest: str) -> bool:
         """Whether a token spells `rest`, the rest of a plain marker, and more."""
-        return rest.encode() in self._vocabulary.crossed
+        return rest.encode() in self._crossed
 
     @cached_property
-    def _vocabulary(self) -> "_Vocabulary":
+    def _crossed(self) -> frozenset[bytes]:
+        """The rests of plain markers that a token spells, and more."""
         plain = [opening.marker for opening, _ in self._heads if self._is_plain(opening.marker)]
         rests = frozenset(marker[start:].encode() for marker in plain for start in range(1, len(marker)))
         firsts = frozenset(rest[:1] for rest in rests)
-        read = _Vocabulary()
-        for token_id in range(self._tokenizer.vocab_size):
-            text = self._tokenizer.token_bytes(token_id)
-            if (len(text) == 1 or text[:1] in firsts) and self._tokenizer.added_token(token_id) is None:
-                read.add(token_id, text, rests)
-        return read
+        found = (text for text in self._compiler.tokens.tokens if text[:1] in firsts)
+        return frozenset(text[:end] for text in found for end in range(1, len(text)) if text[:end] in rests)
 
     def _is_plain(self, marker: str) -> bool:
         return not any(token in marker for token in self._tokenizer.marker_tokens)
@@ -129,19 +125,6 @@ class CheckpointNames:
         for token_id in {*self._tokens.values(), *self._tokenizer.eos_token_ids}:
             mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return mask
-
-
-@dataclass(slots=True)
-class _Vocabulary:
-    """`of_byte`: a token of this one byte. `crossed`: rests of plain markers that a token spells, and more."""
-
-    of_byte: dict[int, int] = field(default_factory=dict)
-    crossed: set[bytes] = field(default_factory=set)
-
-    def add(self, token_id: int, text: bytes, rests: frozenset[bytes]) -> None:
-        if len(text) == 1:
-            self.of_byte.setdefault(text[0], token_id)
-        self.crossed.update(text[:end] for end in range(1, len(text)) if text[:end] in rests)
 
 
 class _Leads:
