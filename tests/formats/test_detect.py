@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.errors import ConfigError
-from vllm_mlx.formats import detect_formats, make_parser, reasoning_markers, resolve_formats
+from vllm_mlx.formats import detect_formats, make_parser, resolve_formats
 from vllm_mlx.formats.families import FAMILIES as ROWS
 
 QWEN3 = (
@@ -179,7 +179,3 @@ def test_the_users_choice_wins() -> None:
     assert resolve("deepseek_r1", "qwen3_coder") == ("deepseek_r1", "qwen3_coder")
     with pytest.raises(ConfigError, match=r"--tool-call-parser .* hermes"):
         resolve("auto", "no_such_parser")
-
-
-def test_markers_of_a_reasoning_format() -> None:
-    assert reasoning_markers("qwen3") == ("<think>", "</think>")

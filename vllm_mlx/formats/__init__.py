@@ -1,7 +1,7 @@
 """How model families write reasoning and tool calls: text in, events out."""
 
 from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
-from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format, reasoning_markers
+from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format
 from .family import Calls, Family, ReasoningFormat, ReasoningOpening, ReasoningTags
 from .output_parser import OutputParser
 from .selection import detect_formats, make_call_reader, make_parser, resolve_formats
@@ -24,6 +24,5 @@ __all__ = [
     "make_parser",
     "read_schemas",
     "reasoning_format",
-    "reasoning_markers",
     "resolve_formats",
 ]

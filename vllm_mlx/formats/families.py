@@ -358,12 +358,6 @@ def call_format(choice: CallChoice) -> Calls:
     return calls_by_name()[choice] if isinstance(choice, str) else choice
 
 
-def reasoning_markers(choice: ReasoningChoice) -> tuple[str, str]:
-    """The tags that open and close reasoning in this format."""
-    format = reasoning_format(choice)
-    return format.opens[0] if format.opens else format.headers[0].marker, format.closes[0]
-
-
 def call_tags(choice: CallChoice) -> tuple[str, ...]:
     """The tags that open a call even inside reasoning."""
     openings = call_format(choice).reads.openings

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..core.messages import Message
 from ..core.request import Request
-from ..formats import CallChoice, ReasoningChoice, SchemaBudget, Schemas, reasoning_markers
+from ..formats import CallChoice, ReasoningChoice, SchemaBudget, Schemas, call_format, reasoning_format
 from ..output.pipeline import declared_schemas, reply_parser
 from ..output.reply import FinishedReply, ReplyBuilder
 from ..tokens.tokenizer import Tokenizer, context_ids
@@ -44,7 +44,7 @@ class Splicer:
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._tools = tools
-        self._reasoning_tags = () if reasoning is None else reasoning_markers(reasoning)
+        self._tags = _tags_of_replies(reasoning, tools)
         texts = sorted(tokenizer.marker_tokens, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         ends = (tokenizer.added_token(token_id) for token_id in tokenizer.eos_token_ids)
@@ -56,7 +56,8 @@ class Splicer:
         """How much of `rest` the reply's ids can stand for; `rest` is a rendered text behind the `prompt` of the reply.
 
         The ids may stand for the turn if they say exactly its text, or if both are read as the same reply: then only
-        spacing differs, and the model's own is kept. `in_reasoning`: the prompt ends inside reasoning.
+        spacing differs, or the turn lacks tags that the client was not shown, and the model's own is kept.
+        `in_reasoning`: the prompt ends inside reasoning.
         """
         text, end = self._text_and_end(reply, prompt)
         if rest.startswith(text + end):
@@ -94,7 +95,9 @@ class Splicer:
 
     def _turn(self, rest: str, end: str) -> tuple[str, str]:
         """The turn's text and the text of the token that ends it; the latter is empty if no token ends it."""
-        found = [(position, text) for text in {end, *self._ends} if text and (position := rest.find(text)) >= 0]
+        ends = {end, *self._ends} - {""}
+        found = [(position, text) for text in ends if (position := rest.find(text)) >= 0]
+        found += [(message.start(), message.group()) for message in self._tags.last_message.finditer(rest)][:1]
         if not found:
             return rest, ""
         position, text = min(found)
@@ -138,8 +141,34 @@ class Splicer:
         if end in parser.markers:
             reply.feed(parser.feed(end, special=True))
         in_reasoning = parser.in_reasoning
-        reply.feed(parser.finish())
-        return _Reading(reply.message(), tuple(added_texts), tuple(map(text.count, self._reasoning_tags)), in_reasoning)
+        reply.feed(parser.finish(is_end=bool(end)))
+        return _Reading(reply.message(), tuple(added_texts), in_reasoning, text, self._tags)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """The tags of replies in two formats."""
+
+    reasoning: tuple[str, ...]  # begin or end reasoning: a model reads them even where the reasoning is empty
+    others: str  # all others, joined: they surround answers and calls
+    last_message: re.Pattern[str]  # the end of a message of its own that no other message of the reply follows
+
+
+def _tags_of_replies(reasoning: ReasoningChoice | None, tools: CallChoice | None) -> _Tags:
+    calls = None if tools is None else call_format(tools).reads
+    format = reasoning_format(reasoning) if reasoning is not None else calls.reasoning if calls is not None else None
+    of_calls = () if calls is None else calls.tags
+    if format is None:
+        return _Tags((), "\0".join(of_calls), re.compile(r"(?!)"))
+    bounds = format.bounds
+    num_pairs = len(bounds.starts)
+    headers = () if format.headed else tuple(header.marker for header in format.headers)
+    lead, end = bounds.header.lead, bounds.ends[0]
+    return _Tags(
+        tuple(tag for tag in (*bounds.starts, *bounds.ends[:num_pairs], *headers) if tag not in of_calls),
+        "\0".join((*of_calls, *bounds.ends[num_pairs:], *(format.wrap or ()), *format.header_tags)),
+        re.compile(f"{re.escape(end)}(?!{re.escape(lead)})" if lead else r"(?!)"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +177,28 @@ class _Reading:
 
     message: Message
     added: tuple[str, ...]  # the texts of its added tokens, in order
-    num_reasoning_tags: tuple[int, ...]  # tags that open reasoning, and tags that close it
     ends_in_reasoning: bool
+    text: str
+    tags: _Tags
 
     def says_the_same(self, other: "_Reading") -> bool:
-        """Whether only spacing differs. The tags of empty reasoning are more than spacing: a model reads them."""
+        """Whether `other` differs in spacing alone, or lacks tags around answers and calls.
+
+        It lacks them if the reply was shown without: a call that is text, a tag that is none.
+        """
         return (
             self.ends_in_reasoning == other.ends_in_reasoning
-            and self.added == other.added
-            and self.num_reasoning_tags == other.num_reasoning_tags
+            and all(self.text.count(tag) == other.text.count(tag) for tag in self.tags.reasoning)
+            and self._lacks_only_tags(other)
             and is_same(self.message, other.message)
         )
+
+    def _lacks_only_tags(self, other: "_Reading") -> bool:
+        """Whether the added tokens of `other` are those of this text, or all but tags around answers and calls."""
+        position = 0
+        for token in self.added:
+            if other.added[position : position + 1] == (token,):
+                position += 1
+            elif token not in self.tags.others:
+                return False
+        return position == len(other.added)
