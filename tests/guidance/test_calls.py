@@ -158,7 +158,7 @@ def test_alternatives_of_a_whole_call() -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("pattern", ["^a|b$", "^[0-9|]{2}$", "x", "^(a|b)c$", r"^\d+\|$", "a$|^b"])
+@pytest.mark.parametrize("pattern", ["^a|b$", "^[0-9|]{2}$", "x", "^(a|b)c$", r"^\d+\|$", "a$|^b", "^[a^]b$|^x"])
 def test_patterns_are_met_where_they_say(pattern: str) -> None:
     schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}, "required": ["p"]}
     spec = ToolSpec("f", None, schema)

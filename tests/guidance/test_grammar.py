@@ -12,6 +12,7 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.guidance import grammar_compiler
 from vllm_mlx.guidance.grammar_compiler import MAX_OPTIONAL, CompiledGrammars, CompileThreads, GrammarCompiler
 from vllm_mlx.guidance.grammars.json_schema import MAX_SCHEMA_DEPTH, checked_schema
+from vllm_mlx.guidance.grammars.lark import literal
 
 from .random_sampler import sampler
 
@@ -126,6 +127,13 @@ def test_optional_pieces_of_a_regular_expression_are_bounded(compiler) -> None:
     for piece in ("a?", "(a|a)*", "a{0,2}", "a{,2}"):
         with pytest.raises(InvalidParameter, match=f"`x` has a regular expression with more than {MAX_OPTIONAL}"):
             compiler.compile(lark(f'"/" /{piece * (MAX_OPTIONAL + 1)}/'), "x")
+
+
+def test_a_literal_may_contain_any_character(compiler) -> None:
+    for char in map(chr, (*range(0x21), 0x22, 0x5C, 0x7F, 0x85, 0x2028, 0xFEFF, 0x1F600)):
+        written = compiler.compile(lark(literal(char)), "x").deep_copy()
+        ids = sampler().tokenizer.encode(char, add_special_tokens=False)
+        assert written.try_consume_tokens(ids) == len(ids) and written.is_accepting(), hex(ord(char))
 
 
 def test_text_never_holds_a_tag(compiler) -> None:

@@ -138,7 +138,7 @@ class DocumentReader:
         assert process.stdout is not None
         pages: list[tuple[bytes | None, str]] = []
         image: bytes | None = None
-        num_pages = num_bytes = 0
+        num_bytes = 0
         try:
             while True:
                 kind, length = pdf.PDF_FRAME.unpack(await process.stdout.readexactly(pdf.PDF_FRAME.size))
@@ -147,8 +147,6 @@ class DocumentReader:
                     return DocumentRefusal("its pages are too large as images. Send fewer pages.")
                 payload = await process.stdout.readexactly(length)
                 match kind:
-                    case pdf.PAGES:
-                        num_pages = int(payload)
                     case pdf.IMAGE:
                         image = payload
                     case pdf.TEXT:
@@ -157,11 +155,11 @@ class DocumentReader:
                     case pdf.REFUSED:
                         return self._refusal(payload.decode())
                     case _:
-                        return self._document(pages, num_pages)
+                        return self._document(pages)
         except asyncio.IncompleteReadError:
             return self._failure(await process.wait())
 
-    def _document(self, pages: list[tuple[bytes | None, str]], num_pages: int) -> ReadDocument:
+    def _document(self, pages: list[tuple[bytes | None, str]]) -> ReadDocument:
         if not any(image is not None or text for image, text in pages):
             if self._takes_images:
                 reason = f"this server reads the text of pages alone ({setting('document_pages')})"

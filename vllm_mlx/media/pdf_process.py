@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PDF_FRAME = struct.Struct(">cI")  # kind and length of what follows
-TEXT, IMAGE, PAGES, REFUSED, END = b"t", b"i", b"p", b"r", b"e"  # a page is its image, if it is shown, and its text
+TEXT, IMAGE, REFUSED, END = b"t", b"i", b"r", b"e"  # a page is its image, if it is shown, and its text
 TOO_SLOW, TOO_LARGE = 3, 4  # exit statuses
 ENCRYPTED, DAMAGED, TOO_MUCH_TEXT = "encrypted", "damaged", "text"
 _WATCH_S = 0.01
@@ -96,7 +96,7 @@ def _memory_of_this_process() -> Callable[[], int]:
 
 
 def read_pdf(data: bytes, limits: PdfLimits) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the number of pages, then for each page its image, if it is shown, and its text. Raises `_Refused`."""
+    """Yield the image of each page, if it is shown, and then its text. Raises `_Refused`."""
     import pypdfium2 as pdfium
 
     try:
@@ -108,8 +108,7 @@ def read_pdf(data: bytes, limits: PdfLimits) -> Iterator[tuple[bytes, bytes]]:
         raise _Refused(str(num_pages))
     if num_pages < 1:
         raise _Refused(DAMAGED)
-    document.init_forms()  # so that what was filled in has a look
-    yield PAGES, str(num_pages).encode()
+    document.init_forms()  # otherwise what was typed into a form is not rendered
     num_chars = num_damaged = 0
     for number in range(num_pages):
         try:

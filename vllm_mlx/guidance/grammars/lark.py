@@ -103,7 +103,8 @@ class LarkWriter:
 
 
 def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """Return an expression for exactly this text. llguidance reads every character but DEL as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def quoted_regex(text: str) -> str:

@@ -139,14 +139,16 @@ def _anywhere(branch: str) -> str:
 def _branches_of(pattern: str) -> list[str]:
     """Split a pattern at the bars that are in no group and in no character class."""
     branches, depth, start, at, in_class = [], 0, 0, 0, False
+    first = 0  # where the characters of the last class begin: a `]` there is one of them
     while at < len(pattern):
         char = pattern[at]
         if char == "\\":
             at += 1
         elif in_class:
-            in_class = char != "]" or pattern[at - 1] in "[^"
+            in_class = char != "]" or at == first
         elif char == "[":
             in_class = True
+            first = at + 1 + pattern.startswith("^", at + 1)
         elif char in "()":
             depth += 1 if char == "(" else -1
         elif char == "|" and depth == 0:
