@@ -1,12 +1,12 @@
 """The files that clients read: how each kind is written, and how the user's own is kept. Knows no client."""
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..disk.private_file import write_private
 from .terminal import CommandFailed
 
 
@@ -92,9 +92,7 @@ def write_own(path: Path, text: str) -> None:
     path = path.resolve()  # a link stays a link
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:  # mode 600
-            file.write(text)
-        Path(file.name).replace(path)
+        write_private(path, text.encode())
     except OSError as error:
         raise CommandFailed(f"Cannot write {path}: {error.strerror}.") from error
 

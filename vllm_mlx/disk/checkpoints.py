@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import os
-import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .private_file import write_private
 from .record import checkpoint_folder
 
 if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the import
@@ -19,7 +18,7 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    fingerprint: str  # a digest of the checkpoint's files; behind a dash, which library runs them
+    fingerprint: str  # a digest of the checkpoint's files; after a dash, which library runs them
     model: str  # its name, as the user gave it
     path: str  # folder of its files
 
@@ -30,12 +29,9 @@ def write_note(root: Path, note: Note, cipher: "Cipher | None" = None) -> None:
     content = json.dumps(asdict(note)).encode()
     if cipher is not None:
         content = cipher.seal(content, _context(path))
-    draft = path.with_name(f".{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content)
-        draft.rename(path)
+        write_private(path, content)
 
 
 def read_notes(root: Path, cipher: "Cipher | None" = None) -> dict[str, Note]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.errors import ConfigError, RequestError, setting
+from ..disk.private_file import write_private
 from .config import ServerConfig
 from .json_bytes import read_json
 from .shapes import Shaper, without_quotes
@@ -97,10 +98,9 @@ class RequestRecorder:
         self._num_written += 1
         name = f"{_PREFIX}{time.time_ns() // 1_000_000}-{os.getpid()}-{self._num_written:06}.json"
         try:
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self._folder, delete=False) as file:  # mode 600
-                file.write(line + "\n")
-            path = Path(file.name).replace(self._folder / name)
-            self._files.append((path, len(line)))
+            content = f"{line}\n".encode()
+            write_private(self._folder / name, content)
+            self._files.append((self._folder / name, len(content)))
             self._make_room()
         except OSError as error:
             logger.warning("A request was not recorded in %s: %s", self._folder, error.strerror)
