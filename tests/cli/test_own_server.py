@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from scripts._bench.servers import free_port
 from tests.support.commands import COMMAND, refusal, run
+from vllm_mlx.cli.own_server import run_client
 
 from .test_launch import stand_in
 
@@ -99,6 +101,13 @@ def test_ctrl_c_while_the_model_is_loaded_ends_both(port: int) -> None:
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(_PATIENCE_S) == 130
     assert not is_open(port)
+
+
+def test_signals_mean_the_same_after_the_client() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    assert run_client((sys.executable, "-c", "raise SystemExit(7)"), sys.executable, {}) == 7
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_a_server_that_cannot_start_says_why(port: int) -> None:

@@ -27,6 +27,7 @@ _ANSWER_S = 2.0  # a server that still loads accepts connections, and answers no
 _END_S = 20.0  # beyond --drain-s, until a server that does not end is killed
 _SHOWN = 200  # characters of that line on the screen
 _LOG_END = 4096  # bytes of the log in which the last line is looked for
+_SENT_ON = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -89,14 +90,18 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def run_client(command: tuple[str, ...], program: str, environment: dict[str, str]) -> int:
     """Run the client in the foreground. Returns its exit code as a shell counts it.
 
-    Ctrl-C reaches the client by itself, and this process stays. SIGTERM and SIGHUP are handed on.
+    Ctrl-C reaches the client by itself, and this process goes on. SIGTERM and SIGHUP are sent on to the client.
     """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_SENT_ON)}
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: a program that is started inherits that
-    client = subprocess.Popen(command, executable=program, env=environment)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: client.send_signal(number))
-    code = client.wait()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        client = subprocess.Popen(command, executable=program, env=environment)
+        for number in _SENT_ON:
+            signal.signal(number, lambda number, _: client.send_signal(number))
+        code = client.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 
