@@ -207,7 +207,8 @@ def test_openais_client_reads_the_stream(gpt: openai.OpenAI, engine: FakeEngine)
 @pytest.mark.parametrize(
     ("fields", "param", "advice"),
     [
-        ({"messages": [{"role": "user", "content": "hi"}]}, "input", "Send either `messages` or"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "input", "not supported beside `messages`. Send one of"),
+        ({"messages": []}, "messages", "not supported beside `input`. It is empty: leave it out."),
         ({"max_tokens": 5}, "max_tokens", "`max_output_tokens`"),
         ({"max_completion_tokens": 5}, "max_completion_tokens", "`max_output_tokens`"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "`reasoning.effort`"),
@@ -235,6 +236,16 @@ def test_what_does_not_belong_is_refused_by_name(server: Running, fields: Any, p
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
     assert advice in error["message"]
+
+
+def test_a_null_is_as_good_as_no_field(server: Running, engine: FakeEngine) -> None:
+    hi = [{"role": "user", "content": "hi"}]
+    with server.http() as client:
+        for body in ({"messages": hi, "input": None}, {"messages": None, "input": hi}):
+            assert client.post(CHAT, json=body).status_code == 200
+            assert [message.role for message in engine.requests[-1].messages or ()] == ["user"]
+        error = client.post(CHAT, json={"messages": [{"role": "ghost"}], "input": "hi"}).json()["error"]
+        assert error["param"] == "messages[0].role"  # the fault of the form that was meant
 
 
 def test_a_body_with_neither_is_asked_for_messages(server: Running) -> None:

@@ -1,8 +1,10 @@
 """A field that this server does not know is refused by name, or left out and reported, in every protocol."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -36,6 +38,10 @@ CASES: Any = [
     (CHAT, {"tools": [TOOL | {"function": {"name": "ls", "hint": 1}}]}, {"tools": [TOOL]}, "tools[].function.hint"),
     (CHAT, {"structured_outputs": {"regex": "a", "mode": 1}}, {"structured_outputs": {"regex": "a"}},
      "structured_outputs.mode"),
+    (CHAT, {"": 1}, {}, '""'),
+    (CHAT, {"messages": [HI | {"": 1}]}, {}, 'messages[].""'),
+    (CHAT, {"a, b\n": 1}, {}, '"a, b\\n"'),
+    (CHAT, {"ümlaut": 1}, {}, "ümlaut"),
     (COMPLETIONS, {"mind": [1]}, {}, "mind"),
     (RESPONSES, {"mind": {}}, {}, "mind"),
     (RESPONSES, {"reasoning": {"depth": 3}}, {"reasoning": {}}, "reasoning.depth"),
@@ -93,7 +99,7 @@ def test_refused_by_default(strict: Running, path: str, sent: Any, meant: Any, n
 @pytest.mark.parametrize("stream", [False, True])
 def test_left_out_and_reported(lenient: Running, stream: bool, path: str, sent: Any, meant: Any, name: str) -> None:
     streamed = {"stream": True} if stream and path != COUNT else {}
-    assert post(lenient, path, sent | streamed).headers[UNKNOWN_HEADER] == name
+    assert unquote(post(lenient, path, sent | streamed).headers[UNKNOWN_HEADER]) == name
     assert UNKNOWN_HEADER not in post(lenient, path, meant | streamed).headers
     assert decoded(lenient, path, sent) == decoded(lenient, path, meant)
 
@@ -155,6 +161,11 @@ def test_names_that_a_client_chooses_are_bounded_and_quoted(lenient: Running, ca
     assert " " not in answer.headers[UNKNOWN_HEADER] and not any("\n" in line for line in caplog.messages)
     many = post(lenient, CHAT, {f"field{number}": 1 for number in range(1000)} | {"b" * 100_000: 1})
     assert many.status_code == 200 and len(many.headers[UNKNOWN_HEADER]) < 1000
+    long = post(lenient, CHAT, {f"{number}" + "\U0001f600" * 100: 1 for number in range(50)})
+    assert long.status_code == 200 and len(long.headers[UNKNOWN_HEADER]) < 4096
+    half = json.dumps(ASKED[CHAT])[:-1] + ', "\\ud83d": 1}'  # half a pair, which is no text
+    answer = httpx.post(f"{lenient.url}{CHAT}", content=half, headers={"content-type": "application/json"})
+    assert unquote(answer.headers[UNKNOWN_HEADER]) == "\ufffd"
     assert many.headers[UNKNOWN_HEADER].split(", ")[MAX_UNKNOWN:] == ["..."]
 
 

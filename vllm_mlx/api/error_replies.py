@@ -57,7 +57,7 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
         elif isinstance(step, str) and isinstance(value, dict) and step in value:
             if value.get("type") == step and following in value:
                 continue  # a branch, although the value has a field of the same name
-            path, value = _join(path, core.shown(step)), value[step]
+            path, value = _join(path, core.shown_field(step)), value[step]
     match error:
         case {"type": "missing", "loc": loc}:
             return _join(path, str(loc[-1]))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import ListSchema, no_info_before_validator_function
 
-from ..core.errors import Unsupported, shown
+from ..core.errors import Unsupported, shown_field
 
 T = TypeVar("T")
 ANY = object()  # every value is harmless
@@ -28,8 +28,11 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """Every value is refused. `beside`: the field because of which it is; None: it is not supported at all."""
+
     advice: str
     code: str | None = None  # a stable word for programs; None: that of every field which is not supported
+    beside: str | None = None
 
 
 ExtraFields = Mapping[str, Ignored | Refused]
@@ -87,7 +90,7 @@ def _judge(wire: Wire, path: str, unknown: UnknownFields) -> None:
     extra, rules = wire.model_extra, wire.extra_rules()
     if extra and rules is not None:
         for name in [name for name, value in extra.items() if value is not None]:  # a null field counts as absent
-            where, rule = path + shown(name), rules.get(name)
+            where, rule = path + shown_field(name), rules.get(name)
             if rule is not None:
                 _judge_field(rule, extra[name], where)
             elif unknown.drops or wire.tolerates_unknown:
@@ -107,9 +110,11 @@ def _judge_field(rule: Ignored | Refused, value: Any, path: str) -> None:
     match rule:
         case Ignored(values=values) if ANY in values or any(_same(value, harmless) for harmless in values):
             return
-        case Ignored(otherwise=advice) | Refused(advice=advice):
-            code = rule.code if isinstance(rule, Refused) else None
-            raise Unsupported(f"`{path}` is not supported with this value. {advice}", param=path, code=code)
+        case Ignored(otherwise=advice):
+            raise Unsupported(f"`{path}` is not supported with this value. {advice}", param=path)
+        case Refused(advice=advice, code=code, beside=other):
+            where = "" if other is None else f" beside `{other}`"
+            raise Unsupported(f"`{path}` is not supported{where}. {advice}", param=path, code=code)
 
 
 def _same(left: Any, right: Any) -> bool:

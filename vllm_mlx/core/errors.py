@@ -21,6 +21,7 @@ VLLMMLXError
     └── EngineDead         the engine thread has ended
 """
 
+import json
 import math
 
 _LONGEST_SHOWN = 80  # characters of a name that a client chose
@@ -29,6 +30,12 @@ _LONGEST_SHOWN = 80  # characters of a name that a client chose
 def shown(name: str) -> str:
     """A client's name or value, cut to a length that fits an error message."""
     return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
+
+
+def shown_field(name: str) -> str:
+    """The name of a client's field as a path shows it: in quotes if it is empty or has spaces or control characters."""
+    name = shown(name)
+    return name if name and name.isprintable() and " " not in name else json.dumps(name, ensure_ascii=False)
 
 
 def setting(name: str) -> str:

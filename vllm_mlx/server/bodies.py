@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from json import JSONDecodeError
 from queue import PriorityQueue
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -141,7 +141,9 @@ class JSONRoute(APIRoute):
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
-        wire: TypeAdapter[Any] = TypeAdapter(cast(Any, self.body_field.field_info.annotation))
+        info = self.body_field.field_info
+        form: Any = Annotated[info.annotation, info]  # `info` has the discriminator of a union
+        wire: TypeAdapter[Any] = TypeAdapter(form)
 
         async def handle(request: Request) -> Response:
             if not _JSON_TYPE.match(request.headers.get("content-type", "")):

@@ -134,8 +134,8 @@ class UnknownFieldLog:
 
 
 def _as_header(field: str) -> str:
-    """The name in the characters that a header may have."""
-    return quote(field, safe=".[]")
+    """The name in the characters that a header may have. A long one is cut: clients accept 8 KiB of headers or more."""
+    return quote(field, safe=".[]")[:MAX_FIELD]
 
 
 def _request_id(scope: Scope) -> str:

@@ -25,7 +25,6 @@ BODY_FIELDS: ExtraFields = {
     "function_call": Refused(_TOOLS),
     "suffix": Refused("Filling in between two texts is not supported."),
     "documents": Refused("Put documents into the messages."),
-    "input": Refused("Send either `messages` or, as /v1/responses takes it, `input`."),
     "guided_decoding_backend": Ignored("there is one backend"),
     "guided_whitespace_pattern": Refused("White space is always bounded."),
     "return_token_ids": Ignored("it is the default", (False,), "Token ids are not returned."),
@@ -43,6 +42,11 @@ BODY_FIELDS: ExtraFields = {
     "cache_prompt": Ignored(
         "the server's prefix cache serves every request", (True,), "The server decides whether it has a prefix cache."
     ),
+}
+
+CHAT_FIELDS: ExtraFields = {
+    **BODY_FIELDS,
+    "input": Refused("Send one of the two: `input` alone is read as /v1/responses reads it.", beside="messages"),
 }
 
 STREAM_OPTION_FIELDS: ExtraFields = {
@@ -296,6 +300,7 @@ class GenerationBody(Body, OpenAIFields):
 
 
 class ChatCompletionBody(GenerationBody):
+    extras = CHAT_FIELDS
     messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, description="Takes precedence over `max_tokens`.")
     logprobs: bool | None = None

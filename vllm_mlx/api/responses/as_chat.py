@@ -24,9 +24,11 @@ _NAMED_OTHERWISE = {
 
 
 def _refusal(name: str) -> Refused:
+    if name == "messages":
+        return Refused("It is empty: leave it out.", beside="input")
     if name in _NAMED_OTHERWISE:
-        return Refused(f"Beside `input`, its name is `{_NAMED_OTHERWISE[name]}`.")
-    return Refused("It belongs to a body with `messages`, and this one has `input`.")
+        return Refused(f"Its name is `{_NAMED_OTHERWISE[name]}` there.", beside="input")
+    return Refused("It belongs to a body with `messages`.", beside="input")
 
 
 _CHAT_FIELDS = [name for name in ChatCompletionBody.model_fields if name not in ResponsesBody.model_fields]
@@ -39,9 +41,10 @@ class ResponsesAsChatBody(ResponsesBody):
 
 
 def _form_of(body: Any) -> str:
-    """A body with `messages` is a chat, whatever else it has; `input` is then refused by name."""
+    """A body with messages is a chat, whatever else it has; `input` is then refused. A null counts as absent."""
     if isinstance(body, dict):
-        return "form of responses" if "input" in body and "messages" not in body else "form of chat"
+        has_input = body.get("input") is not None and not body.get("messages")
+        return "form of responses" if has_input else "form of chat"
     return "form of responses" if isinstance(body, ResponsesAsChatBody) else "form of chat"
 
 
