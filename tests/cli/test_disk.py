@@ -192,7 +192,7 @@ def test_nothing_is_removed_without_a_yes(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("is_encrypted", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_conversation_goes_to_another_folder(tmp_path: Path, is_encrypted: bool) -> None:
     key = tmp_path / "key"
     key.write_text("a1" * 32)

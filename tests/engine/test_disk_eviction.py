@@ -10,6 +10,7 @@ import pytest
 from tests.engine.test_disk_any_load import NUM_TOKENS, Server, files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
+from tests.support.rows import cases
 from tests.support.running import eventually
 from vllm_mlx.cache.disk_reader import MIN_GAIN
 
@@ -58,7 +59,7 @@ def play(path: Path, driver: Driver, run: object) -> list[tuple[int, list[int]]]
     return found
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5", "gemma3_text"])
+@pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5", "gemma3_text"], ["qwen3_5", "gemma3_text"]))
 def test_conversations_that_memory_has_no_room_for_go_on_from_disk(architecture: str, tmp_path: Path) -> None:
     path = checkpoint(architecture)
     large = Driver(path)

@@ -7,13 +7,15 @@ import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, OWN_STATE
 from tests.support.engine_driver import Driver, ExpectedTokens, plain_loop
+from tests.support.rows import USUAL, cases
 
+NAMES = (*ARCHITECTURES, *OWN_STATE, *OWN_ATTENTION, "vision:qwen3_5")
 NUM_TOKENS = 12
 _random = random.Random(1)
 PROMPTS = [[_random.randrange(500) for _ in range(length)] for length in (1, 5, 40, 33, 70, 2, 300)]
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *OWN_STATE, *OWN_ATTENTION, "vision:qwen3_5"])
+@pytest.fixture(scope="module", params=NAMES)
 def model(request, checkpoint):
     path = checkpoint(request.param)
     return path, [plain_loop(path, prompt, NUM_TOKENS)[0] for prompt in PROMPTS]
@@ -28,6 +30,7 @@ def test_single_batched_staggered_and_chunked_rows_all_give_the_plain_loops_toke
     assert driver.engine.num_rows == 0
 
 
+@pytest.mark.parametrize("model", cases(NAMES, {*USUAL, "llama4", "vision:qwen3_5"}), indirect=True, scope="module")
 @pytest.mark.parametrize("chunk", [7, *(pytest.param(chunk, marks=pytest.mark.full) for chunk in (1, 16, 512))])
 def test_any_chunk_length_gives_the_plain_loops_tokens(model, chunk):
     path, expected = model

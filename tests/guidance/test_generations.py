@@ -115,7 +115,7 @@ def test_some_schemas(llm: LLM) -> None:
     assert tally.share >= 0.95
 
 
-@pytest.mark.parametrize("name", FORMATS[::4])
+@pytest.mark.parametrize("name", FORMATS[::6])
 def test_some_tools(checkpoint, name: str) -> None:
     tally = Tally()
     with LLM(str(checkpoint("qwen3")), max_model_len=4096, tool_call_parser=name) as llm:

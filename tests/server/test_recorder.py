@@ -123,6 +123,7 @@ def test_long_bodies_are_recorded_by_their_length(tmp_path: Path, monkeypatch: p
     offered(recorder, b"[" + b" " * 33 * 1024 * 1024 + b"]")
     many = json.dumps([["x"] * 130_000]).encode()
     offered(recorder, many)
+    eventually(lambda: len(records(tmp_path)) == 2)
     recorder.close()
     first, second = records(tmp_path)
     assert first["shape"] == {"~long": 33 * 1024 * 1024 + 2} and second["shape"] == {"~long": len(many)}
