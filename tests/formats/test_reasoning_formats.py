@@ -307,3 +307,13 @@ def test_the_token_that_ends_a_message_is_no_text(tools: str, end: str) -> None:
     for options in ({}, {"marker_tokens": frozenset({end, "<|role_sep|>"})}):
         pieces = [*"Hi", (end, True)]
         assert run(pieces, reasoning=None, tools=tools, tool_specs=TOOLS, **options) == [Text("Hi")]
+
+
+def test_a_tag_that_carries_no_word_is_none() -> None:
+    """What follows it is text as soon as it is no word, and the cut end of a reply hides one word at most."""
+    check("hy_v4", "Hi\n<think:Q or b", [Text("Hi\nQ or b")])
+    check("hy_v4", "Hi\n</think:Q<x", [Text("Hi\nQ<x")])
+    check("hy_v4", f"Hi\n<think:{'Q' * 65}>", [Text(f"Hi\n{'Q' * 65}>")])
+    check("hy_v4", "Hi\n</think:Q", [Text("Hi\n")])
+    parser = make_parser("hy_v4", None)
+    assert parser.feed("Hi\n<think:a b") == [Text("Hi\n"), Text("a b")]

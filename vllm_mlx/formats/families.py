@@ -11,7 +11,7 @@ from functools import lru_cache
 from . import call_formats as calls
 from . import layouts
 from .bodies import BodyStatus
-from .bodies.compose import choice, header, several, suffix_route
+from .bodies.compose import choice, several, suffix
 from .family import (
     Calls,
     Family,
@@ -213,8 +213,8 @@ FAMILIES = (
         replace(
             THINK,
             headers=(
-                Opening("<think:", header(">", suffix_route(BodyStatus.REASONING))),
-                Opening("</think:", header(">", suffix_route(BodyStatus.TEXT))),
+                Opening("<think:", suffix(BodyStatus.REASONING)),
+                Opening("</think:", suffix(BodyStatus.TEXT)),
             ),
         ),
         calls.HY,

@@ -14,6 +14,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER_WORD = re.compile(r"[\w.=:/-]+")
 _CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
 _MAX_CHANNEL = 40
+_SUFFIX = re.compile(r"[\w-]{0,64}")
 _READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
 _NAME_ENDS = " \t\r\n<>[](){}\"'`,;="
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
@@ -268,13 +269,22 @@ def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
     return BodyStatus.REASONING if recipient.group(1) == "self" else BodyStatus.TEXT
 
 
-def suffix_route(status: BodyStatus) -> Route:
-    """Accept a tag that carries a word, as `<think:word>`."""
+class SuffixBody(Body):
+    """The word that a tag carries, and its end, as in `<think:word>`. `found`: what follows the tag."""
 
-    def route(header: str, context: BodyContext) -> BodyStatus:
-        return status if re.fullmatch(r"[\w-]{1,64}", header) else BodyStatus.STUCK
+    def __init__(self, context: BodyContext, found: BodyStatus):
+        super().__init__()
+        self._found = found
 
-    return route
+    def _read(self, text: str, position: int, final: bool) -> int:
+        word = _SUFFIX.match(text, position)
+        assert word is not None
+        end = word.end()
+        if end > position and text.startswith(">", end):
+            self.status = self._found
+            return end + 1
+        self.status = BodyStatus.WAITING if end == len(text) and not final else BodyStatus.STUCK
+        return position
 
 
 class ChannelBody(Body):
@@ -308,3 +318,7 @@ def _ends_name(text: str, position: int) -> bool:
 
 def header(end: str, route: Route) -> NewBody:
     return partial(HeaderBody, end=end, route=route)
+
+
+def suffix(found: BodyStatus) -> NewBody:
+    return partial(SuffixBody, found=found)
