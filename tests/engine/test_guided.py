@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_driver import GREEDY, Driver, plain_loop
 from tests.support.failing_device import failing_device
 from tests.support.guiding import Guiding, is_person
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.request import Choice, Regex
 from vllm_mlx.core.sequence import TokenSampling
@@ -25,7 +25,7 @@ def prompt(length: int) -> list[int]:
     return [_random.randrange(500) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
+@pytest.fixture(scope="module", params=cases(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def path(request, checkpoint):
     return checkpoint(request.param)
 
