@@ -294,7 +294,7 @@ def test_a_context_that_is_too_short_for_a_client_is_said(demo_url: str, tmp_pat
     stand_in(tmp_path / "hermes", "print('started')")
     result = run("launch", "hermes", "--url", demo_url, "--context", "40960", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert result.stdout == "started\n"
-    assert "Hermes wants a context of 64,000 tokens at the least, and this one is 40,960" in result.stderr
+    assert "Hermes needs a context of at least 64,000 tokens, and this one has 40,960" in result.stderr
 
 
 def test_write_is_what_writes(demo_url: str) -> None:

@@ -196,7 +196,7 @@ def test_a_parser_of_reasoning_reads_no_calls(install: Install, qwen: Tokenizer)
 def test_a_name_that_two_packages_have_is_refused(install: Install, qwen: Tokenizer) -> None:
     install("acme-parser")
     install("acme-other", parsers={"acme": "acme_other:FAMILY"})
-    with pytest.raises(ConfigError, match=r"acme-other 1\.0, acme-parser 1\.0\. Keep one"):
+    with pytest.raises(ConfigError, match=r"acme-other 1\.0, acme-parser 1\.0\. Uninstall all"):
         formats(qwen)
 
 

@@ -29,7 +29,7 @@ NO_SEARCH = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTool:
-    """What one request allows. `allowed` and `blocked`: domains, each with its subdomains, and perhaps a path."""
+    """What one request allows. `allowed` and `blocked`: domains, each with its subdomains; a domain may have a path."""
 
     max_uses: int = DEFAULT_USES
     allowed: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ class DiskIndex:
         self.tree = PrefixTree(max_bytes=1 << 62, min_cut=_WHOLE)
         self._records: dict[str, Record] = {}
         self._uses: dict[str, weakref.ref[_Use]] = {}  # by the names of records
-        self._ended: list[str] = []  # names of records whose last use has ended, perhaps of an earlier file
+        self._ended: list[str] = []  # names of records whose last use has ended; the file may be an earlier one
         self._repeated: list[_Use] = []  # runs whose tokens other runs hold: what continues them may come later
         self._rules: dict[str, ResumeRule] = {}
 

@@ -1,4 +1,4 @@
-"""Chooses what of a path in memory is worth a file, and describes it as records. It writes none.
+"""Chooses which part of a path in memory is worth a file, and describes it as records. It writes none.
 
 Of a model that resumes only at states, few states of a path are written: the others would save little.
 """
@@ -20,7 +20,7 @@ from .tree import NEAR_FORK
 MAX_RUN_TOKENS = 4096
 MAX_RUN_BYTES = 128 << 20  # so that little memory is held by what is being written
 _MAX_STATED = 4096
-NUM_LAST_STATES = 2  # the newest ones of a path, which are written beside those at forks
+NUM_LAST_STATES = 2  # the newest ones of a path, which are written in addition to those at forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Job:
     num_bytes: int
 
     def begins_after(self, position: int) -> bool:
-        """Whether all that it holds belongs to tokens behind the first `position`."""
+        """Whether everything in it belongs to tokens after the first `position`."""
         return self.header.start >= position + (self.header.kind == "state")
 
 
@@ -45,10 +45,10 @@ class Errand:
     space: Space
     key: bytes  # up to the last record's end
     needs_state: bool
-    jobs: deque[Job]  # that have not been begun
-    points: list[int] = field(init=False)  # where it has states
-    left_bytes: int = field(init=False)  # that are not written yet
-    evicted_bytes: int = 0  # that have left the tree since it was planned
+    jobs: deque[Job]  # the ones that have not been begun
+    points: list[int] = field(init=False)  # positions of its states
+    left_bytes: int = field(init=False)  # bytes that are not written yet
+    evicted_bytes: int = 0  # bytes that have left the tree since it was planned
     current: Job | None = None  # the last one that was begun
     is_cleared: bool = False
 
@@ -128,9 +128,9 @@ class DiskPlan:
         self._stated.clear()
 
     def errand(self, leaf: Node, *, up_to: int, most: int | None) -> tuple[int, Errand | None]:
-        """The end of what is worth a file of a path up to `up_to`, and its missing records, at most `most`, if any.
+        """Return the end of the part of a path, up to `up_to`, that is worth a file, and its missing records, if any.
 
-        Raises DamagedSnapshot.
+        There are at most `most` of them. Raises DamagedSnapshot.
         """
         assert leaf.key is not None
         end, records = self._records(leaf, up_to)

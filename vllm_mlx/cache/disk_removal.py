@@ -47,7 +47,7 @@ class DiskRemoval:
                 self._chores.appendleft(chore)
 
     def sweep(self) -> int:
-        """Remove the files of which nothing is used any more. Returns their bytes."""
+        """Remove the files that no longer contain anything in use. Returns their bytes."""
         return self.remove(self._index.unused())
 
     def remove(self, records: Iterable[Record]) -> int:

@@ -33,7 +33,7 @@ class Owner(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Remove the files of which nothing is used any more."""
+        """Remove the files that no longer contain anything in use."""
         ...
 
     def lose(self, records: Iterable[Record]) -> None:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_S = 10.0  # the longest wait for the index at start
 _BATCH = 64  # records that are added to the index at a time
-_QUEUE_SHARE = 16  # one part in so many of the memory is kept for what is evicted and waits to be written
+_QUEUE_SHARE = 16  # a sixteenth of the memory is kept for what is evicted and waits to be written
 _NOTE_S = 60.0  # a record's last use is noted at most so often
 _COMPARE_S = 30.0  # between two looks at what other servers did
 
@@ -142,7 +142,7 @@ class DiskTier:
         return self._removal.is_busy
 
     def advance(self) -> None:
-        """Do a little of what takes long. Called between two steps."""
+        """Do a small part of the long tasks. Called between two steps."""
         self._contain(self._removal.advance)
 
     def _contain(self, work: Callable[[], object]) -> None:
@@ -289,7 +289,7 @@ class DiskTier:
         self._removal.make_room(num_bytes, then)
 
     def sweep(self) -> None:
-        """Remove the files of which nothing is used any more."""
+        """Remove the files that no longer contain anything in use."""
         self._removal.sweep()
 
     def lose(self, records: Iterable[Record]) -> None:

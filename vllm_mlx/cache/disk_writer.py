@@ -1,4 +1,4 @@
-"""Writes what of the tree in memory is worth it to disk, on a thread of its own, one record at a time.
+"""Writes the parts of the tree in memory that are worth a file, on a thread of its own, one record at a time.
 
 A path is written once nothing has used it for a while, so that what a later turn cannot contain has left it before.
 What is evicted from memory before that is written too: it waits in a queue, as far as memory has room for it.
@@ -36,7 +36,7 @@ _LOOK_S = 5.0  # between two looks at the size of the folder
 _END_S = 5.0  # the longest wait for the thread at the end
 _PAUSE_S = 60.0  # without room, nothing is tried for this time
 LOOKED = 32  # leaves at which one look for due ones looks
-_CAP_SLACK = 20  # one part in so many of the cap is removed at once
+_CAP_SLACK = 20  # a twentieth of the cap is removed at once
 
 
 class DiskWriter:
@@ -141,7 +141,7 @@ class DiskWriter:
 
     @contextmanager
     def leaving(self, node: Node, leaf: Node) -> Iterator[None]:
-        """Around an eviction of a node on the path of `leaf`: put what is worth a file and has none into the queue.
+        """Use it around an eviction of a node on the path of `leaf`: what is worth a file and has none joins the queue.
 
         Nothing is copied: the records refer to arrays that never change, and keep them until they are written.
         """
@@ -288,7 +288,7 @@ class DiskWriter:
                 errand.is_cleared = True
 
     def trim(self, space: Space, key: bytes, keep: int) -> None:
-        """Drop what waits of this path behind its first `keep` tokens."""
+        """Drop records of this path that are not written yet and begin after its first `keep` tokens."""
         for errand in self._errands():
             if errand.space == space and common_tokens(errand.key, key) > keep:
                 while errand.jobs and errand.jobs[-1].begins_after(keep) and errand.drop_last():

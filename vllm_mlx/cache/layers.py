@@ -298,7 +298,7 @@ def _join_rows(parts: Sequence[tuple[Any, Sequence[int]]], side: int, width: int
 
 
 def keep(kv: list[Any], indices: Sequence[int], lengths: Sequence[int]) -> None:
-    """Keep only the rows at `indices` of batch caches, in this order. `lengths`: of these rows. One needs no batch."""
+    """Keep only the rows at `indices` of batch caches, in this order. `lengths`: their lengths. One needs no batch."""
     chosen, longest = mx.array(list(indices)), max(lengths)
     slices = Slices(mx.eval)
     for place, leaf in enumerate(kv):

@@ -75,7 +75,7 @@ class Node:
     is_stored_end: bool = True  # False: a split created this end, and no insert ended here
     last_used: float = 0.0
     state_used: float = 0.0
-    forks: int = 0  # requests that had its tokens and then left the stored paths behind it, or were stored completely
+    forks: int = 0  # requests that had its tokens, and then no further stored tokens, or were stored completely
     has_branched: bool = False  # tokens have been stored after it
     hits: int = 0  # requests that resumed from its tokens
     state_hits: int = 0  # requests that resumed from its state
@@ -186,7 +186,7 @@ class Match:
 def hit_kind(leaf: Node, common: int, num_query: int) -> HitKind:
     """The kind of a hit. The path of `leaf` has the first `common` of the query's `num_query` tokens.
 
-    An identical prompt is `exact`, also where its reply is stored behind it: a prompt is stored without its last token.
+    An identical prompt is `exact`, also where its reply is stored after it: a prompt is stored without its last token.
     """
     node = leaf.at(common)
     is_end = node.end == common and (node.is_stored_end or node.num_children == 0)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from .index import WORD_BYTES
 from .node import NODE_BYTES, Node, ResumeRule
 
-_SOON_S = 60.0  # the next request of a conversation that goes on comes about so soon
-_FORK_SHARE = 0.05  # weight of a fork, beside that of a conversation that goes on
+_SOON_S = 60.0  # about when the next request of a conversation that continues arrives
+_FORK_SHARE = 0.05  # weight of a fork, relative to a conversation that continues
 _SHARED_TOKENS = 4096  # typical length of a beginning that conversations share
-_RETRIES = 0.1  # share of requests that go on before the end of their conversation
+_RETRIES = 0.1  # share of requests that branch off before the end of their conversation
 
 
 def is_victim(node: Node) -> bool:
@@ -20,11 +20,11 @@ def is_victim(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What losing nodes costs now."""
+    """What it costs now to lose nodes."""
 
     now: float
     s_per_token: Mapping[str, float]  # seconds to recompute a token, by model fingerprint
-    read_bytes_per_s: float | None = None  # at which nodes with `is_copied` come back; None: they do not
+    read_bytes_per_s: float | None = None  # how fast nodes with `is_copied` are read again; None: they cannot be
 
 
 Worth = Callable[[Node, Prices], float]
@@ -33,17 +33,18 @@ Worth = Callable[[Node, Prices], float]
 def worth(node: Node, prices: Prices) -> float:
     """Seconds that the node saves per byte, times the chance that it is used soon.
 
-    A conversation that goes on does so soon, so that the chance falls with the square of the age. Other conversations
-    begin like it at any time: the chance falls with the age itself, and it grows with the forks that were seen. A first
-    fork is expected as well, rather of a short beginning than of a long one. An inner state serves forks and retries.
+    A conversation that continues does so soon: that chance falls with the square of the age. Another conversation may
+    begin in the same way at any time: that chance falls with the age itself, and grows with the forks that were seen.
+    A first fork is expected as well, more of a short beginning than of a long one. An inner state serves forks and
+    retries.
     """
     if node.num_children == 0:
-        used, forks, goes_on = node.last_used, node.forks, 1.0
+        used, forks, continues = node.last_used, node.forks, 1.0
     else:
-        used, forks, goes_on = node.state_used, node.num_children - 1, _RETRIES
+        used, forks, continues = node.state_used, node.num_children - 1, _RETRIES
     age = _SOON_S + max(0.0, prices.now - used)
     expected = forks + _SHARED_TOKENS / (_SHARED_TOKENS + node.end)
-    return saved_s_per_byte(node, prices) * (goes_on * _SOON_S / age + _FORK_SHARE * expected) / age
+    return saved_s_per_byte(node, prices) * (continues * _SOON_S / age + _FORK_SHARE * expected) / age
 
 
 def saved_s_per_byte(node: Node, prices: Prices) -> float:

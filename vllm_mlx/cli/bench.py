@@ -46,7 +46,7 @@ class Sizes:
 
 
 class Words:
-    """Random words. Another seed gives other prompts, of which no server has cached anything."""
+    """Random words. Another seed gives other prompts, so that no server has any of them in its cache."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)

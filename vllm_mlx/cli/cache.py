@@ -17,7 +17,7 @@ _MAX_ENTRIES = 200
 
 def cache(
     clear: Annotated[
-        bool, option("--clear", None, "Remove all cached state, on disk too. Running replies go on.")
+        bool, option("--clear", None, "Remove all cached state, on disk too. Running replies continue.")
     ] = False,
     as_json: AsJson = False,
     url: UrlOption = None,

@@ -78,7 +78,7 @@ class LinePrompt:
                 readline.read_history_file(self._file)
 
     def read(self) -> str | None:
-        """One line; it goes on after a line that ends with a backslash. None at the end of input."""
+        """One line; a backslash at its end continues it on the next line. None at the end of input."""
         lines: list[str] = []
         try:
             while True:

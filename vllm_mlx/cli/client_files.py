@@ -98,7 +98,7 @@ def write_own(path: Path, text: str) -> None:
 
 
 def write_lasting(entries: Lasting) -> str:
-    """Write a client's settings, and keep the user's file beside it. Returns what was done. Raises CommandFailed."""
+    """Write a client's settings, and keep a copy of the user's file. Returns what was done. Raises CommandFailed."""
     path = entries.path
     old = _read(path)
     text = _new(old, entries)

@@ -135,7 +135,7 @@ def _plan(row: Client, target: Target, arguments: list[str] | None) -> Plan:
 def _warn(plan: Plan, target: Target) -> None:
     if target.context < plan.least_context:
         print(
-            f"vllm-mlx: {plan.title} wants a context of {plan.least_context:,} tokens at the least, and this one is "
+            f"vllm-mlx: {plan.title} needs a context of at least {plan.least_context:,} tokens, and this one has "
             f"{target.context:,}: serve a model with a longer one, or raise --max-model-len.",
             file=sys.stderr,
         )

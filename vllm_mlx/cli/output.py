@@ -25,7 +25,7 @@ def _no_notice(num_dropped: int) -> str:
 
 
 class Output:
-    """One file descriptor and the thread that writes to it. The thread is a daemon: the process can end beside it.
+    """One file descriptor and the thread that writes to it. The thread is a daemon: the process can end while it runs.
 
     `notice` makes the line that says how many were dropped. It is written once the reader has caught up.
     """

@@ -15,7 +15,7 @@ VLLMMLXError
 │   ├── TimeLimit          the request took longer than the server allows
 │   └── Overloaded         the client may try again after `retry_after_s`
 │       └── TooManyRequests  this client, or all clients together, sent too many requests
-└── GenerationError        this generation failed on the server; others go on
+└── GenerationError        this generation failed on the server; others continue
     ├── GrammarLimit       the client's grammar takes more time than one reply may use
     ├── Cancelled          cancelled through the API, not by disconnecting
     └── EngineDead         the engine thread has ended

@@ -21,7 +21,7 @@ class Fence:
     """
 
     def __init__(self, protects: str, *, is_logged: bool = True):
-        """`protects` names, for the log and the reader, what goes on unharmed if the block fails."""
+        """`protects` names, for the log and the reader, what continues unharmed if the block fails."""
         self._protects = protects
         self._is_logged = is_logged
         self.error: Exception | None = None

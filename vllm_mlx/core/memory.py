@@ -153,7 +153,7 @@ class Overrun:
 
     peak_bytes: int = 0  # at the peak
     kept_bytes: int = 0  # still in use after the step
-    pressure: Pressure = Pressure.NORMAL  # the machine's, whatever this process uses
+    pressure: Pressure = Pressure.NORMAL  # the machine's, however little this process uses
 
 
 NO_OVERRUN = Overrun()

@@ -18,7 +18,7 @@ class TextPart:
 class ImagePart:
     """An image of a message.
 
-    `max_side`: the image is scaled down to fit a square with sides of so many pixels; None: not scaled.
+    `max_side`: the image is scaled down until its longer side has this many pixels; None: not scaled.
     `text`: the text that represents the image in a rendered conversation, once it is known.
     The class has no slots, so that the digest of a source of many megabytes is computed once and cached.
     """

@@ -242,7 +242,7 @@ class Request:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False  # only in a text completion: the reply begins with the prompt's text
-    keeps_reasoning: bool | None = None  # in the prefix cache, whatever follows; None: as the server is set
+    keeps_reasoning: bool | None = None  # in the prefix cache, for any next turn; None: as the server is set
     cache_salt: str = ""  # requests of different salts never share cached state
     tenant: str = ""  # digest of the API key that sent the request; empty without keys
     priority: int = 1  # the priority of that key

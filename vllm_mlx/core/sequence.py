@@ -21,7 +21,7 @@ class Tag(Enum):
 class TagWatch(Protocol):
     """Follows one reply's tokens; a token costs the same at any length of the reply.
 
-    `leftover`: the text behind the last tag that its last token contained, as ids of its own.
+    `leftover`: the text after the last tag, if the tag's last token contains such text; it is tokenized again.
     """
 
     leftover: tuple[int, ...]
@@ -75,7 +75,7 @@ class Constraint:
     param: str = ""  # the request field that asks for the grammar
     mask_words: int = 0  # 32-bit words of a mask over the vocabulary
     reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
-    barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue behind these tokens
+    barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue after these tokens
     names: Callable[[], NameHold] | None = None  # None: a grammar holds the names of calls, or nothing does
 
 

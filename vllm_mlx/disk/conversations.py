@@ -12,7 +12,7 @@ from .record import Record
 class Conversation:
     """`own_bytes`: what no other conversation shares, which its removal would free."""
 
-    runs: tuple[Record, ...]  # each continues the one before it, perhaps from its middle
+    runs: tuple[Record, ...]  # each continues the one before it, from its end or from its middle
     states: tuple[Record, ...]  # on the way, by position
     own_bytes: int
 
@@ -46,7 +46,7 @@ class Conversation:
 
 
 def conversations(records: Iterable[Record]) -> list[Conversation]:
-    """A conversation ends where no run goes on. Those used last come first."""
+    """A conversation ends where no run continues it. The ones used last come first."""
     runs, states = _by_kind(records)
     going_on = {(run.header.parent, run.header.start) for run in runs.values()}
     found = []

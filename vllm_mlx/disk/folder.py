@@ -213,7 +213,7 @@ class Folder:
     def remove_others(self, num_bytes: int) -> int:
         """Remove records that cannot be read here and that nobody has used for long, the longest unused first.
 
-        It stops when so many bytes are free. Returns the bytes removed.
+        It stops when enough bytes are free. Returns the bytes removed.
         """
         old_s = self._clock() - OTHERS_UNUSED_S
         with self._lock:

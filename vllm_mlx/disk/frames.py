@@ -1,7 +1,7 @@
-"""Frames of an append-only file: each shows by itself whether it is whole. Knows nothing of what is in them.
+"""Frames of an append-only file: each shows whether it is complete. Knows nothing of their contents.
 
 A frame: three bytes that begin every frame, one for its form, its length, a checksum, its data. The two bytes 0xFE and
-0xFF do not occur in UTF-8, so no text that a client sent can look like the beginning of a frame behind a damaged one.
+0xFF do not occur in UTF-8, so no text that a client sent can look like the beginning of a frame after a damaged one.
 """
 
 import struct
@@ -28,7 +28,7 @@ class Frame:
 
 
 def framed(data: bytes, identity: bytes, form: Form = PLAIN) -> bytes:
-    """`identity`: of the file, at most 64 bytes. A frame is damaged in any other file."""
+    """`identity` names the file, in at most 64 bytes. A frame counts as damaged in any other file."""
     head = _HEAD.pack(_MARK, form, len(data))
     return head + _check(head, data, identity) + data
 

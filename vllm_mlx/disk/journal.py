@@ -1,6 +1,6 @@
-"""Journals: what a server remembers beside keys and values, in append-only files. Knows no conversation.
+"""Journals: what a server remembers in addition to keys and values, in append-only files. Knows no conversation.
 
-One file holds the values of one kind and checkpoint. Every change is a record behind the others, so a process that is
+One file holds the values of one kind and checkpoint. Every change is appended as a record, so a process that is
 killed loses at most what was not written, and damage costs the records that it hits. Servers that share a folder append
 to the same files, and each reads them when it starts.
 """
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 64 << 20  # the size of one journal
 MAX_JOURNALS = 24  # in a folder: those written last stay when a server starts
 MAX_WAITING_BYTES = 32 << 20  # in memory, of values that are not written yet
-_VALUE_SHARE = 4  # a value takes at most one part in so many of its journal
-_START_SHARE = 8  # one part in so many of a journal may be dead when a server starts
+_VALUE_SHARE = 4  # a value takes at most a quarter of its journal
+_START_SHARE = 8  # at most an eighth of a journal may be dead when a server starts
 _SLACK_BYTES = 256 << 10  # that may be dead while a server runs, although less is alive
-_DELAY_S = 0.05  # so that records are written behind the work that made them, several at once
+_DELAY_S = 0.05  # so that records are written after the work that made them, several at once
 _RETRY_S = 30.0  # after a write that failed or was not allowed
 _CLOSE_S = 10.0
 _NO_JSON = (ValueError, TypeError, OverflowError, RecursionError)
@@ -239,7 +239,7 @@ class Journals:
         charge: Charge = lambda num_bytes: True,
         max_bytes: int = MAX_BYTES,
     ):
-        """`charge` is asked before bytes are written. If it refuses, they wait; `max_bytes`: of one journal."""
+        """`charge` is asked before bytes are written. If it refuses, they wait. One journal has at most `max_bytes`."""
         self.charge = charge
         self._folder = folder
         self._cipher = cipher

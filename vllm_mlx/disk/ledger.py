@@ -28,7 +28,7 @@ class Account:
     """`used_bytes` is never less than what the folder's files take; None: they have not been counted.
 
     Each day has its own sum, and no other day's sum is looked at. So a clock that is put back finds what was written
-    on that day already, and a clock that was wrong by years leaves nothing behind.
+    on that day already, and a clock that was wrong by years has no lasting effect.
     """
 
     used_bytes: int | None = None

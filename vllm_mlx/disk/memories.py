@@ -8,7 +8,7 @@ from .journal_file import Charge, Cipher
 from .space import JOURNALS
 
 _CACHED = frozenset({"replies", "prompts", "images"})  # kinds that a cleared cache takes along
-_CAP_SHARE = 32  # a journal takes at most one part in so many of the tier's cap
+_CAP_SHARE = 32  # a journal takes at most 1/32 of the tier's cap
 
 
 class Memories:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 NAME = "vllm-mlx"
-CAP_SHARE = 10  # by default, the cache takes at most one part in so many of what it and free space take together
-FLOOR_SHARE = 50  # one part in so many of a disk stays free,
+CAP_SHARE = 10  # by default, the cache takes at most a tenth of what it and free space take together
+FLOOR_SHARE = 50  # a fiftieth of a disk stays free,
 MAX_FLOOR_BYTES = 10_000_000_000  # and no more than this
 _TAG = "CACHEDIR.TAG"  # backup programs leave a folder with this file out: https://bford.info/cachedir
 _TAG_TEXT = (

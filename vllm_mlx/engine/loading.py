@@ -56,7 +56,7 @@ _DEFAULT_MODEL_LEN = 32768  # where the checkpoint names no limit
 _SCORES_SHARE = 16  # 1/16 of all memory for the attention scores of a chunk, where the device keeps them
 _JOIN_SHARE = 16  # at most 1/16 of all memory for a join: a model of few layers needs it only if all memory is in rows
 _FORCED_SHARE = 32  # beyond 1/32 of all memory, a slower kernel that keeps no scores is forced
-_MEDIA_SHARE = 8  # one part in so many of what rows may take is at most kept of encoded images
+_MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
 _IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
 _MAX_IMAGES_BYTES = 512 << 20
 _RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
@@ -84,7 +84,7 @@ def serve_checkpoint(
 ) -> EngineClient:
     """Load everything, here and on the engine thread, and return when requests can come. Raises ConfigError.
 
-    `memories`: of the checkpoint; the client closes them.
+    `memories` are the checkpoint's; the client closes them.
     """
     tokenizer = checked_tokenizer(config, checkpoint)
     formats = reply_formats(config, tokenizer)

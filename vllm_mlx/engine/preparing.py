@@ -188,7 +188,7 @@ class _Job:
 class PromptPool:
     """Any thread may call it. Work of one tenant starts in order of arrival; long prompts do not delay short ones.
 
-    Tenants take turns. Each has threads of its own as long as there are any left, so that nobody waits behind
+    Tenants take turns. Each has threads of its own as long as there are any left, so that nobody waits for
     another's prompts. A thread that hangs is replaced.
     """
 

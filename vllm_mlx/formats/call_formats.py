@@ -1,4 +1,4 @@
-"""Tool calls that take more than one line of the families' table: how they are read and how they are written."""
+"""Formats of tool calls that are too long for the families' table: how calls are read, and how they are written."""
 
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ FUNCTION = xml(FUNCTION_TAGS)
 
 
 def bare(body: NewBody, marker: str, place: Place = Place.OUTSIDE_REASONING) -> Opening:
-    """Calls without a tag before them: `marker` is their own first text, which the body reads again."""
+    """Open calls without a tag before them: `marker` is their own first text, which the body reads again."""
     return Opening(marker, body, place, keeps_marker=True, is_common=len(marker) == 1)
 
 
@@ -61,7 +61,7 @@ def section(
 
 
 def keyed(tags: XmlTags, *steps: Step) -> NewBody:
-    """The name, then a key and a value for each argument."""
+    """Read a name, the steps, then a key and a value for each argument."""
 
     def finish(context: BodyContext, names: list[str]) -> Body:
         return XmlBody(context, tags, names[0])
@@ -77,14 +77,14 @@ def named(*steps: Step, trailer: str = "") -> NewBody:
 
 
 def _kimi_body(context: BodyContext, names: list[str]) -> Body:
-    """The name carries the number of the call; the two together are the call's id."""
+    """Make the body of a call whose name has a number at its end; name and number together are the call's id."""
     written = names[0]
     name, _, number = written.removeprefix(FUNCTION_NAME.prefix).rpartition(":")
     return ObjectBody(context, name if name and number.isdecimal() else written, call_id=written)
 
 
 def _mistral_body(context: BodyContext, names: list[str]) -> Body:
-    """The name, then the call's id if the model wrote one."""
+    """Make the body of a call whose id follows its name, if the model wrote an id."""
     return ObjectBody(context, names[0], call_id=names[1] if len(names) > 1 else None)
 
 
@@ -96,7 +96,7 @@ ARG_KEY_CALL = XmlCall(ARG_KEY_TAGS, frozenset({"head", "key", "parameter"}))
 
 
 def _in_tool_call(function: NewBody, json: NewBody) -> ToolFormat:
-    """JSON, a list or tags in <tool_call>; the tags also without it."""
+    """Read JSON, a list, or calls with a tag for each argument in <tool_call>; the last also without <tool_call>."""
     openings = (
         Opening("<tool_call>", choice({"{": json, "[": JSON_LIST, "<": function})),
         Opening("<function=", function, keeps_marker=True, needs_tools=True),

@@ -1,4 +1,4 @@
-"""A parser that says where a reply has begun a call without a name yet. It is read for that alone, not for events."""
+"""A parser that says when a reply has begun a call whose name is not complete. Its events are ignored."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ class UnnamedCall:
 
     call: OpenCall | None
     opening: Opening
-    text: str  # what followed its marker
+    text: str  # the text after its marker
     is_quoted: bool
 
     def continues(self, earlier: "UnnamedCall") -> bool:
-        """Whether this is the call that was met earlier."""
+        """Whether this is the same call as the earlier one."""
         is_begun_now = earlier.call is None and self.call is not None and not self.call.is_further
         return self.call is earlier.call or (is_begun_now and self.opening is earlier.opening)
 
@@ -34,7 +34,7 @@ class CallReader(OutputParser):
         return self._call is None and not self._pending and not self._content.is_at_start
 
     def skip(self, text: str) -> None:
-        """Take in text of which nothing is emitted, and which contains no tag."""
+        """Take text that contains no tag, without any event."""
         self._writer.quoting.feed(text)
 
     def may_begin_tag(self, text: str) -> bool:

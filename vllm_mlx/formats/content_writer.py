@@ -13,17 +13,17 @@ class ContentWriter:
         """
         self._codec = codec
         self._is_bounded = is_bounded
-        self.has_quoted = False  # a tag of the model's own format was shown, because the model quoted it
+        self.has_quoted = False  # whether a tag of the model's own format was shown, because the model quoted it
         self.framing = ContentFraming(is_plain=is_plain)
         self.quoting = Quoting()
-        self.position = 0  # characters of the reply that were taken so far
+        self.position = 0  # characters of the reply that were read so far
         self.spans: list[tuple[int, int]] = []  # (start, end) of each text emitted since this list was cleared
         self.begins_message = False  # the next text is a message of its own: a line break comes before it
         self._held = ""  # text that counts only if more visible text follows
         self._shown_to = 0  # where the span of the last text ends
 
     def feed(self, text: str, out: list[ContentEvent]) -> None:
-        """Emit text that ends where the text taken so far ends."""
+        """Emit text that ends where the text read so far ends."""
         self.emit(self.framing.feed(text), out)
 
     def emit(self, text: str, out: list[ContentEvent]) -> None:
@@ -33,7 +33,7 @@ class ContentWriter:
             self._emit(text, end - len(text), end, out)
 
     def feed_made(self, text: str, out: list[ContentEvent]) -> None:
-        """Emit text that stands for what was taken since the last text."""
+        """Emit text that stands for everything that was read since the last text."""
         if text := self._codec.decode(self.framing.feed(text)):
             self._emit(text, self._shown_to, max(self._shown_to, self.position), out)
 

@@ -32,8 +32,8 @@ class Opening:
     new_body: NewBody
     place: Place = Place.ANYWHERE
     keeps_marker: bool = False  # the body reads the tag again
-    needs_tools: bool = False  # the tag is a common text, so it counts only if tools are declared
-    is_common: bool = False  # most texts with this tag are no calls, so what follows the tag stays free
+    needs_tools: bool = False  # the tag is also common in text, so it counts only if tools are declared
+    is_common: bool = False  # most texts with this tag are no calls, so no grammar holds what follows the tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ReasoningFormat:
     opens: tuple[str, ...]
     closes: tuple[str, ...]  # dropped wherever they occur
     is_implied: bool = False  # the reply is reasoning until a closing tag, whether or not a tag opened it
-    fills_content: bool = False  # reasoning that the prompt did not open is content, too, if the reply has no other
+    fills_content: bool = False  # without other content, reasoning that the prompt did not open is content, too
     is_shown: bool = False  # the reasoning is content, its tags included
     wrap: tuple[str, str] | None = None  # tags around the answer
     headers: tuple[Opening, ...] = ()  # begin messages; the header says whether a message is reasoning
@@ -133,7 +133,7 @@ class XmlCall:
     tags: XmlTags
     breaks: frozenset[str] = frozenset()  # line breaks follow these parts: head, key, value, parameter
     name_key: str = "name"  # the attribute that holds the name of the call
-    kind: str = ""  # the attribute or tag that says which type the value has: "string" or "type"
+    kind: str = ""  # the attribute or tag that names the type of the value: "string" or "type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,10 @@ class Family:
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
     reasoning_names: tuple[str, ...] = ()  # values of `reasoning_parser`, if they are not `name` and `aliases`
-    call_names: tuple[str, ...] = ()  # values of `tool_call_parser`, likewise
-    reasoning_signs: tuple[str | Signature, ...] = ()  # one is in a template: its model reasons in this format
-    call_signs: tuple[str | Signature, ...] = ()  # likewise; without any, the sign of the format counts
-    reasoning_tokens: tuple[str, ...] = ()  # all of them in a vocabulary: likewise, if the template says nothing
+    call_names: tuple[str, ...] = ()  # values of `tool_call_parser`, if they are not `name` and `aliases`
+    reasoning_signs: tuple[str | Signature, ...] = ()  # the model of a template that has one reasons in this format
+    call_signs: tuple[str | Signature, ...] = ()  # the same for calls; without any, the sign of the format counts
+    reasoning_tokens: tuple[str, ...] = ()  # a vocabulary that has all of them counts if the template says nothing
     call_tokens: tuple[str, ...] = ()
 
     @property

@@ -1,6 +1,6 @@
-"""Layouts of reasoning and of tool calls: for one set of tags, how each is read and how calls are written.
+"""Layouts of reasoning and of tool calls: how each is read with given tags, and how calls are written with them.
 
-Knows no family, but for formats of reasoning that several families share.
+It knows no family, except for formats of reasoning that several families share.
 """
 
 from dataclasses import replace
@@ -40,26 +40,26 @@ def between(body: NewBody, open: str, *closes: str, inner: tuple[str, ...] = ())
 
 
 def one_a_line(reads: ToolFormat, kind: CallKind, line: str = "\n") -> Calls:
-    """Each call in tags of its own, one a line; `line` also separates it from its tags."""
+    """Lay out each call in tags of its own, one call a line; `line` also separates a call from its tags."""
     open, close = reads.openings[0].marker, reads.closes[0]
     return Calls(reads, (Spelling(kind, open + line, line + close, between="\n"),))
 
 
 def one_a_reply(kind: CallKind, open: str, close: str, drops: tuple[str, ...] = ()) -> Calls:
-    """One JSON call in tags, after which the reply ends."""
+    """Lay out one JSON call in tags, after which the reply ends."""
     reads = replace(between(JSON, open, close), drops=drops)
     return Calls(reads, (Spelling(kind, open, close, is_single=True),), sign=open)
 
 
 def enclosed(reads: ToolFormat, kind: CallKind, between: str = "", brackets: str = "") -> Calls:
-    """All calls inside one pair of tags, the first that `reads` knows, and in brackets if they are given."""
+    """Lay out all calls inside one pair of tags, the first of `reads`, and in brackets if they are given."""
     open, close = reads.openings[0].marker, "".join(reads.closes[:1])
     spelling = Spelling(kind, between=between, begin=open + brackets[:1], end=brackets[1:] + close)
     return Calls(reads, (spelling,), sign=open)
 
 
 def json_list(open: str, close: str = "", kind: CallKind | None = None, body: NewBody = JSON_LIST) -> Calls:
-    """A JSON list of calls in tags; a model may leave the brackets out."""
+    """Lay out a JSON list of calls in tags; a model may leave the brackets out."""
     return enclosed(between(body, open, *([close] if close else [])), kind or JsonCall(), ", ", "[]")
 
 
@@ -79,19 +79,19 @@ def xml(tags: XmlTags) -> NewBody:
 
 
 def xml_format(tags: XmlTags, open: str, *closes: str) -> ToolFormat:
-    """Calls in a row between `open` and `closes`; a model may leave `open` out."""
+    """Read calls in a row between `open` and `closes`; a model may leave `open` out."""
     alone = Opening(tags.function, xml(tags), keeps_marker=True, needs_tools=True)
     return ToolFormat((Opening(open, xml(tags)), alone), closes, inner_tags=tags.texts)
 
 
 def xml_section(tags: XmlTags, open: str, close: str, kind: str = "") -> Calls:
-    """Each call on lines of its own inside one pair of tags."""
+    """Lay out each call on lines of its own inside one pair of tags."""
     call = XmlCall(tags, frozenset({"head", "parameter"}), kind=kind)
     return Calls(xml_format(tags, open, close), (Spelling(call, begin=f"{open}\n", close="\n", end=close),), sign=open)
 
 
 def dsml(section: str, space: str = "") -> Calls:
-    """DeepSeek's markup, every tag behind one token."""
+    """Lay out calls in DeepSeek's markup: every tag begins with the same token."""
     tags = invoke_tags(f"｜DSML｜{space}")
     return xml_section(tags, f"<｜DSML｜{section}>", f"</｜DSML｜{section}>", kind="string")
 
@@ -107,7 +107,7 @@ PYTHON_EXPRESSION = ExpressionCall(PYTHON, "(", ")")
 
 
 def braces(quotes: tuple[str, ...], open: str, close: str) -> Calls:
-    """`call:f{a:1}`, one in each pair of tags; strings are quoted by tags of the family's own."""
+    """Lay out calls as `call:f{a:1}`, one in each pair of tags; the family has quotes of its own for strings."""
     dialect = Dialect(quotes, ":", has_escapes=False, has_words=True)
     body = after("call:", then=partial(ExpressionBody, dialect=dialect, opener="{"))
     reads = between(several(body, Listing(separators=",")), open, close, inner=quotes[:1])
@@ -126,7 +126,7 @@ ALWAYS = replace(THINK, is_implied=True)
 
 
 def channels(open: str, usual: str, close: str) -> ReasoningFormat:
-    """Channels behind `open`, whatever their name, are reasoning; `usual` is `open` and the family's own name."""
+    """A channel, which `open` begins, is reasoning. `usual`: `open` and the name that the family's models write."""
     return ReasoningFormat(
         opens=(),
         closes=(close,),

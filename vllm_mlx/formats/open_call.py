@@ -1,4 +1,4 @@
-"""A tool call that is being read, and the text that stands for it if it is none or its tool is not declared."""
+"""A tool call that is being read, and the text that replaces it if it is no call or its tool is not declared."""
 
 import json
 import secrets
@@ -27,7 +27,7 @@ class CallIds:
 
 
 class OpenCall:
-    """`marker` is the tag that began it, as the parser met it."""
+    """`marker` is the tag that began it, in the form in which the parser found it."""
 
     def __init__(self, body: Body, opening: Opening, marker: str, *, is_native: bool, is_quoted: bool):
         """`is_native`: the tag belongs to the model's own format. `is_quoted`: the reply writes about the tag."""
@@ -35,13 +35,13 @@ class OpenCall:
         self.opening = opening
         self.marker = marker
         self.raw: list[str] = []  # the text read so far, tags included
-        self.is_at_own_marker = opening.keeps_marker  # nothing of the tag that began the call was read yet
+        self.is_at_own_marker = opening.keeps_marker  # the body still has to read the tag that began the call
         self.is_started = False
         self.is_refused = False  # the tool is not declared: the call is text, read only to find where it ends
         self.has_tags = is_native and not is_quoted and opening.place is Place.ANYWHERE
         """Whether the call is in tags of the model's own format, none of which may be shown."""
         self.is_plain_block = is_native and not is_quoted and opening.place is Place.OUTSIDE_REASONING
-        """Whether the block of calls is plain text, as a list is: if it is empty and all of the content, it is none."""
+        """Whether the block of calls is plain text, such as a list. An empty one that is the only content is text."""
         self.is_further = False  # no tag of its own began it: it follows another call in a list
         self.is_quoted = is_quoted
         self._first_body = body
@@ -54,7 +54,7 @@ class OpenCall:
 
     @property
     def further_head(self) -> Head | None:
-        """What is read up to the name; None: the call is the first behind its marker."""
+        """What is read up to the name; None: the call is the first after its marker."""
         return self._first_body.head() if self.is_further else None
 
     @property
@@ -62,7 +62,7 @@ class OpenCall:
         return not self.is_started and not any(text.strip() for text in self.raw)
 
     def consume(self, text: str, *, final: bool) -> int:
-        """Read text and return how many characters were taken. Leaves the reading to the body that the body chose."""
+        """Read text and return how many characters were read. A body may choose another one, which then continues."""
         end = self.body.consume(text, final=final)
         while self.body.chosen is not None:
             self.body = self.body.chosen
@@ -70,7 +70,7 @@ class OpenCall:
         return end
 
     def following(self, body: Body) -> "OpenCall":
-        """The next call of a list of calls, which has no tag of its own."""
+        """Return the next call of a list of calls, which has no tag of its own."""
         call = OpenCall(body, self.opening, self.marker, is_native=False, is_quoted=False)
         call.is_at_own_marker = False
         call.is_further = True
@@ -78,7 +78,7 @@ class OpenCall:
         return call
 
     def description(self, arguments: str) -> str:
-        """The next part of the JSON that shows a call of an undeclared tool; `arguments` are JSON text read now."""
+        """Return the next part of the JSON that shows a call of an undeclared tool. `arguments`: JSON text read now."""
         if self.has_head or not arguments:
             return arguments
         self.has_head = True

@@ -34,7 +34,7 @@ class OutputParser:
         starts_in_reasoning: bool = False,
         opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
         call_ids: Callable[[], str] = new_call_id,
-        takes_undeclared: bool = False,  # a call in the model's own format is a call, whatever its name
+        takes_undeclared: bool = False,  # a call in the model's own format is a call to any tool
     ):
         self._takes_undeclared = takes_undeclared
         self._tags = tag_vocabulary(reasoning, tools, tokens, has_schemas=bool(schemas))
@@ -63,7 +63,7 @@ class OutputParser:
 
     @property
     def text_spans(self) -> list[tuple[int, int]]:
-        """(start, end), in characters fed, of what each TextDelta of the last `feed` or `finish` stands for."""
+        """(start, end) of each TextDelta of the last `feed` or `finish`, in characters that were fed."""
         return self._writer.spans
 
     def feed(self, text: str, special: bool = False) -> list[ContentEvent]:
@@ -80,7 +80,7 @@ class OutputParser:
             self._call = None
             rest = self._pending.lstrip()
             if rest and any(tag.startswith(rest) for tag in self._tags.enclosing):
-                self._take(len(self._pending))  # what may become a tag behind a call is a tag that was cut off
+                self._take(len(self._pending))  # after a call, the beginning of a tag is a tag that was cut off
         while self._call is not None or self._pending:
             if self._call is None:
                 self._advance(out, final=True)
@@ -144,7 +144,7 @@ class OutputParser:
         return behind + end, marker
 
     def _may_be_doubled(self, marker: str) -> bool:
-        """Whether more text is needed to decide what the marker is, with which the pending text begins."""
+        """Whether more text is needed to decide how to read `marker`, with which the pending text begins."""
         tags = self._tags
         if marker in tags.strays or marker in tags.closes:
             return not self._content.follows_call and len(self._pending) < len(marker) + 2
@@ -220,7 +220,7 @@ class OutputParser:
 
     @property
     def _may_open(self) -> bool:
-        """Whether an opening tag counts here. Inside reasoning it does, but it opens nothing that is open."""
+        """Whether an opening tag counts here. Inside reasoning it does, but it does not open reasoning twice."""
         if self._is_reasoning or self._opening is ReasoningOpening.ANYWHERE:
             return True
         return self._opening is ReasoningOpening.AT_START and self._content.is_at_start
@@ -296,7 +296,7 @@ class OutputParser:
         return splitter.cut(self._pending, final=final)
 
     def _end_at_tag(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
-        """The body cannot continue: the text here is a tag around it, or this is no call."""
+        """Go on where the body cannot continue: at a tag around it, or because this is no call."""
         end, marker = self._tags.in_call.cut(self._pending, final=final)
         if end == 0 and marker is None and self._pending:
             return False
@@ -316,7 +316,7 @@ class OutputParser:
             call.raw.append(text)
 
     def _sync(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """Emit what the body has read."""
+        """Emit the part of the call that the body has read."""
         name = call.body.name
         if name is not None and not call.is_named:
             name = self._codec.decode(name)
@@ -379,7 +379,7 @@ class OutputParser:
             self._emit_as_text(call, out)
 
     def _emit_as_text(self, call: OpenCall, out: list[ContentEvent]) -> None:
-        """Emit the text of what proved to be no call."""
+        """Emit the text of a call that proved to be none."""
         self._call = None
         if call.has_head:
             call.body.cut("")

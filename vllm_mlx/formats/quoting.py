@@ -1,4 +1,4 @@
-"""Whether a tag is quoted: whether the reply writes about it rather than with it. Knows no tag."""
+"""Decides whether a tag is quoted: whether the reply writes about the tag instead of using it. Knows no tag."""
 
 import re
 
@@ -8,10 +8,10 @@ _MENTION = re.compile(r" \w|[.,;:!?)]")
 
 
 class Quoting:
-    """Follows the content of one reply. A text is looked at only when a tag behind it is asked about.
+    """Follows the content of one reply. A text is examined only when a tag after it is asked about.
 
-    A tag is quoted in a code block, in a code span, or directly behind a quotation mark. It is mentioned where it
-    stands between the words of a line, like one of them.
+    A tag is quoted in a code block, in a code span, or directly after a quotation mark. It is mentioned if it is
+    between the words of a line, like one of them.
     """
 
     def __init__(self) -> None:

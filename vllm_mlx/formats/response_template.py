@@ -1,7 +1,7 @@
 """The rules that a checkpoint carries for its own replies, `response_template` in its tokenizer's configuration.
 
-They name tags and say what stands between them. Most describe a family of the table, whose row reads the replies then;
-rules with other tags make formats of their own. No pattern of a checkpoint is ever run on a reply.
+They name tags, and say what is between them. Most describe a family of the table, whose row then reads the replies;
+rules with other tags become formats of their own. No pattern of a checkpoint is ever run on a reply.
 """
 
 import re
@@ -28,7 +28,7 @@ _NAMED = "\0"  # stands for a named group among the literal parts of a pattern
 
 
 class UnreadableTemplate(ValueError):
-    """The rules say something that no format of this server can."""
+    """The rules describe replies that no format of this server can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _tags_of(field: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _anchors(field: Mapping[str, Any], key: str) -> list[list[str]]:
-    """The literal parts of each text that may begin or end a field."""
+    """Return the literal parts of each text that may begin or end a field."""
     given = field.get(key)
     if given is not None:
         return [[text] for text in ([given] if isinstance(given, str) else given) if isinstance(text, str)]
@@ -83,9 +83,9 @@ def _anchors(field: Mapping[str, Any], key: str) -> list[list[str]]:
 
 
 def _literals(pattern: Any) -> list[str]:
-    """The literal parts of a pattern, in order. A named group stands between them as `_NAMED`.
+    """Return the literal parts of a pattern, in order; `_NAMED` is in the place of a named group.
 
-    What may be missing is left out. Raises UnreadableTemplate if the pattern looks ahead or back.
+    Optional parts are left out. Raises UnreadableTemplate if the pattern looks ahead or back.
     """
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
         raise UnreadableTemplate(f"a pattern is no text, or longer than {_MAX_PATTERN} characters")
@@ -156,7 +156,7 @@ def _calls(field: Mapping[str, Any]) -> Calls:
 
 
 def _known_calls(runs: Sequence[str], inner: Sequence[str]) -> Calls | None:
-    """The format of the table whose first tag begins the calls, and which has all tags that the rules name."""
+    """Return the format of the table whose first tag begins the calls, and which has all tags that the rules name."""
     first = runs[0].strip()
     named = [part.strip() for part in (*runs, *inner) if part.strip()[:1] in ("<", "[") and len(part.strip()) > 1]
     for row in reversed(FAMILIES):
@@ -188,7 +188,7 @@ def _json_calls(runs: Sequence[str], closes: tuple[str, ...], kind: JsonCall) ->
 
 
 def _named_calls(runs: Sequence[str], closes: tuple[str, ...]) -> Calls:
-    """A name, then the arguments as JSON."""
+    """Make the format of calls that are a name, then the arguments as JSON."""
     open, before, behind = _around_name(runs)
 
     def finish(context: BodyContext, names: list[str]) -> Body:
@@ -200,7 +200,7 @@ def _named_calls(runs: Sequence[str], closes: tuple[str, ...]) -> Calls:
 
 
 def _tagged_calls(runs: Sequence[str], closes: tuple[str, ...], inner: Sequence[str]) -> Calls:
-    """A name, then a key and a value for each argument."""
+    """Make the format of calls that are a name, then a key and a value for each argument."""
     open, before, behind = _around_name(runs)
     if [part == _NAMED for part in inner] != [False, True, False, True, False] or behind or not closes:
         raise UnreadableTemplate("the arguments of tool_calls have no tags around key and value, or the name has one")
@@ -214,7 +214,7 @@ def _tagged_calls(runs: Sequence[str], closes: tuple[str, ...], inner: Sequence[
 
 
 def _around_name(runs: Sequence[str]) -> tuple[str, str, str]:
-    """The tag that begins a call, and what stands between it and the name, and between the name and the arguments."""
+    """Return the tag that begins a call, the text between it and the name, and the text between name and arguments."""
     if runs.count(_NAMED) != 1:
         raise UnreadableTemplate("tool_calls have no name, or several")
     at = runs.index(_NAMED)

@@ -1,4 +1,4 @@
-"""From names to formats: which ones a checkpoint speaks, which the user chose, and the parser of a reply in them."""
+"""Finds formats: the ones of a checkpoint, and the ones that the user named. Makes the parser of a reply in them."""
 
 import re
 import secrets
@@ -67,7 +67,7 @@ def make_parser(
     names are calls.
     `marker_tokens`: texts that are single tokens of the tokenizer. A marker among them counts only as a special piece.
     `call_ids`: makes ids for calls to which the model gave none; None: ids that the format's templates accept.
-    `takes_undeclared`: a call in the format of `tools` is a call, whatever its name.
+    `takes_undeclared`: a call in the format of `tools` is a call to any tool.
     """
     reasoning = "qwen3" if reasoning in CHECKPOINT_NAMES else reasoning  # the checkpoint is not known here
     tools = "generic" if tools in CHECKPOINT_NAMES else tools

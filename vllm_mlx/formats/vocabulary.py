@@ -20,7 +20,8 @@ _COMMON |= {"</param>", "<function name="}
 class TokenCodec:
     """Represents each known token by one private character, so that tags with tokens never match plain text.
 
-    `encode` returns a tag as the parser will meet it, `piece` a token as it is fed, `decode` the text that was written.
+    `encode` returns a tag in the form in which the parser finds it, `piece` a token in the form in which it is fed,
+    and `decode` the text that was written.
     """
 
     def __init__(self, tokens: frozenset[str]):
@@ -107,13 +108,14 @@ class TagVocabulary:
         return marker in self.strays or (follows_call and marker in self._inside)
 
     def without_own(self, text: str) -> str:
-        """The text without the tags of the model's own calls."""
+        """Return the text without the tags of the model's own calls."""
         return self._own.sub("", text)
 
     def shown(self, text: str, marker: str) -> str:
-        """What is shown of `text`, which `marker` began and which is no call: no tags of the model's own format.
+        """Return the part of `text`, which `marker` began and which is no call, that is shown.
 
-        Nothing of it, if only punctuation is left, or the header of a message that never came.
+        It has no tags of the model's own format. It is empty if only punctuation is left, or the header of a message
+        that never came.
         """
         if marker in self._headers:
             _, end, rest = text.rpartition(self._header_end) if self._header_end else ("", "", text)

@@ -32,7 +32,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class ConstraintBuilder:
-    """`reasoning` and `tools` are the checkpoint's, None: it has none; `vocab_size` is the width of the logits."""
+    """`reasoning` and `tools` are the checkpoint's formats, or None; `vocab_size` is the width of the logits."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ConstraintBuilder:
         return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
 
     def _name_rule(self, request: Request) -> NameRule | None:
-        """Return what holds the names of calls that no grammar of the complete reply holds."""
+        """Return the rule for the names of calls in a reply that has no grammar of its own."""
         if self._names is None or request.tool_choice.mode != "auto" or request.messages is None:
             return None
         names = [tool.name for tool in _declared(request)]

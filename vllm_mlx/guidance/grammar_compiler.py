@@ -56,7 +56,7 @@ class GrammarCompiler:
         return self._kept(grammar, tenant, lambda: self._new(grammar, param))
 
     def compile_own(self, grammar: str, tenant: str) -> LLMatcher:
-        """Return a matcher of a grammar that this server wrote itself: it needs no other thread, and has no limit."""
+        """Return a matcher of a grammar that this server wrote itself: it is compiled here and now, without limits."""
         vocabulary = self.read_vocabulary()
         matcher = self._kept(grammar, tenant, lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
         assert not matcher.is_error(), matcher.get_error()
@@ -144,7 +144,7 @@ class CompiledGrammars:
 
 
 class CompileThreads:
-    """Threads with a large stack for deep recursion that cannot be stopped. At most `num_threads` run at once.
+    """Threads with a large stack, for work that recurses deeply and cannot be stopped. `num_threads` run at most.
 
     A thread that nobody waits for any longer runs to its end, and counts until then.
     """
@@ -155,7 +155,7 @@ class CompileThreads:
         self._starting = threading.Lock()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return or raise what `work` does. Raises TimeoutError if no thread gets free, or the work ends, in time."""
+        """Return or raise what `work` does. Raises TimeoutError after too long a wait for a thread or for the end."""
         if not self._free.acquire(timeout=self._limit_s):
             raise TimeoutError
         result: Future[T] = Future()
@@ -176,7 +176,7 @@ class CompileThreads:
         try:
             return result.result(self._limit_s)
         except TimeoutError:
-            if result.cancel():  # what comes too late is kept by nobody: a grammar may take a gigabyte
+            if result.cancel():  # a result that comes too late is dropped: a grammar may take a gigabyte
                 raise
             return result.result()
 

@@ -1,7 +1,7 @@
-"""Holds the names of tool calls in replies to the declared ones: nothing is masked until a call has begun.
+"""Keeps the names of tool calls in replies to the declared ones: nothing is masked until a call has begun.
 
-The parser of the format says where a call has begun and when its name is complete; a grammar says what may stand
-between. So text costs a look-up a token, and the rest of a call what its parser costs.
+The parser of the format says where a call begins and when its name is complete; a grammar says what may come in
+between. So a token of text costs a look-up, and a token of a call as much as its parser takes.
 """
 
 import codecs
@@ -25,12 +25,12 @@ from .grammars import CHOICES, LarkWriter, Lead, NameWriter, further, name_gramm
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]
 _ALL = np.uint32(0xFFFFFFFF)
-_MAX_NAME = 256  # characters; the parsers read no longer name
+_MAX_NAME = 256  # characters; the parsers read no longer names
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token as the parser is fed it. `text` is None if its bytes are no complete characters."""
+    """A token in the form in which the parser is fed. `text` is None if its bytes are not complete characters."""
 
     bytes: bytes
     text: str | None
@@ -39,7 +39,7 @@ class Piece:
 
 
 class CheckpointNames:
-    """The format `tools` with one tokenizer. Reads the vocabulary once, with the first rule. Thread-safe."""
+    """Makes the rules for names in the format `tools`, with one tokenizer. Reads the vocabulary once. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, tools: CallChoice, compiler: GrammarCompiler):
         self._tokenizer = tokenizer
@@ -65,7 +65,7 @@ class CheckpointNames:
         return tuple(opening.marker for opening, _ in self._heads)
 
     def rule(self, names: Sequence[str], tenant: str) -> "NameRule | None":
-        """Return what holds the names of one request's replies; None: nothing can."""
+        """Return the rule for the names in one request's replies; None: this format has no marker before names."""
         self._prepare()
         readable = [name for name in names if len(name) <= _MAX_NAME]
         written = _Leads(NameWriter(LarkWriter(self._tokens), readable, self._plain.markers), self._heads)
@@ -98,7 +98,7 @@ class CheckpointNames:
         return self._compiler.tokens.encode(text)
 
     def is_crossed(self, rest: str) -> bool:
-        """Whether a token spells `rest`, the rest of a plain marker, and more."""
+        """Whether a token spells `rest`, the end of a plain marker, and text after it."""
         return rest.encode() in self._crossed
 
     @cached_property
@@ -120,7 +120,7 @@ class CheckpointNames:
 
     @cached_property
     def always(self) -> Mask:
-        """The bits of all tokens that are no text: added tokens and the ends of a turn."""
+        """The mask of all tokens that are no text: added tokens and tokens that end a turn."""
         mask = np.zeros(self._compiler.mask_words, dtype=np.uint32)
         for token_id in {*self._tokens.values(), *self._tokenizer.eos_token_ids}:
             mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))
@@ -128,7 +128,7 @@ class CheckpointNames:
 
 
 class _Leads:
-    """The leads of one request: which of them continues a marker, a list of calls, or the beginning of a marker."""
+    """The leads of one request, by what they continue: a marker, a list of calls, or the beginning of a marker."""
 
     def __init__(self, writer: NameWriter, heads: Sequence[tuple[Opening, Head]]):
         self.leads: list[Lead] = []
@@ -162,7 +162,7 @@ class _Leads:
 
 
 class NameRule:
-    """What holds the names of one request's replies. It has no state of a reply."""
+    """The rule for the names in one request's replies. Replies share it: it has no state of a reply."""
 
     def __init__(self, checkpoint: CheckpointNames, names: tuple[str, ...], matcher: Any, leads: _Leads):
         self._names = names
@@ -182,7 +182,7 @@ class NameRule:
         return self._leads.is_at_start_only
 
     def behind(self, unnamed: UnnamedCall) -> "_Hold | None":
-        """Return what holds the name of a call that has begun."""
+        """Return the hold on the name of a call that has begun; None: the name is free."""
         opening, head = unnamed.opening, unnamed.further_head
         if opening.is_common or (unnamed.is_quoted and opening.marker in self._leads.plain):
             return None
@@ -192,7 +192,7 @@ class NameRule:
         )
 
     def spelled(self, text: str) -> "_Hold | None":
-        """Return what holds the name while `text` may become a marker; None: no token can complete it and go on."""
+        """Return the hold while `text` may become a marker; None: no token both completes it and begins a name."""
         rests = (marker[len(text) :] for marker in self._leads.plain if marker.startswith(text))
         return self._hold(self._leads.spelled, text) if any(map(self.checkpoint.is_crossed, rests)) else None
 
@@ -208,7 +208,7 @@ class NameRule:
 
 
 class _Hold:
-    """The name of one call, while it is written. `is_open`: the reply may also go on without a call."""
+    """Holds the name of one call while it is written. `is_open`: the reply may also continue without a call."""
 
     def __init__(self, matcher: Any, is_open: bool):
         self._matcher = matcher
@@ -222,7 +222,7 @@ class _Hold:
         return bool(self._matcher.try_consume_tokens([token_id]) == 1)
 
     def fill(self, mask: Mask, always: Mask) -> bool:
-        """Set the bits of the tokens that may come next. False: the grammar names none, and `mask` means nothing."""
+        """Set the bits of the tokens that may come next. False: the grammar has failed, and `mask` is to be ignored."""
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             return False
@@ -250,7 +250,7 @@ class ReplyNames:
         self._is_idle = False
         self._has_tags = False
         self._hold: _Hold | None = None
-        self._unnamed: UnnamedCall | None = None  # the call that was met last, while it had no name
+        self._unnamed: UnnamedCall | None = None  # the call after the last token, if it had no name then
 
     def feed(self, token_id: int) -> None:
         piece = self._checkpoint.piece(token_id)
@@ -275,7 +275,7 @@ class ReplyNames:
     def _follow(self, token_id: int) -> None:
         unnamed = self._parser.unnamed
         if unnamed is not None and unnamed.opening.place is Place.AT_START and self._has_tags:
-            unnamed = None  # only the prompt can have begun the header that a reply goes on with
+            unnamed = None  # a reply can continue such a header only if the prompt has begun it
         last, self._unnamed = self._unnamed, unnamed
         if unnamed is None:
             pending = "" if self._has_tags and self._rule.is_at_start_only else self._parser.pending

@@ -16,7 +16,7 @@ _LAYOUT = ("\n", "\n\n")
 
 @dataclass(frozen=True, slots=True)
 class PromptState:
-    """What a prompt says about reasoning: `tag` is the last tag of its last turn."""
+    """The state of reasoning at the end of a prompt: `tag` is the last tag of its last turn."""
 
     tag: Tag | None
     start: int = 0  # index of the start tag
@@ -24,12 +24,12 @@ class PromptState:
 
 
 class CheckpointReasoning:
-    """The one judge of where reasoning begins and ends: in prompts, for constraints and, by its format, for parsers."""
+    """Decides where reasoning begins and ends: in prompts, for constraints and, by its format, for parsers."""
 
     def __init__(
         self, tokenizer: Tokenizer, reasoning: ReasoningChoice | None, strings: ReasoningStrings | None = None
     ):
-        """`reasoning`: the format; `strings`: the user's own tags, which it gets besides. One of them is set."""
+        """`reasoning`: the format; `strings`: the user's own tags, which are added to it. At least one is set."""
         self._tokenizer = tokenizer
         self.format = _format(reasoning, strings, tokenizer)
         self.tags = self.format.bounds
@@ -119,7 +119,7 @@ class CheckpointReasoning:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _without_layout(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Drop white space behind an opening tag: the template wrote it, and it is no reasoning."""
+        """Drop white space after an opening tag: the template wrote it, and it is no reasoning."""
         skipped = 0
         while skipped < len(ids) and not self._tokenizer.token_text(ids[skipped]).strip():
             skipped += 1
@@ -140,7 +140,7 @@ def _format(
     return replace(known, opens=(*known.opens, strings.start), headed=headed)
 
 
-# Watching a reply, token by token: the cost of a token never grows
+# Watching a reply, token by token: the cost of a token does not grow with the reply
 
 
 class TokenWatch:
@@ -176,7 +176,7 @@ class TokenWatch:
 class TextWatch:
     """Watches for tags that are plain text, which tokenizers merge with the text around them.
 
-    `leftover`: the text behind the last tag that its last token contained, as ids of its own.
+    `leftover`: the text after the last tag, if the tag's last token contains such text; it is tokenized again.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class ImageFile:
 
 
 class _File(io.BytesIO):
-    """The bytes of a file, which may be read as often as an honest file needs."""
+    """The bytes of a file, which may be read as often as a normal file needs."""
 
     def __init__(self, data: bytes):
         super().__init__(data)

@@ -21,20 +21,20 @@ _PROCESSES = 2  # PDFs that are read at the same time
 _PAGE_PIXELS = 1_200_000  # a page's image, 110 dots an inch for a sheet of paper: 1,200 to 1,600 tokens
 _MAX_MEMORY_BYTES = 1 << 30  # limit of one process
 _MAX_IMAGES_BYTES = 128 << 20  # all pages of one PDF, encoded
-_HEADER_BYTES = 1024  # before which a PDF begins, as readers of PDFs accept it
+_HEADER_BYTES = 1024  # a PDF may begin after this many other bytes: readers of PDFs accept that
 _OBJECT_BYTES = 500
 _RETRY_S = 5.0
 _END_S = 1.0  # time for a process to end after its last frame
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # exit statuses of a process that the system or a user ended
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # exit statuses of a process that the system or a user ended
 
-Shown = TextPart | ImagePart
+PagePart = TextPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """What takes the place of a document in its message."""
+    """The contents of a document, which replace it in its message."""
 
-    parts: tuple[Shown, ...]
+    parts: tuple[PagePart, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +46,7 @@ class DocumentText:
 
 @dataclass(frozen=True, slots=True)
 class DocumentRefusal:
-    """Why a document cannot be read: the end of "Document 1 of this request: …"."""
+    """The reason why a document cannot be read: the end of the sentence "Document 1 of this request: …"."""
 
     reason: str
     num_bytes: int = field(default=_OBJECT_BYTES, init=False)
@@ -56,7 +56,7 @@ ReadDocument = DocumentText | DocumentRefusal
 
 
 class DocumentFile:
-    """A PDF, or a file of text, which is `text`."""
+    """The file of a document. `text` is its text, or None if it is a PDF."""
 
     def __init__(self, data: bytes, *, max_chars: int):
         """Raises InvalidDocument if it is neither, or its text is too long."""
@@ -80,10 +80,10 @@ def _decoded(data: bytes) -> str:
 
 
 class DocumentReader:
-    """Used on one event loop. Reads the same bytes as the same parts."""
+    """Used on one event loop. The same bytes always become the same parts."""
 
     def __init__(self, config: MediaConfig, *, takes_images: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES):
-        """`takes_images`: whether the model does. `max_memory_bytes`: of a process that reads a PDF."""
+        """`takes_images`: whether the model does. `max_memory_bytes`: the limit of a process that reads a PDF."""
         self._config = config
         self._takes_images = takes_images
         self._limits = pdf.PdfLimits(
@@ -97,7 +97,7 @@ class DocumentReader:
         self._turns = Turns(_PROCESSES)
 
     async def read(self, file: DocumentFile, deadline: Deadline) -> ReadDocument:
-        """Raises Overloaded if no process could do it, and what the deadline raises."""
+        """Raises Overloaded if no process could read it, and what the deadline raises."""
         if file.text is not None:
             return DocumentText((TextPart(file.text),))
         async with self._turns.take(deadline):
@@ -112,16 +112,16 @@ class DocumentReader:
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A process that ends with the block. It inherits no environment, and no file that Python opened."""
-        places = [str(Path(__file__).parents[2]), *(str(Path(place).absolute()) for place in sys.path)]
+        """Start a process, which ends with the block. It inherits no environment, and no file that Python opened."""
+        folders = [str(Path(__file__).parents[2]), *(str(Path(folder).absolute()) for folder in sys.path)]
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-S", "-P", "-m", pdf.__name__, json.dumps(asdict(self._limits))),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={"PYTHONPATH": os.pathsep.join(places)},
-                close_fds=False,  # or the process would be forked, which takes long beside the memory of a model
+                env={"PYTHONPATH": os.pathsep.join(folders)},
+                close_fds=False,  # otherwise it would be forked, which takes long in a process as large as this one
             )
         except OSError as error:
             raise Overloaded(f"No process could be started to read a PDF: {error}.", retry_after_s=_RETRY_S) from error
@@ -169,7 +169,7 @@ class DocumentReader:
         return DocumentText(tuple(_joined(_lines(pages))))
 
     def _refusal(self, reason: str) -> DocumentRefusal:
-        """The words for what the process found out. They hold those of Anthropic's API, which clients look for."""
+        """The message for a reason that the process gave. Clients look for the words of Anthropic's API in it."""
         match reason:
             case pdf.ENCRYPTED:
                 words = "it is encrypted: The PDF specified is password protected. Send it without a password."
@@ -183,9 +183,9 @@ class DocumentReader:
         return DocumentRefusal(words)
 
     def _failure(self, status: int) -> DocumentRefusal:
-        """Why the process ended early. Raises Overloaded if it was not the file's fault."""
-        if status in _FROM_OUTSIDE:
-            message = "The process that read a PDF of this request was ended from outside. Send the request again."
+        """Say why the process ended early. Raises Overloaded if it was not the file's fault."""
+        if status in _KILLED:
+            message = "The process that read a PDF of this request was killed. Send the request again."
             raise Overloaded(message, retry_after_s=_RETRY_S)
         if status == pdf.TOO_SLOW:
             limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
@@ -196,7 +196,7 @@ class DocumentReader:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait for a process that has sent its last frame, and kill it if it stays."""
+    """Wait for a process that has sent its last frame, and kill it if it does not end."""
     try:
         async with asyncio.timeout(_END_S):
             await process.wait()
@@ -206,7 +206,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    """Write the file. A process that has ended, or has seen enough, reads no further."""
+    """Write the file to the process, which may end before it has read everything."""
     assert process.stdin is not None
     try:
         process.stdin.write(data)
@@ -223,7 +223,7 @@ def _too_much_text(max_chars: int) -> str:
     )
 
 
-def _lines(pages: list[tuple[bytes | None, str]]) -> Iterator[Shown]:
+def _lines(pages: list[tuple[bytes | None, str]]) -> Iterator[PagePart]:
     yield TextPart(f"[PDF of {len(pages)} pages]\n" if len(pages) > 1 else "[PDF of 1 page]\n")
     for number, (image, text) in enumerate(pages, 1):
         yield TextPart(f"\n[Page {number}]\n")
@@ -233,8 +233,8 @@ def _lines(pages: list[tuple[bytes | None, str]]) -> Iterator[Shown]:
         yield TextPart(f"{text}\n" if text else "" if image is not None else "(This page has no text.)\n")
 
 
-def _joined(parts: Iterator[Shown]) -> Iterator[Shown]:
-    """Neighbouring texts as one."""
+def _joined(parts: Iterator[PagePart]) -> Iterator[PagePart]:
+    """Join neighbouring texts."""
     texts: list[str] = []
     for part in parts:
         if isinstance(part, TextPart):

@@ -1,6 +1,6 @@
 """The files of a request's images, videos and documents, wherever they are. Opens each, and decodes nothing.
 
-A file that was decoded before is not read again: its pixels, or what was read or rendered from it, take its place.
+A file that was decoded before is not read again: its pixels, its contents or its rendering are known already.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, p
 from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits
 
 T = TypeVar("T")
-M = TypeVar("M")  # what a file of one kind turns out to be
-Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> as rendered before
-Recalled = dict[MediaPart, RenderedMedia]  # every part that shows a source: its pixels are not needed
+M = TypeVar("M")  # the possible results of opening a file of one kind
+Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> its earlier rendering
+Recalled = dict[MediaPart, RenderedMedia]  # has every part that shows a source: its pixels are not needed
 DIGEST_BYTES = 16
 _MAX_FETCHES = 16  # at once, over all requests
 _MAX_ADDRESSES = 1000
@@ -50,9 +50,9 @@ Media = Recalled | Decoded | ImageFile | VideoFile | FrameFiles
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[M]):
-    """What a source turned out to be: known from an earlier request, or a file with a valid header."""
+    """A source that was found: its result is known from an earlier request, or it is a file with a valid header."""
 
-    content: bytes  # salt, and digest of the file and of how it is read
+    content: bytes  # the salt, and a digest of the file and of the way it is read
     media: M
 
 
@@ -63,14 +63,14 @@ def num_pixels(found: Found[Media]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Reader(Generic[M]):
-    """How one source of a request is read."""
+    """The way in which one source of a request is read."""
 
     kind: Kind
-    name: str  # names everything that decides what a file becomes
+    name: str  # differs if the same file would have another result
     open: Callable[[bytes], M]
     workers: Workers  # threads for `open`
     part: MediaPart | DocumentPart
-    known: Callable[[bytes], M | None]  # what makes the file with this content unnecessary
+    known: Callable[[bytes], M | None]  # the known result for this content: then its file is not needed
     allowance: Allowance
 
     def content(self, data: bytes) -> bytes:
@@ -80,7 +80,7 @@ class _Reader(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class _KnownAddress:
-    """What an address led to."""
+    """The last answer from an address."""
 
     answer: Fetched  # without its data
     content: bytes
@@ -129,7 +129,7 @@ class MediaFiles:
     async def find_document(
         self, part: DocumentPart, known: Callable[[bytes], ReadDocument | None], allowance: Allowance
     ) -> Found[ReadDocument | DocumentFile]:
-        """`known`: what was read of a file with this content. Raises InvalidImage, and what the deadline raises."""
+        """`known`: the contents that were read from such a file. Raises InvalidImage, and what the deadline raises."""
         return await self._find(
             _Reader("document", "document", self._open_document, self._workers, part, known, allowance)
         )
@@ -138,7 +138,7 @@ class MediaFiles:
         return DocumentFile(data, max_chars=self._config.max_document_chars)
 
     def _reader(self, wanted: Wanted, allowance: Allowance, name: str = "image") -> _Reader[Media]:
-        """`name`: of an image that is no frame of a video."""
+        """`name`: the reader's name if the part is an image; frames of videos have one of their own."""
         part, known = wanted.part, partial(self._known, wanted)
         if isinstance(part, ImagePart):
             open_image = partial(ImageFile, max_pixels=self._config.max_image_pixels)
@@ -167,7 +167,7 @@ class MediaFiles:
         return Found(content, FrameFiles(frames, part.fps or sampling.fps, self._video_limits))
 
     async def _find_frame(self, number: int, source: str, allowance: Allowance) -> Found[Media]:
-        """Always a file, even if the same image was decoded before: frames are decoded one at a time."""
+        """Open the file even if the same image was decoded before: frames are decoded one at a time."""
         wanted = Wanted({ImagePart(source): number}, recall_nothing)
         try:
             return await self._find(self._reader(wanted, allowance, "frame"))
@@ -226,7 +226,7 @@ class MediaFiles:
         return await self._open(data, content, reader) if known is None else Found(content, known)
 
     def _known(self, wanted: Wanted, content: bytes) -> Recalled | Decoded | None:
-        """What makes the file unnecessary: all parts were rendered before, or the pixels are still cached."""
+        """Return the result for this content if no file is needed: all its renderings, or else its cached pixels."""
         recalled = {part: known for part in wanted.parts if (known := wanted.recall(part, content)) is not None}
         return recalled if len(recalled) == len(wanted.parts) else self._decoded.get(content)
 

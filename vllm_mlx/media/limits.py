@@ -23,7 +23,7 @@ _RETRY_S = 5.0
 
 
 class Turns:
-    """Places that requests take in turn, however many of them one request asks for. Used on one event loop."""
+    """Places that requests take in turn, even if one request asks for many of them. Used on one event loop."""
 
     def __init__(self, num_places: int):
         self.num_places = self._num_free = num_places
@@ -34,14 +34,14 @@ class Turns:
         return self.num_places - self._num_free
 
     def has_room(self, number: int) -> bool:
-        """Whether so many places can be taken without waiting."""
+        """Whether this number of places can be taken without waiting."""
         return not self._waiting and number <= self._num_free
 
     @asynccontextmanager
     async def take(self, request: Hashable, number: int = 1) -> AsyncIterator[None]:
         """Wait for `number` places, at most `num_places`, and hold them in the block.
 
-        Requests that want few places do not overtake one that wants many for ever.
+        A request that needs many places is not overtaken for ever by requests that need few.
         """
         await self._enter(request, number)
         try:
@@ -58,7 +58,7 @@ class Turns:
         try:
             await place
         except asyncio.CancelledError:
-            # The places may have been given just before; if not, the ones that wait behind it may fit now.
+            # The places may have been given just before; if not, requests that wait after this one may fit now.
             self._leave(0 if place.cancelled() else number)
             raise
 
@@ -124,12 +124,12 @@ class ByteRoom:
 
 
 class Allowance:
-    """What one request may still fetch and hold, and who it belongs to. Used on one event loop."""
+    """How much one request may still fetch and hold, and to whom it belongs. Used on one event loop."""
 
     def __init__(self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom) -> None:
-        """`fetch_until_s`: by the event loop's clock; `deadline`: of all preparation of the request.
+        """`fetch_until_s`: a time of the event loop's clock; `deadline`: the end of all preparation of the request.
 
-        `room`: for the files of all requests.
+        `room`: the budget for the files of all requests.
         """
         self.fetch_until_s = fetch_until_s
         self.deadline = deadline
@@ -214,7 +214,7 @@ class Workers:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _in_time, deadline, function)
 
     def close(self) -> None:
-        """Start no more work. Running functions go on to their end."""
+        """Start no more work. Running functions continue to their end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

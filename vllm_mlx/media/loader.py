@@ -31,7 +31,7 @@ Render = Callable[[MediaPart, bytes, Decoded], RenderedMedia]  # part, content o
 _READERS = 2  # threads that hash and open files, which takes milliseconds
 _DECODERS = 2  # threads that decode images
 _PIXEL_BYTES = 3
-_DOCUMENTS_BYTES = 64 << 20  # limit of what is kept of recent documents
+_DOCUMENTS_BYTES = 64 << 20  # limit of the contents of recent documents that are kept
 _GRACE_S = 0.01  # so that a wait which a deadline ends is over after the deadline, not just before it
 
 
@@ -48,9 +48,9 @@ class MediaLoader:
         max_files_bytes: int = MAX_FILES_BYTES,
         takes_images: bool = True,
     ):
-        """`sampling`: of videos; None if the model takes none. `max_files_bytes`: of files not decoded yet.
-
-        `takes_images`: whether the model does; one that does not gets the text of documents alone.
+        """`sampling`: how frames of videos are chosen; None if the model takes no videos. `max_files_bytes`: the limit
+        of all files that are not decoded yet. `takes_images`: whether the model does; otherwise it gets only the text
+        of documents.
         """
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
@@ -79,10 +79,10 @@ class MediaLoader:
         recall: Recall = recall_nothing,
         deadline: Deadline | None = None,
     ) -> dict[MediaPart, RenderedMedia]:
-        """Every part as `recall` knows it, or else as `render` makes it from its pixels, on a thread.
+        """Return every part as `recall` knows it, or else as `render` makes it from its pixels, on a thread.
 
-        Of what is cached from earlier requests, only that of the same `salt` is used. `deadline`: of all preparation
-        of the request, None for none; it is cancelled if the caller leaves before the media are rendered.
+        Only cached results of requests with the same `salt` are used. `deadline`: the end of all preparation of the
+        request, None if there is none; it is cancelled if the caller leaves before the media are rendered.
         Raises RequestError.
         """
         if not parts:
@@ -93,7 +93,7 @@ class MediaLoader:
     async def read(
         self, parts: Sequence[DocumentPart], *, salt: str = "", deadline: Deadline | None = None
     ) -> dict[DocumentPart, ReadDocument]:
-        """What every document says, or why it cannot be read. `salt` and `deadline` are those of `load`.
+        """Return the contents of every document, or why it cannot be read. `salt` and `deadline` are as in `load`.
 
         Raises RequestError.
         """
@@ -152,7 +152,7 @@ class MediaLoader:
             async with _until(deadline):
                 return await work(allowance)
         except BaseException as error:
-            deadline.cancel()  # so that what runs for this request in other threads ends
+            deadline.cancel()  # so that work for this request in other threads ends
             clear_locals(error)
             if not isinstance(error, Exception):
                 raise
@@ -187,7 +187,7 @@ class MediaLoader:
         return dict(zip(parts, found, strict=True))
 
     async def _read(self, part: DocumentPart, allowance: Allowance) -> ReadDocument:
-        """What was read of the same bytes before, or else now."""
+        """Return what was read from the same bytes before, or read the document now."""
         try:
             found = await self._files.find_document(part, self._read_documents.get, allowance)
         except InvalidImage as error:
@@ -204,7 +204,7 @@ class MediaLoader:
 
     @asynccontextmanager
     async def _hold(self, num_pixels: int) -> AsyncIterator[None]:
-        """Count pixels as in memory. They take their part of the budget first; cached ones have the rest."""
+        """Count pixels as in memory. Their part of the budget comes first; cached pixels get the rest."""
         try:
             async with self._gate.hold(num_pixels):
                 self._make_room()

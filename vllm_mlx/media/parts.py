@@ -26,10 +26,10 @@ def replace_media(request: Request, media: Mapping[MediaPart, MediaPart]) -> Req
 
 
 def document_parts(request: Request) -> dict[DocumentPart, bool]:
-    """Every document once, in the order of the conversation, and whether the request depends on it.
+    """Return every document once, in the order of the conversation, and whether the request depends on it.
 
-    It does if the user has just sent it. Any other is part of a conversation that should go on: it stands before the
-    last reply, or a tool has returned it, or it came beside the result of a tool.
+    It does if the user has just sent it. A document before the last reply, from a tool, or sent together with the
+    result of a tool must not end the conversation if it cannot be read.
     """
     messages = request.messages or ()
     roles = [message.role for message in messages]
@@ -43,7 +43,7 @@ def document_parts(request: Request) -> dict[DocumentPart, bool]:
 
 
 def replace_documents(request: Request, read: Mapping[DocumentPart, Sequence[ShownPart]]) -> Request:
-    """The request with the parts that were read of each document in its place."""
+    """Return the request with each document replaced by the parts that were read from it."""
     messages = tuple(
         replace(message, parts=tuple(_read_parts(message.parts, read))) for message in request.messages or ()
     )
@@ -70,7 +70,7 @@ _NAMES: tuple[tuple[type, str, type[InvalidImage]], ...] = (
 
 @contextmanager
 def naming(part: MediaPart | DocumentPart, number: int) -> Iterator[None]:
-    """Errors of a part get its number, place and name in front. Raises InvalidImage, or the same for its kind."""
+    """Add the number, the place and the name of a part to its errors. Raises InvalidImage, or the error of its kind."""
     try:
         yield
     except InvalidImage as error:

@@ -1,7 +1,7 @@
 """Reads one PDF in a process of its own: the file on standard input, its pages on standard output. Knows no server.
 
-PDFium is C++ code that strangers' files reach: one call of it may take any time and memory, and nothing can interrupt
-it. A thread of this process watches both, and ends the process; PDFium runs without the interpreter's lock.
+PDFium is C++ code that reads untrusted files: one call may take any time and memory, and cannot be interrupted. A
+thread of this process watches both, and ends the process. It can, because PDFium runs without the interpreter's lock.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-PDF_FRAME = struct.Struct(">cI")  # kind and length of what follows
-TEXT, IMAGE, REFUSED, END = b"t", b"i", b"r", b"e"  # a page is its image, if it is shown, and its text
+PDF_FRAME = struct.Struct(">cI")  # the header of a frame: its kind, and the length of its contents
+TEXT, IMAGE, REFUSED, END = b"t", b"i", b"r", b"e"  # kinds; the text of a page follows its image, if it has one
 TOO_SLOW, TOO_LARGE = 3, 4  # exit statuses
 ENCRYPTED, DAMAGED, TOO_MUCH_TEXT = "encrypted", "damaged", "text"
 _WATCH_S = 0.01
-_IMAGE_RATIO = 20  # limit of long side to short side; a longer page is not shown as an image
+_IMAGE_RATIO = 20  # limit of long side to short side; a longer page has no image
 _MAX_SCALE = 300 / 72  # a page is measured in points, 72 to an inch
 _LEAST_SIDE = 32
 _JPEG = {"format": "JPEG", "quality": 85, "subsampling": 0}
@@ -35,7 +35,7 @@ _CONTROLS = {code: None for code in (*range(32), 0x7F, 0xFFFE, 0xFFFF) if chr(co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PdfLimits:
-    pages: Literal["both", "images", "text"]  # what is read of each page
+    pages: Literal["both", "images", "text"]  # which contents of each page are read
     page_pixels: int
     max_pages: int
     max_chars: int
@@ -48,7 +48,7 @@ class PdfLimits:
 
 
 class _Refused(Exception):
-    """Why the file cannot be read: one of the words `ENCRYPTED`, `DAMAGED`, `TOO_MUCH_TEXT`, or a number of pages."""
+    """The file cannot be read. Its text is `ENCRYPTED`, `DAMAGED`, `TOO_MUCH_TEXT`, or the number of pages."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         _send(END, b"")
     except _Refused as error:
         _send(REFUSED, str(error).encode())
-    os._exit(0)  # no tidying up: a broken document may make it fail
+    os._exit(0)  # without PDFium's own cleanup, which may crash on a broken document
 
 
 def _send(kind: bytes, payload: bytes) -> None:
@@ -81,7 +81,7 @@ def _watch(limits: PdfLimits) -> None:
 
 
 def _memory_of_this_process() -> Callable[[], int]:
-    """A function that says how many bytes this process has now, as the system counts them."""
+    """Return a function that says how many bytes this process takes now, as the system counts them."""
     if sys.platform == "darwin":
         call = ctypes.CDLL(None).proc_pid_rusage
         buffer = ctypes.create_string_buffer(struct.calcsize(_RUSAGE_FORMAT))
@@ -133,7 +133,7 @@ def _read_page(document: Any, number: int, limits: PdfLimits, max_chars: int) ->
 
 
 def _page(document: Any, number: int) -> Any:
-    """A page whose annotations, such as the fields of a form, are part of its content."""
+    """Open a page whose annotations, such as the fields of a form, are part of its content."""
     import pypdfium2.raw as library
 
     page = document[number]
@@ -153,7 +153,7 @@ def _text(page: Any, max_chars: int) -> str:
 
 
 def _image(page: Any, max_pixels: int) -> bytes | None:
-    """A JPEG of at most about `max_pixels`; None for a page of an odd shape."""
+    """Return the page as a JPEG of about `max_pixels` at most; None if it is far too long or too small."""
     width, height = page.get_size()
     if not (width > 0 and height > 0 and 1 / _IMAGE_RATIO <= width / height <= _IMAGE_RATIO):
         return None

@@ -1,6 +1,6 @@
 """Decoded images and clips, and the arithmetic of their sizes.
 
-It knows neither where they came from nor what a model reads of them.
+It knows neither their sources nor how a model reads them.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..core.errors import InvalidImage
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pixels:
-    """What an image or a video was decoded to. Threads may share it: its pixels become read-only."""
+    """The pixels of an image or a video. Threads may share them: they become read-only."""
 
     pixels: np.ndarray  # (…, height, width, 3), uint8, RGB
 
@@ -77,7 +77,7 @@ class FrameStack:
         self._num_frames += 1
 
     def clip(self, times: Sequence[float], fps: float) -> Clip:
-        """`times`: of the frames, and perhaps of more that were not added. Raises InvalidImage if there are none."""
+        """`times`: those of the frames; further ones are ignored. Raises InvalidImage if there are no frames."""
         if self._pixels is None:
             raise InvalidImage("none of its frames can be decoded.")
         return Clip(self._pixels[: self._num_frames], tuple(times[: self._num_frames]), fps)

@@ -1,7 +1,7 @@
 """One image or video as its model reads it: text, token ids and encoder inputs. Knows no processor, no conversation.
 
 The encoder inputs of a full-HD image have 50 MB, and most turns need none: the features of their images are still
-cached, or the prefix that holds them is. They are dropped once they are encoded, and made again on demand.
+cached, or the prefix that holds them is. They are dropped once they are encoded, and computed again on demand.
 """
 
 import sys
@@ -19,7 +19,7 @@ from .limits import ByteRoom
 
 Arrays = Mapping[str, np.ndarray]  # encoder inputs of one item, by name
 _DIGEST_BYTES = 16
-_OBJECT_BYTES = 1000  # size of one object of rendered media and of each of its items, beside texts and arrays
+_OBJECT_BYTES = 1000  # size of one object of rendered media and of each of its items, without texts and arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class RenderedMedia:
         return PromptInputs(token_ids=self.token_ids, media=self.items)
 
     def with_inputs(self, inputs: Iterable[Mapping[str, Any] | EncoderInputs]) -> "RenderedMedia":
-        """`inputs`: of each item."""
+        """The same with these encoder inputs, one entry for each item."""
         items = (replace(item, inputs=given) for item, given in zip(self.items, inputs, strict=True))
         return replace(self, items=tuple(items))
 
@@ -75,7 +75,7 @@ class RenderedMedia:
 def media_item(
     offset: int, token_ids: tuple[int, ...], inputs: Arrays, layout: Layout | None, settings: bytes
 ) -> MediaItem:
-    """`settings`: of the processor that made the inputs. The digest covers every argument but the offset."""
+    """`settings`: those of the processor that made the inputs. The digest covers all arguments but the offset."""
     digest = blake2b(settings + repr(token_ids).encode(), digest_size=_DIGEST_BYTES)
     arrays = dict(inputs) if layout is None else {**inputs, "layout": layout.positions}
     for name, array in sorted(arrays.items()):
@@ -87,11 +87,11 @@ def media_item(
 class MediaInputs:
     """The encoder inputs of one request's image or clip, for each of its items.
 
-    `remake` starts to make them again on another thread, which ends with `put` or `fail`.
+    `remake` starts to compute them again on another thread, which ends with `put` or `fail`.
     """
 
     def __init__(self, digest: bytes, room: ByteRoom, remake: Callable[["MediaInputs"], None]):
-        """`digest`: of the rendered media; `room`: for all encoder inputs that wait for the vision encoder."""
+        """`digest`: the rendered media's; `room`: the budget of all encoder inputs that wait to be encoded."""
         self.digest = digest
         self._room = room
         self._remake = remake
@@ -105,14 +105,14 @@ class MediaInputs:
         self._room.leave(sum(self._in_room.values()))
 
     def offer(self, arrays: Sequence[Arrays]) -> None:
-        """Keep those for which there is room."""
+        """Keep the encoder inputs for which there is room."""
         for index, given in enumerate(arrays):
             num_bytes = sum(array.nbytes for array in given.values())
             if self._room.enter(num_bytes):
                 self._arrays[index], self._in_room[index] = given, num_bytes
 
     def put(self, arrays: Sequence[Arrays]) -> None:
-        """They were made again, and are kept even if there is no room: the engine waits for them."""
+        """Keep encoder inputs that were computed again, even if there is no room: the engine waits for them."""
         with self._lock:
             self._arrays.update(enumerate(arrays))
             self._is_being_made = False

@@ -26,7 +26,7 @@ from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
 
 Grid = tuple[int, int, int]  # (t, h, w), in tokens
-# Options for token ids without special tokens: most processors take the first.
+# Options that give token ids without special tokens: most processors take the first.
 WAYS: tuple[Mapping[str, Any], ...] = (MappingProxyType({"add_special_tokens": False}), MappingProxyType({}))
 # What a processor raises on pixels that it cannot take.
 REFUSALS = (ValueError, TypeError, ZeroDivisionError, IndexError, OSError)
@@ -135,7 +135,7 @@ class ImageRenderer:
         self._max_pixels = max_pixels
 
     def works(self, image: DecodedImage) -> bool:
-        """Whether the text of an image encodes to its placeholders again."""
+        """Whether the rendered text of an image is tokenized to its placeholders again."""
         try:
             rendered = self.render(image)
         except FAULTS:
@@ -164,7 +164,7 @@ class ImageRenderer:
 
 @dataclass(frozen=True, slots=True)
 class NoVideos:
-    """Takes the place of a renderer: the model takes no videos."""
+    """Stands in for a renderer if the model takes no videos."""
 
     reason: str  # the end of "This model takes no videos: …"
 
@@ -181,7 +181,7 @@ class VideoRenderer:
         marker: str,
         max_pixels: int,
     ):
-        """`config`: the checkpoint's; `max_pixels`: of one frame."""
+        """`config`: the checkpoint's; `max_pixels`: the limit of one frame."""
         self.marker = marker  # what a chat template writes for a video
         self.sampling = FrameSampling.of(processor.video_processor)
         self._processor = processor
@@ -219,7 +219,7 @@ class VideoRenderer:
         return self._processor.run(text, keep_all=keep_all, **media)
 
     def render(self, clip: Clip, *, piece_pixels: int = _PIECE_PIXELS) -> RenderedMedia:
-        """`piece_pixels`: to encode at once. Raises one of `REFUSALS`."""
+        """`piece_pixels`: how many pixels are encoded at once. Raises one of `REFUSALS`."""
         ids, inputs = self.run(self.marker, clip)
         spots = [index for index, token_id in enumerate(ids) if token_id == self.token_id]
         items = self._items(ids, spots, inputs, clip, piece_pixels)
@@ -285,7 +285,7 @@ def _span(ids: list[int], token_id: int) -> list[int]:
 def _rendered(
     tokenizer: Tokenizer, ids: list[int], token_id: int, items: tuple[MediaItem, ...], num_pixels: int
 ) -> RenderedMedia:
-    """Raises ValueError if the text of the ids does not encode to them again."""
+    """Raises ValueError if the text of the ids is not tokenized to them again."""
     text = tokenizer.decode(ids)
     if tokenizer.encode(text, add_special_tokens=False) != ids:
         raise ValueError("its placeholders have no text")
@@ -301,7 +301,7 @@ def video_layouts(grid: Grid, step: float, group: int) -> list[Layout]:
     """Layouts of a video that is one grid, in pieces of `group` along t. `step`: positions from one t to the next."""
     t, h, w = grid
     times = (np.arange(t + 1) * step).astype(np.int32)
-    times[t] = max(times[t - 1] + 1, h, w)  # text after the video continues behind its longest axis
+    times[t] = max(times[t - 1] + 1, h, w)  # text after the video continues after its longest axis
     layouts = []
     for first in range(0, t, group):
         last = min(t, first + group)

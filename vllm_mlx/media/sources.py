@@ -71,7 +71,7 @@ def parse_source(source: str | bytes, kind: Kind = "image") -> Source:
         return LocalFile(_file_path(source.strip()) if head.startswith("file:") else source.strip())
     example = f"data:{_EXAMPLES[kind]};base64,"
     raise InvalidImage(
-        f"it is neither a data URL ({example}…) nor an address (https://…). Bare base64 wants `{example}` before it."
+        f"it is neither a data URL ({example}…) nor an address (https://…). Write `{example}` before bare base64."
     )
 
 
@@ -150,7 +150,7 @@ def _unescaped(text: str) -> str:
 
 def _read_escaped(text: str) -> bytes:
     if len(text) > _MAX_ESCAPED_CHARS:
-        raise InvalidImage("its data URL is a long one without base64. Write `;base64,` and base64.")
+        raise InvalidImage("its data URL is too long without base64. Send the data as base64, after `;base64,`.")
     return unquote_to_bytes(text)
 
 

@@ -80,7 +80,7 @@ class DecodeClock:
     """How long decoding one video may take, counted from now. The decoder calls `check` between frames."""
 
     def __init__(self, limit_s: float, deadline: Deadline):
-        """`deadline`: of all preparation of the request."""
+        """`deadline`: the end of all preparation of the request."""
         self._limit_s = limit_s
         self._end_s = time.monotonic() + limit_s
         self._deadline = deadline
@@ -122,7 +122,7 @@ class VideoFile:
         *,
         deadline: Deadline,
     ):
-        """`fps`: frames to choose per second of video; `deadline`: for reading the header and counting the frames.
+        """`fps`: frames to choose per second of video; `deadline`: when the file must have been read.
 
         Raises InvalidImage if it is no video or exceeds a limit, and what the deadline raises.
         """

@@ -44,17 +44,17 @@ logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
-_DECODERS = ("pillow", "av")  # packages that make pixels of files
+_DECODERS = ("pillow", "av")  # packages that decode files
 _MIDDLE_PIXELS = 512 * 512  # pixels of the larger image with which the vision encoder is measured
 
-Remake = Callable[[MediaPart, MediaInputs], None]  # starts to make encoder inputs again, on another thread
+Remake = Callable[[MediaPart, MediaInputs], None]  # starts to compute encoder inputs again, on another thread
 _HEIGHT, _WIDTH = 96, 160  # pixels of a test image
 _NUM_FRAMES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A prompt with media rendered one by one, and the encoder inputs that the processor makes of all at once."""
+    """A prompt with media rendered one by one, and the encoder inputs that the processor computes of all at once."""
 
     prompt: PromptInputs
     inputs: Mapping[str, np.ndarray]
@@ -98,7 +98,7 @@ def _in_pieces(text: str, videos: VideoRenderer) -> Trial:
     rendered = videos.render(clip, piece_pixels=1)
     start = ids.index(videos.token_id)
     if tuple(ids[start : start + len(rendered.token_ids)]) != rendered.token_ids:
-        raise ValueError("it writes a video in another way beside text")
+        raise ValueError("it writes a video in another way if there is text")
     return Trial(PromptInputs(token_ids=tuple(ids), media=rendered.placed(start)), inputs)
 
 
@@ -140,7 +140,7 @@ class VisionProcessor:
         # By content and `max_side`, without encoder inputs. Nothing is kept before `set_memory`.
         self._known: LRU[Key, RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes, self._dropped)
         self._journal: Journal | None = None
-        self._probed: list[str] = []  # what was rendered at load
+        self._probed: list[str] = []  # digests of the media that were rendered at load
         self._room = ByteRoom()
 
     @classmethod
@@ -175,16 +175,16 @@ class VisionProcessor:
         self._known.resize(memory.rendered_bytes)
 
     def keep(self, memories: Memories, media: MediaConfig) -> None:
-        """Keep what is remembered for the next start, and remember what the last one kept. Call it after `set_memory`.
+        """Keep renderings for the next start, and read the ones of the last. Call it after `set_memory`.
 
-        Nobody waits for the latter: what is not remembered yet is rendered again, to the same ids.
+        Nobody waits until they are read: media that are not known yet are rendered again, to the same ids.
         """
         self._journal = memories.images(self._rendering(media))
         if self._journal is not None:
             self._journal.restore(self._restore)
 
     def _rendering(self, media: MediaConfig) -> str:
-        """A digest of all that decides what is rendered from a file, besides the checkpoint."""
+        """Return a digest of everything but the checkpoint that a rendering of a file depends on."""
         versions = [version(name) for name in _DECODERS]
         facts = (self._probed, versions, self._max_pixels, media.max_video_pixels)
         return blake2b(repr(facts).encode(), digest_size=8).hexdigest()
@@ -229,15 +229,15 @@ class VisionProcessor:
         return None if isinstance(self._videos, NoVideos) else self._videos.sampling
 
     def recall(self, remake: Remake, part: MediaPart, content: bytes) -> RenderedMedia | None:
-        """The part as it was rendered before. `content`: salt and digest of its file.
+        """Return the earlier rendering of the part, if it is known. `content`: the salt and the digest of its file.
 
-        Its encoder inputs are made on demand, by `remake`.
+        Its encoder inputs are computed on demand, by `remake`.
         """
         known = self._known.get((content, _max_side(part)))
         return None if known is None else self._with_inputs(known, (), partial(remake, part))
 
     def render(self, remake: Remake, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
-        """The part, whose encoder inputs need not stay; remembered for later requests that bring its file.
+        """Render the part, and remember it without its encoder inputs for later requests with the same file.
 
         Raises InvalidImage if the processor refuses it.
         """
@@ -248,7 +248,7 @@ class VisionProcessor:
         return self._with_inputs(rendered, rendered.arrays, partial(remake, part))
 
     def render_again(self, inputs: MediaInputs, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
-        """Put the part's encoder inputs, made again, into `inputs`. Raises InvalidImage."""
+        """Compute the part's encoder inputs again, and put them into `inputs`. Raises InvalidImage."""
         rendered = self.render_with_inputs(decoded, _max_side(part))
         if rendered.digest != inputs.digest:
             self._known.drop((content, _max_side(part)))  # it may have been decoded in another way before a restart
@@ -257,7 +257,7 @@ class VisionProcessor:
         return rendered
 
     def render_with_inputs(self, decoded: Decoded, max_side: int | None = None) -> RenderedMedia:
-        """`max_side`: of an image as the model sees it, in pixels. Raises InvalidImage if the processor refuses it.
+        """`max_side`: pixels of the longest side that the model sees. Raises InvalidImage if the processor refuses it.
 
         The result holds its encoder inputs, and nothing is remembered.
         """

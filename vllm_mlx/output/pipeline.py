@@ -57,15 +57,15 @@ class OutputPipeline:
         """`reasoning` and `tools` are formats, or names of formats; `stop_token_ids` end the sequence.
 
         `schemas` are those of the declared tools; None reads them here. `call_ids` makes ids of calls.
-        `constraint` is the one that the engine keeps. `takes_undeclared`: calls to undeclared tools are calls.
-        `max_silent_tokens`: a reply ends after so many tokens if it has neither text nor a tool call then.
+        `constraint` is the one that the engine applies. `takes_undeclared`: calls to undeclared tools are calls.
+        `max_silent_tokens`: a reply without text and tool calls ends after this number of tokens.
         """
         self._tokenizer = tokenizer
         self._request = request
         self._num_prompt_tokens = len(prompt.token_ids)
         self._clamped_max_tokens = clamped_max_tokens
         self._stop_token_ids = stop_token_ids
-        self._stop_token: TokenOutput | None = None  # the last token, while it may be the one that ended the reply
+        self._stop_token: TokenOutput | None = None  # the last token, if it is a stop token
         self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
         self._stop = StopStage(request.sampling)
         parser = reply_parser(
@@ -83,14 +83,14 @@ class OutputPipeline:
         self._reply = ReplyBuilder()
         self._fills_content = _fills_content(request, reasoning, is_opened=prompt.starts_in_reasoning)
         self._echo = _echo(tokenizer, request, prompt)
-        self._max_silent_tokens = max_silent_tokens  # None as well once the reply has text or a tool call
+        self._max_silent_tokens = max_silent_tokens  # becomes None once the reply has text or a tool call
         self.is_silent = False  # whether the reply was ended because it had neither
         self.stopped = False  # by a stop string, the last permitted tool call or silence; further tokens are ignored
 
     def feed(self, tokens: Sequence[TokenOutput]) -> list[ContentEvent]:
         out = self._take_echo()
         for token in tokens:
-            if self._stop_token is not None:  # the reply went on behind it: it is text like any other token
+            if self._stop_token is not None:  # the reply continued after it: it is text like any other token
                 self._feed_token(self._take_stop_token(), out)
             if self.stopped:
                 break
@@ -113,7 +113,7 @@ class OutputPipeline:
 
     @property
     def reply(self) -> FinishedReply:
-        """The reply so far. It includes a stop token as soon as it was fed."""
+        """The reply so far. It includes a stop token as soon as that was fed."""
         return self._reply.reply(is_cut=self._parse.closed_open_call)
 
     def finish(
@@ -203,10 +203,9 @@ def _is_shown(event: ContentEvent) -> bool:
 
 
 class ParseStage:
-    """Feeds the parser what is text, and counts reasoning tokens and tool calls of its events.
+    """Feeds the parser the text of a reply, and counts reasoning tokens and tool calls in its events.
 
-    A piece that the tokenizer calls no part of any text is dropped, unless it is a tag of the format or the request
-    asks for such pieces.
+    A control token has no text, unless it is a tag of the format or the request asks for such tokens.
     """
 
     def __init__(self, parser: OutputParser, request: Request):
@@ -223,7 +222,7 @@ class ParseStage:
             self._logprobs.add_token(logprob)
 
     def feed(self, piece: Piece) -> list[ContentEvent]:
-        """Events after the end of the last permitted tool call are left out."""
+        """Return the events of a piece, up to the end of the last permitted tool call."""
         was_in_reasoning = self._parser.in_reasoning
         is_text = not piece.control or not self._skips_control or piece.text in self._parser.markers
         if self._logprobs is not None:
@@ -234,7 +233,7 @@ class ParseStage:
         return events
 
     def feed_end_token(self, text: str) -> list[ContentEvent]:
-        """The token that ended the reply is no text, but it may be a tag that the format needs."""
+        """Feed the token that ended the reply if it is a tag of the format. It is never text."""
         return self._counted(self._parser.feed(text, special=True)) if text in self._parser.markers else []
 
     def finish(self, *, is_end: bool) -> list[ContentEvent]:
@@ -308,7 +307,7 @@ class LogprobQueue:
         self._tokens.append(logprob)
 
     def add_piece(self, num_tokens: int, num_chars: int) -> None:
-        """The next tokens have the text of the next characters that the parser is fed."""
+        """Note that the parser is fed `num_chars` characters, which are the text of the next `num_tokens` tokens."""
         start, self._num_chars = self._num_chars, self._num_chars + num_chars
         for _ in range(num_tokens):
             logprob = self._tokens.popleft()
@@ -316,7 +315,10 @@ class LogprobQueue:
                 self._spans.append((start, self._num_chars, logprob))
 
     def attach(self, events: list[ContentEvent], text_spans: Sequence[tuple[int, int]]) -> list[ContentEvent]:
-        """`text_spans`: (start, end) of the parsed characters of each text event. Tokens before it were no content."""
+        """Add tokens to text events. `text_spans`: (start, end) of each of these in parsed characters.
+
+        Tokens before a span were no content.
+        """
         spans = iter(text_spans)
         return [self._with_logprobs(event, *next(spans)) if isinstance(event, TextDelta) else event for event in events]
 
@@ -373,12 +375,12 @@ def reply_parser(
         opening=opening,
         marker_tokens=tokenizer.marker_tokens,
         call_ids=call_ids,
-        takes_undeclared=takes_undeclared and bool(schemas),  # without tools a call has nobody to run it
+        takes_undeclared=takes_undeclared and bool(schemas),  # a client without tools can run no call
     )
 
 
 def _opening(constraint: Constraint | None) -> ReasoningOpening:
-    """Where the parser lets reasoning open: where the engine, which bounds the answer by a grammar, lets it open."""
+    """Return where reasoning may open: in a reply whose answer has a grammar, only where the engine allows it."""
     if constraint is None or constraint.matcher is None or constraint.reasoning is None:
         return ReasoningOpening.ANYWHERE
     rule = constraint.reasoning

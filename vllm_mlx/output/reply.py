@@ -13,7 +13,7 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedReply:
-    """What the model wrote. A reply that was aborted counts as finished where it was cut."""
+    """A reply that has ended. One that was aborted counts as finished where it was cut."""
 
     message: Message  # the arguments of calls are in the order in which they were written
     token_ids: Sequence[int]  # all that were sampled until the reply ended, its stop token included
@@ -122,7 +122,7 @@ def is_flat(value: Any, depth: int = _MAX_DEPTH) -> bool:
 
 
 def content_of(message: Message) -> list[ContentEvent]:
-    """The reasoning of a message without visible text and without calls, as text."""
+    """Return the reasoning of a message as text, if the message has no visible text and no calls."""
     shown = "".join(part.text for part in message.parts if isinstance(part, TextPart))
     if shown.strip() or any(isinstance(part, ToolCallPart) for part in message.parts):
         return []

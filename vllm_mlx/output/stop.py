@@ -9,7 +9,7 @@ from ..tokens.tokenizer import Piece
 
 
 class StopStage:
-    """Pieces in, and out again as soon as no stop string can remove them. Nothing is to be fed after a match."""
+    """Passes pieces on as soon as no stop string can remove them. Feed nothing after a match."""
 
     def __init__(self, sampling: SamplingParams):
         """Without stop strings every piece passes at once, as do the pieces before `min_tokens`."""
@@ -38,7 +38,7 @@ class StopStage:
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> list[Piece]:
-        """The pieces that are safe. An added token is released complete or, at the end, cut and as plain text."""
+        """Return the safe pieces. An added token is released complete or, at the end, cut and as plain text."""
         released: list[Piece] = []
         while self._held and (self._num_safe_chars or not self._held[0].text):
             piece = self._held[0]
@@ -67,7 +67,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return (text that no stop string can remove, the matched stop string). Nothing is to be fed after a match."""
+        """Return (text that no stop string can remove, the matched stop string). Feed nothing after a match."""
         ends = [(end, search.stop) for search in self._stop if (end := search.feed(text)) is not None]
         num_held = len(self._held)
         text = self._held + text

@@ -79,7 +79,7 @@ class ChatPrompts:
     ) -> ChatPrompt:
         """Render, tokenize and check a conversation; `rendered_media` are its images and videos, in order.
 
-        Raises RequestError where the model can take no such prompt, and what the deadline raises.
+        Raises RequestError if the model cannot take such a prompt, and what the deadline raises.
         """
         if not request.messages:
             raise InvalidParameter("`messages` must not be empty.", param="messages")
@@ -108,7 +108,7 @@ class ChatPrompts:
         )
 
     def remember(self, prompt: ChatPrompt, reply: FinishedReply) -> None:
-        """Store a reply for later prompts. One that was cut inside a tool call is left out: no client sends it back."""
+        """Store a reply for later prompts, unless it was cut inside a tool call: no client sends such a reply back."""
         if reply.is_complete and reply.token_ids:
             self._memory.add(_remembered(prompt, reply), prompt.token_ids)
 
@@ -127,7 +127,7 @@ class ChatPrompts:
         ids = (*prompt.token_ids, *reply.token_ids)
         longest = 0
         for later in next_requests(prompt.request, full_message(prompt.request, reply.message), sentinel):
-            with suppress(TemplateError):  # the template refuses that request
+            with suppress(TemplateError):  # the template may refuse that request
                 text = self._template.probe(later).partition(sentinel)[0]
                 if text.startswith(prompt.text):
                     encoded = EncodedText(self._tokenizer, text, self._known_prefix(entry, text, later))
@@ -146,7 +146,7 @@ class ChatPrompts:
         return replace(recalled, messages=(*recalled.messages, request.messages[-1]))
 
     def _encode(self, text: str, recalled: RecalledConversation, request: Request, deadline: Deadline) -> EncodedText:
-        """Tokenize the prompt's text behind the ids that are known, unless it is too long for the model."""
+        """Tokenize the prompt's text after the known ids, unless it is too long for the model."""
         entry = recalled.longest(text)
         known = None if entry is None else self._known_prefix(entry, text, request)
         if known is None:
@@ -168,9 +168,9 @@ class ChatPrompts:
         return self._known_of_prompt(entry, text)
 
     def _known_of_prompt(self, entry: RememberedReply, text: str) -> KnownPrefix | None:
-        """The prompt's ids up to its last added token: a text behind one is tokenized the same after any text.
+        """The prompt's ids up to its last added token, after which any text is tokenized as it would be alone.
 
-        If it has none behind its base, they are those of the base, behind which the prompt was tokenized too.
+        If there is no added token after the base, they are the ids of the base.
         """
         for index in range(len(entry.tail) - 1, -1, -1):
             added = self._tokenizer.added_token(entry.tail[index])
@@ -183,7 +183,7 @@ class ChatPrompts:
 
 
 def full_message(request: Request, reply: Message) -> Message:
-    """The message that a conversation holds for a reply: it includes the start that the client gave, if it gave one."""
+    """Return a reply's message in the conversation. It begins with the text that the client began the reply with."""
     if not request.continue_final_message or not request.messages:
         return reply
     return replace(request.messages[-1], parts=(*request.messages[-1].parts, *reply.parts))
@@ -192,7 +192,7 @@ def full_message(request: Request, reply: Message) -> Message:
 def _place(
     encoded: EncodedText, media_starts: Sequence[int], rendered_media: Sequence[RenderedMedia]
 ) -> tuple[tuple[MediaItem, ...], list[Boundary]]:
-    """Each image or video at the offset of its tokens, and the boundaries before them."""
+    """Place each image or video at the offset of its tokens. Returns them, and the boundaries before them."""
     media: list[MediaItem] = []
     edges: list[Boundary] = []
     for start, item in zip(media_starts, rendered_media, strict=True):
@@ -226,6 +226,6 @@ def _remembered(prompt: ChatPrompt, reply: FinishedReply) -> RememberedReply:
 
 
 def _absent(*texts: str) -> str:
-    """A text that occurs in none of these: its word, with one more zero than follow the word anywhere in them."""
+    """Return a text that occurs in none of these: a word, and more zeros than follow it anywhere in them."""
     runs = (found.group(1) for text in texts for found in _SENTINEL.finditer(text))
     return "sentinel" + "0" * (max(map(len, runs), default=0) + 1)

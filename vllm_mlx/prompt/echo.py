@@ -1,4 +1,4 @@
-"""Decides whether a message from a client repeats a reply that it was given, as clients rewrite replies. Pure."""
+"""Decides whether a message from a client repeats a reply that it got, although clients rewrite replies. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -73,7 +73,7 @@ _NO_TOOLS: Mapping[str, DeclaredValue] = {}
 
 
 def is_echo(message: Message, reply: Message, tools: Mapping[str, DeclaredValue] = _NO_TOOLS) -> bool:
-    """Whether the message says what the reply said. White space around texts and the order of arguments may differ.
+    """Whether the message repeats the reply. White space around texts and the order of arguments may differ.
 
     The reasoning may be missing. A call with the same id may have additional arguments if each has the default that
     its tool in `tools` declares, since clients fill these in. Any other addition is an edit.

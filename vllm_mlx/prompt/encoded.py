@@ -32,7 +32,7 @@ class EncodedText:
         self.token_ids = (*before, *self._ids)
 
     def common_with(self, other: str) -> Boundary:
-        """The end of the longest run of ids that the ids of `other` begin with too, if both are tokenized alike."""
+        """Return the end of the longest run of ids with which this text and `other` both begin."""
         end = common_prefix(self.text, other)
         if end == len(self.text) == len(other):
             return Boundary(end, len(self.token_ids))
@@ -46,7 +46,7 @@ class EncodedText:
     def before_space(self, boundary: Boundary) -> Boundary:
         """The last boundary at or before this one without white space before it.
 
-        White space there would merge into one token with white space that another text has behind the boundary.
+        White space there would merge into one token with white space that another text has after the boundary.
         """
         end = boundary.num_chars
         while end and self.text[end - 1].isspace():
@@ -99,7 +99,7 @@ class EncodedText:
 
 
 def _rest(tokenizer: Tokenizer, text: str, known_prefix: KnownPrefix) -> tuple[int, tokenizers.Encoding] | None:
-    """Where the tail of a text begins, and its encoding. None if the text has other ids behind the known prefix."""
+    """Where the tail of a text begins, and its encoding. None if the text has other ids after the known prefix."""
     added = tokenizer.added_token(known_prefix.last_id)
     if added is not None and text.endswith(added[0], 0, known_prefix.num_chars):
         start = known_prefix.num_chars - len(added[0])
@@ -124,7 +124,7 @@ def common_prefix(a: str | Sequence[Any], b: str | Sequence[Any]) -> int:
 
 
 def _continues(tokenizer: Tokenizer, known_prefix: KnownPrefix, token_ids: list[int], rest: str) -> bool:
-    """Whether these ids of `rest`, tokenized alone, also say `rest` behind the known prefix.
+    """Whether these ids of `rest`, tokenized alone, also decode to `rest` after the known prefix.
 
     They always do where they begin with an added token. Some tokenizers put a space before any other text.
     """

@@ -23,7 +23,7 @@ MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 def reply_value(entry: RememberedReply) -> dict[str, Any]:
-    """Its base is given by its name."""
+    """Return the reply as JSON, in which its base is a name."""
     base = entry.base
     return {
         "key": entry.key.hex(),
@@ -39,9 +39,9 @@ def reply_value(entry: RememberedReply) -> dict[str, Any]:
 
 
 def restored_replies(values: Iterable[Kept]) -> dict[str, RememberedReply]:
-    """By their names, without the ones that cannot be read or have no base here. A base precedes what refers to it.
+    """Read replies, by their names. A base precedes the replies that refer to it, which then share one object.
 
-    Replies that have the same base refer to the same object.
+    A reply that cannot be read, or whose base is missing, is left out.
     """
     found: dict[str, RememberedReply] = {}
     for kept in values:

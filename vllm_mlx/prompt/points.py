@@ -34,14 +34,14 @@ _TEXTS = ("0 or not", "the")
 def plan_points(
     template: ChatTemplate, request: Request, encoded: EncodedText, deadline: Deadline
 ) -> tuple[Boundary, ...]:
-    """The places where later prompts are likely to differ from this one, ascending. `encoded` is the request's prompt.
+    """Return the places where later prompts are likely to differ from this one, ascending. `encoded`: this prompt.
 
     They are the ends of tools and system prompt, of the conversation before its last question, of the last question
     and of the conversation before the generation prompt, and the places where sessions of one agent differ. A point
     is left out where the template refuses its probes. Raises what the deadline raises.
     """
     points: set[Boundary] = set()
-    for probes in _all_probes(request):  # nine renderings at most, beside the prompt's own
+    for probes in _all_probes(request):  # nine renderings at most, in addition to the prompt's own
         deadline.check()
         if (point := _common(template, probes, encoded)) is not None:
             points.add(point)
@@ -51,7 +51,7 @@ def plan_points(
 
 
 def _common(template: ChatTemplate, probes: Probes, encoded: EncodedText) -> Boundary | None:
-    """The end of what all of the probes have in common with the prompt."""
+    """Return the end of the text that all of the probes share with the prompt."""
     try:
         return encoded.before_space(min(encoded.common_with(template.probe(probe)) for probe in probes))
     except TemplateError:
@@ -94,7 +94,7 @@ def _before_last_question(request: Request) -> Iterator[Probes]:
 
 
 def _with_more_said(request: Request) -> Iterator[Probes]:
-    """A probe whose last question goes on, or in which a question follows the last tool result."""
+    """A probe whose last question is longer, or in which a question follows the last tool result."""
     assert request.messages is not None
     if request.continue_final_message or not request.messages:
         return
@@ -107,7 +107,7 @@ def _with_more_said(request: Request) -> Iterator[Probes]:
 
 
 def _with_next_turn(request: Request) -> Iterator[Probes]:
-    """Pairs in which the conversation goes on: with a reply and a question, then with a tool call and its result."""
+    """Pairs in which the conversation continues: with a reply and a question, then with a tool call and its result."""
     assert request.messages is not None
     if request.continue_final_message or not request.messages or request.messages[-1].role == "assistant":
         return

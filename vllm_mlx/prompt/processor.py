@@ -44,14 +44,14 @@ class ResolvedSampling:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that can run: all that a sequence in the engine is made from."""
+    """A request that can run: everything that a sequence in the engine is built from."""
 
     request: Request
     prompt: PromptInputs
     sampling: ResolvedSampling
     schemas: Schemas  # the parameters of the tools that its replies may call
     chat: ChatPrompt | None = None  # None for a text completion
-    compared: ComparedPrompt | None = None  # the prompt beside the last one of its conversation
+    compared: ComparedPrompt | None = None  # the prompt, compared with the last one of its conversation
     constraint: Constraint | None = None
 
 
@@ -107,7 +107,7 @@ class RequestProcessor:
 
     @property
     def no_videos(self) -> str | None:
-        """Why the model takes none: the end of "This model takes no videos: …". None: it takes them."""
+        """Why the model takes none: the end of the sentence "This model takes no videos: …". None: it takes them."""
         return "it takes no images either" if self._vision is None else self._vision.no_videos
 
     def media_of(self, request: Request) -> tuple[MediaPart, ...]:
@@ -130,7 +130,7 @@ class RequestProcessor:
     ) -> PreparedRequest:
         """Turn a request into what the engine runs. `rendered` holds its images and videos; None if it has none.
 
-        Raises RequestError, and Cancelled once the deadline was cancelled. Without `deadline` it may take any time.
+        Raises RequestError, and Cancelled if the deadline was cancelled. Without `deadline` there is no time limit.
         """
         deadline = Deadline(math.inf, "") if deadline is None else deadline
         rendered_media: tuple[RenderedMedia, ...] = ()
@@ -177,7 +177,7 @@ class RequestProcessor:
                 )
 
     def output(self, prepared: PreparedRequest) -> OutputPipeline:
-        """A new pipeline, for one of the request's replies."""
+        """Make a pipeline for one of the request's replies."""
         return OutputPipeline(
             self.tokenizer,
             prepared.request,
@@ -201,12 +201,12 @@ class RequestProcessor:
             self._changes.remember(prepared.compared, prepared.chat, reply)
 
     def kept_tokens(self, prepared: PreparedRequest, reply: FinishedReply, policy: CacheReasoning | None = None) -> int:
-        """How many tokens of prompt + reply a next turn can begin with. It may be fewer than the prompt has.
+        """The number of tokens of prompt + reply that the next turn can begin with. It may be less than the prompt's.
 
         `policy` None means the server's, unless the request says whether its reasoning stays.
         """
         chat = prepared.chat
-        if chat is None:  # what continues a text completion begins with the complete text
+        if chat is None:  # the next prompt of a text completion begins with the complete text
             return len(prepared.prompt.token_ids) + len(reply.token_ids)
         return self._chats.kept_tokens(chat, reply, policy or self._policy(chat.request.keeps_reasoning))
 
@@ -218,12 +218,12 @@ class RequestProcessor:
 
 
 def _known_part(part: MediaPart, rendered: RenderedMedia) -> MediaPart:
-    """A digest names the part, so that an image is the same from whichever source it comes."""
+    """Name the part by a digest, so that an image is the same from any source."""
     return type(part)(rendered.digest, text=rendered.text)
 
 
 def checkpoint_defaults(path: Path) -> SamplingDefaults:
-    """Read generation_config.json. It is greedy if `do_sample` is false and no temperature is given.
+    """Read generation_config.json. Sampling is greedy if `do_sample` is false and no temperature is given.
 
     Other values count even if `do_sample` is false. Raises ModelLoadError for a broken file.
     """
@@ -281,7 +281,7 @@ def resolve_sampling(
 
 
 def _filled_in(*sources: SamplingParams | SamplingDefaults) -> dict[str, Any]:
-    """Each setting from the first source that gives it."""
+    """Take each setting from the first source that has it."""
     names = [field.name for field in fields(SamplingDefaults) if field.name != "max_tokens"]
     return {name: next(value for source in sources if (value := getattr(source, name)) is not None) for name in names}
 

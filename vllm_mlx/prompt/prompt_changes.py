@@ -30,7 +30,7 @@ MAX_BYTES = 32 << 20
 _NAME_BYTES = 9  # random
 _FIXED_BYTES = 1024  # the objects of one prompt and its entries in the dictionaries
 _DIGEST_BYTES = 64  # one digest and the reference to it
-_WINDOW = 64  # tokens that are compared as text behind the first that differs
+_WINDOW = 64  # tokens that are compared as text, from the first that differs
 _LEAST_SHARED = 0.5  # share of its messages by which an earlier prompt is known, if its reply was text alone
 
 
@@ -111,7 +111,7 @@ class PromptChanges:
                 self._journal.drop(evicted)
 
     def _add(self, prompt: _Prompt, keys: tuple[bytes, ...], last: _Prompt | None) -> list[str]:
-        """Returns the names of what was evicted."""
+        """Add a prompt. Returns the names of evicted ones."""
         if last is not None and last in self._recent.entries:
             self._recent.entries.move_to_end(last, last=False)
         self._recent.add(prompt, keys)
@@ -203,7 +203,7 @@ def _digests(digits: str) -> tuple[bytes, ...]:
 
 
 def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:
-    """Why the prompts differ in message `number`. Templates write tools before or behind the first message.
+    """Why the prompts differ in message `number`. Templates write tools before or after the first message.
 
     A message that was removed looks like a changed one, since another is in its place.
     """

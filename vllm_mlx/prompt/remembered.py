@@ -1,4 +1,4 @@
-"""One remembered reply, and what a prompt takes from it: the ids of the prompt before it and its own."""
+"""One remembered reply, and the ids that a prompt takes from it: those of the prompt before it, and its own."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class RememberedReply:
     text_digest: bytes
     base: "KnownPrefix | None" = None  # ids that come from an earlier reply of the conversation and its prompt
     tail: "array[int]" = field(default_factory=lambda: array("I"))
-    boundaries: tuple[Boundary, ...] = ()  # known places behind `base` in the prompt, ascending
+    boundaries: tuple[Boundary, ...] = ()  # known places after `base` in the prompt, ascending
     reply: FinishedReply
     starts_in_reasoning: bool = False
 
@@ -54,7 +54,7 @@ class RememberedReply:
         return own + getsizeof(self.reply.token_ids) + sum(map(_part_bytes, self.reply.message.parts))
 
     def alone(self, prompt_token_ids: Sequence[int]) -> "RememberedReply":
-        """The same without a base. `prompt_token_ids`: all ids of the prompt."""
+        """Return the same reply without a base. `prompt_token_ids`: all ids of the prompt."""
         boundaries = (self.base_end, *self.boundaries)
         return replace(self, base=None, tail=array("I", prompt_token_ids), boundaries=boundaries)
 

@@ -1,4 +1,4 @@
-"""The formats of replies: the checkpoint's, or what a flag names: a format of this server, a parser of a package.
+"""Chooses the formats of replies: the checkpoint's, or one that a flag names, of this server or of another package.
 
 Nothing of a package runs unless the operator named its parser.
 """
@@ -20,14 +20,14 @@ from ..tokens.tokenizer import Tokenizer
 
 GROUP = "vllm_mlx.parsers"
 _PAGE = "docs/parsers.md"
-_RULES = "response_template"  # the name of formats by the checkpoint's own rules
+_RULES = "response_template"  # the name of formats that the checkpoint's own rules describe
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormats:
-    """What replies are read with, and by which names the status shows it. None: replies have no such part."""
+    """The formats in which replies are read, and their names in the status. None: replies have no such part."""
 
     reasoning_name: str | None
     calls_name: str | None
@@ -84,7 +84,7 @@ def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> ReplyFormats:
 
 
 def _rules(tokenizer: Tokenizer, *, is_asked_for: bool) -> Family:
-    """The formats by the rules that the checkpoint carries. A format is None where they describe none.
+    """Return the formats that the checkpoint's own rules describe. A format is None if they describe none.
 
     Raises ConfigError if they cannot be read and the operator asked for them; otherwise the log says so.
     """
@@ -98,27 +98,27 @@ def _rules(tokenizer: Tokenizer, *, is_asked_for: bool) -> Family:
         if is_asked_for:
             choose = f"Choose auto or a format for {setting('reasoning_parser')} and {setting('tool_call_parser')}."
             raise ConfigError(f"{message} {choose}") from error
-        logger.info("%s The chat template and the vocabulary alone tell the formats of replies.", message)
+        logger.info("%s The formats of replies are detected by the chat template and the vocabulary alone.", message)
         return Family(_RULES)
     return Family(_RULES, rules.reasoning, rules.calls)
 
 
 def _asks_rules(choice: str, detected: str | None) -> bool:
-    """Whether the checkpoint's rules count: where they are asked for, or where nothing else tells the format."""
+    """Whether the checkpoint's rules count: if they were asked for, or if nothing else shows the format."""
     return choice in CHECKPOINT_NAMES or (choice == "auto" and detected in (None, "generic"))
 
 
 def _installed(name: str, choice: str, known: Container[str]) -> Family | None:
-    """The family by this name that an installed package has. None if the name means a format of this server.
+    """Return the family of this name that an installed package has. None if the name means a format of this server.
 
-    Only metadata of packages is read to find it; importing the one that was named runs its code.
+    Only the metadata of packages is read to find it. Then the package that was named is imported, which runs its code.
     """
     if choice in known or choice in ("auto", "none", *CHECKPOINT_NAMES):
         return None
     found = {(entry.value, _package(entry)): entry for entry in entry_points(group=GROUP, name=choice)}
     if len(found) > 1:
         packages = ", ".join(sorted(package for _, package in found))
-        raise ConfigError(f"{setting(name)} {choice}: several packages have it: {packages}. Keep one of them.")
+        raise ConfigError(f"{setting(name)} {choice}: several packages have it: {packages}. Uninstall all but one.")
     return next((_loaded(name, entry) for entry in found.values()), None)
 
 

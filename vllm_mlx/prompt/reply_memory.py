@@ -33,7 +33,7 @@ DIGEST_BYTES = 16
 
 
 class Entry(Protocol):
-    """What `Recent` holds. It is hashed by its identity."""
+    """An entry of `Recent`. It is hashed by its identity."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -85,7 +85,7 @@ class Recent(Generic[E]):
             self._by_key.setdefault(key, []).append(entry)
 
     def evict(self) -> list[E]:
-        """Returns what was evicted."""
+        """Evict entries until the rest is within the limits. Returns the evicted ones."""
         evicted = []
         while self.entries and (len(self.entries) > self._max_entries or self.num_bytes > self._max_bytes):
             entry, keys = self.entries.popitem(last=False)
@@ -106,7 +106,7 @@ class ReplyMemory:
     """
 
     def __init__(self, *, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES, journal: Journal | None = None):
-        """`journal`: keeps the replies for the next start; those of the last one are restored from it."""
+        """`journal`: keeps the replies for the next start; the ones of the last start are restored from it."""
         self._lock = threading.Lock()
         self._recent: Recent[RememberedReply] = Recent(max_replies, max_bytes)
         self._journal = journal

@@ -16,7 +16,7 @@ from .echo import is_same
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """The first ids of a reply, and the characters behind the prompt that they stand for."""
+    """The first ids of a reply, and the characters after the prompt that they stand for."""
 
     num_tokens: int
     num_chars: int
@@ -53,10 +53,10 @@ class Splicer:
     def splice(
         self, rest: str, reply: FinishedReply, request: Request, prompt: Sequence[int], in_reasoning: bool
     ) -> Splice:
-        """How much of `rest` the reply's ids can stand for; `rest` is a rendered text behind the `prompt` of the reply.
+        """Return how much of `rest`, the rendered text after the `prompt` of the reply, the reply's ids can stand for.
 
-        The ids may stand for the turn if they say exactly its text, or if both are read as the same reply: then only
-        spacing differs, or the turn lacks tags that the client was not shown, and the model's own is kept.
+        They can stand for the turn if their text is the turn's, or if both texts are parsed as the same reply: then
+        only spacing differs, or the turn lacks tags that the client did not see, and the model's own text is kept.
         `in_reasoning`: the prompt ends inside reasoning.
         """
         text, end = self._text_and_end(reply, prompt)
@@ -104,7 +104,7 @@ class Splicer:
         return rest[:position], text
 
     def _start(self, turn: str, reply: FinishedReply, prompt: Sequence[int]) -> Splice:
-        """The ids that lie completely within the turn, whose text is the reply's up to where a stop string cut it."""
+        """Return the ids that lie completely within the turn, which ends where a stop string cut the reply."""
         best, low, high = NOTHING, 1, len(reply.token_ids)
         while low <= high:
             middle = (low + high) // 2

@@ -15,17 +15,17 @@ _MARKS = tuple(f"probe{number}." for number in range(9))
 
 
 class SystemTurns:
-    """Turns system messages that the template cannot write in their place into text of the message beside them.
+    """Turns system messages that the template cannot write in their place into text of the message next to them.
 
-    No message moves to the front and no turn is added, so the prompt of the messages before stays a start of the
-    prompt.
+    No message moves to the front and no turn is added, so the prompt still begins with the prompt of the messages
+    before.
     """
 
     def __init__(self, render: Render):
         self._render = render
 
     def place(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The conversation in a form that the template writes completely and in order."""
+        """Return the conversation in a form that the template writes completely and in order."""
         num_leading = next((n for n, m in enumerate(messages) if m.role != "system"), len(messages))
         leading, rest = list(messages[:num_leading]), list(messages[num_leading:])
         if leading and not self._takes_leading:

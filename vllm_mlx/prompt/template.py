@@ -51,7 +51,7 @@ class MediaMarkers:
         self._split = re.compile(f"({'|'.join(map(re.escape, given))})")
 
     def escape(self, value: Any) -> Any:
-        """The same strings, lists and dicts without any marker, so that every marker in the rendered text is media."""
+        """Return the value without any marker in its texts, so that every marker in the rendered text is for media."""
         match value:
             case str():
                 return self._escaped(value)
@@ -91,10 +91,10 @@ class MediaMarkers:
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How a template takes messages with tool calls."""
+    """The form in which a template takes messages with tool calls."""
 
     arguments_are_text: bool = False  # JSON text, for a template that does not write objects as JSON itself
-    empty_content: str | None = ""  # the content of a message that has calls alone; None is a null content
+    empty_content: str | None = ""  # the content of a message that has only calls; None is a null content
     ids_are_short: bool = False  # nine letters or digits
     knows_errors: bool = False  # it reads `is_error` of a tool result
 
@@ -121,14 +121,14 @@ class ChatTemplate:
         self._system_turns = SystemTurns(self._probe_messages)
 
     def render_prompt(self, request: Request) -> Rendered:
-        """The text of the request's prompt, with the own text of each image and video in its place.
+        """Return the text of the request's prompt, in which each image and video has a text of its own.
 
         Raises TemplateError if there is no template or it refuses the conversation.
         """
         return self._render(request)
 
     def probe(self, request: Request) -> str:
-        """The text of a conversation that is never sent to a model, rendered to find where the template puts things.
+        """Render a conversation that is never sent to a model, to find where the template puts things.
 
         Raises as `render_prompt` does.
         """

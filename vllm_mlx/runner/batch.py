@@ -237,7 +237,7 @@ class Batch:
     def feed(self, tokens: mx.array, num_tokens: Rows[int]) -> mx.array:
         """Feed `tokens: (all tokens,)`, row after row -> lazy `logits: (all tokens, vocab)`.
 
-        `num_tokens`: of each row of each group. Recurrent layers take one: they would mistake tokens for rows.
+        `num_tokens`: the number for each row of each group. Recurrent layers take one: they take tokens for rows.
         """
         if self._states and max(num_tokens) > 1:
             raise ValueError("A row of a model with recurrent layers takes one token in a shared forward pass")

@@ -92,7 +92,7 @@ class Model(ABC):
 
     @abstractmethod
     def decode(self, seqs: Rows[Sequence], positions: Rows[int], tokens: mx.array, caches: LayerCaches) -> mx.array:
-        """Feed `tokens: (n,)` -> lazy `logits: (n, vocab)`. `seqs`, `positions`: of each token."""
+        """Feed `tokens: (n,)` -> lazy `logits: (n, vocab)`. `seqs` and `positions` have an entry for each token."""
 
 
 class TextModel(Model):

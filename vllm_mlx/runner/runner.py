@@ -185,7 +185,7 @@ class Runner:
         return batch.launch(keeps_logits=self._masks.has_any(batch.seqs))
 
     def _redraw(self, launched: Iterable[Batch], fences: "_RowFences") -> None:
-        """Draw again where a token that was read meanwhile restricts the one that was drawn behind it."""
+        """Draw again where a token that was read meanwhile restricts the next one, which was drawn already."""
         for batch in launched:
             if batch in self._batches and self._masks.bind(batch.seqs):
                 self._in_flight = [drawn for drawn in self._in_flight if drawn.seqs is not batch.seqs]

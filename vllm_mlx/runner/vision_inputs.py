@@ -39,7 +39,7 @@ class Features:
 def encode(module: Any, token_ids: list[int], item: MediaItem) -> Features:
     """Run the vision encoder of an mlx-vlm model on one image or piece of a video. The result is evaluated.
 
-    `token_ids`: of the item. The family's own merging runs on these tokens alone, so that it treats the image as it
+    `token_ids`: the item's. The family's own merging runs on these tokens alone, so that it treats the image as it
     always does.
     """
     ids = mx.array([token_ids])
@@ -72,7 +72,7 @@ def input_arrays(inputs: Mapping[str, np.ndarray] | EncoderInputs) -> dict[str, 
 def chunk_positions(media: Iterable[MediaItem], start: int, end: int) -> np.ndarray:
     """Positions of the row's tokens `[start, end)` on three axes: `(3, end - start)`, int32. `media` are in order.
 
-    Qwen2-VL (arXiv 2409.12191): text advances all axes by one a token; text after an image or a video continues behind
+    Qwen2-VL (arXiv 2409.12191): text advances all axes by one a token; text after an image or a video continues after
     its longest axis.
     """
     positions = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))

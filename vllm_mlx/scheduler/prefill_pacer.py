@@ -50,7 +50,7 @@ class PrefillPacer:
     ):
         """`max_stall_s`: None lets a machine with slow steps take longer than the default.
 
-        `overhead_s`: of a chunk, beside the time of its tokens.
+        `overhead_s`: what a chunk takes in addition to the time of its tokens.
         """
         stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
         self._is_given = max_stall_s is not None

@@ -221,7 +221,7 @@ def _check_lengths(value: Any, limits: RequestLimits) -> None:
 
 
 class _Worker:
-    """One thread, so that the event loop never waits for the interpreter's lock behind several threads.
+    """One thread, so that the event loop never waits until several threads had the interpreter's lock.
 
     Bodies that were read are decoded before others are read, since wire types take many times the memory of their text.
     """

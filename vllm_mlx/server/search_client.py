@@ -46,7 +46,7 @@ class SearchClient:
     """Used on one event loop."""
 
     def __init__(self, url: str):
-        """`url`: of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG."""
+        """`url`: the address of an MCP server if its path ends in `/mcp`, otherwise of a SearXNG."""
         self._url = url.rstrip("/")
         self._is_mcp = urlsplit(url).path.rstrip("/").endswith("/mcp")
         self._places = asyncio.Semaphore(_AT_ONCE)

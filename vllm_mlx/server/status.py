@@ -332,7 +332,7 @@ def _last_used(entries: list[Entry]) -> list[Entry]:
 
 
 def _cache_entry(entry: Entry, now: float) -> CacheEntry:
-    """`now`: by the clock of `entry.last_used`."""
+    """`now`: the time on the clock of `entry.last_used`."""
     fingerprint, salt = entry.space
     age_s = round(max(0.0, now - entry.last_used), 1)
     values = {name: getattr(entry, name) for name in _ENTRY_NAMES}

@@ -74,7 +74,7 @@ class StoredResponse:
 
     @classmethod
     def of_value(cls, value: dict[str, Any]) -> "StoredResponse":
-        """The response of which `to_value` made `value`. Raises ValueError or KeyError for anything else."""
+        """The response that `to_value` turned into `value`. Raises ValueError or KeyError for anything else."""
         return cls(
             reply=ResponseReply.model_validate(value["reply"]),
             input=tuple(value["input"]),

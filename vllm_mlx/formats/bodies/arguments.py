@@ -19,13 +19,13 @@ _WRAPPERS = frozenset({"arguments", "input"})
 
 
 class ArgumentsWriter:
-    """Strings are emitted while they arrive; a value that may have another type is emitted when it is complete."""
+    """Emits a string while it arrives, and a value that may have another type when it is complete."""
 
     def __init__(self, schema: ToolSchema | None):
-        """`schema`: of the tool; None: it is not declared."""
+        """`schema`: the tool's; None: the tool is not declared."""
         self._schema = ANY_ARGUMENTS if schema is None else schema
-        self._may_wrap = False  # the value may be the object of all arguments; nothing of it was emitted
-        self._wrapped = ""  # such an object, while no other argument has followed it
+        self._may_wrap = False  # the value may be the object of all arguments; no part of it was emitted
+        self._wrapped = ""  # such an object, until another argument follows it
         self._is_json = False  # the model says that the value is JSON
         self._seen: set[str] = set()
         self._out: list[str] = []
@@ -40,12 +40,12 @@ class ArgumentsWriter:
         return text
 
     def expects(self, name: str) -> bool | None:
-        """Whether the schema declares an argument that has not come yet; None: it declares none at all."""
+        """Whether the schema declares this argument and it has not come yet; None: it declares no arguments at all."""
         is_declared = self._schema.declares(name)
         return is_declared if is_declared is None else is_declared and name not in self._seen
 
     def begin(self, name: str, *, is_string: bool | None = None, is_wrapper: bool = False) -> None:
-        """`is_string`: what the model says of the value, which counts where the schema leaves it open.
+        """`is_string`: whether the model calls the value a string, which counts if the schema does not decide it.
 
         `is_wrapper`: the model says that the value is the object of all arguments.
         """
@@ -62,7 +62,7 @@ class ArgumentsWriter:
         self._release()
 
     def add(self, name: str, value: str) -> None:
-        """An argument as JSON."""
+        """Add a complete argument, whose value is JSON text."""
         self._begin(name)
         self._out.append(value)
 
@@ -81,7 +81,7 @@ class ArgumentsWriter:
                 self._release()
 
     def _wrapped_argument(self) -> str:
-        """The object as the argument that it was written as."""
+        """Return the beginning of the arguments, in which the wrapped object is one argument like the others."""
         wrapped, self._wrapped = self._wrapped, ""
         self._seen.add(self._name)
         return f"{{{quoted(self._name)}: {wrapped}"
@@ -103,7 +103,7 @@ class ArgumentsWriter:
             self._out.append('"')
 
     def cut(self) -> None:
-        """The reply was cut inside a value: emit the part that was read, without closing it."""
+        """Emit the part of the value that was read, without closing it: the reply was cut there."""
         if self._may_wrap:
             self._may_wrap = False
             if "".join(self._held or ()).lstrip().startswith("{"):

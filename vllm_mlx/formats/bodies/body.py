@@ -40,7 +40,7 @@ class Body:
     ends_with_reply = False  # the end of the reply ends what this body reads, too
     chosen: "Body | None" = None  # the body that reads everything from here on in place of this one
     follow: "Callable[[], Body] | None" = None
-    """Makes the body of a further call without an opening tag of its own, behind a complete call."""
+    """Makes the body of the next call, if it may follow a complete call without an opening tag of its own."""
 
     def __init__(self) -> None:
         self.status = BodyStatus.OPEN
@@ -51,7 +51,7 @@ class Body:
         return False
 
     def head(self) -> Head | None:
-        """What a new body reads up to the end of the name; None: the name is known, or nothing can be said about it."""
+        """What a new body reads up to the end of the name; None: the name is known already, or cannot be foreseen."""
         return None
 
     def consume(self, text: str, *, final: bool = False) -> int:
@@ -78,12 +78,15 @@ class Body:
         return False
 
     def cut(self, rest: str) -> None:
-        """A limit cut the reply inside the body: add the part of the arguments that was read. `rest` was held back."""
+        """End the body where a limit cut the reply: add the part of the arguments that was read.
+
+        `rest`: the text that was held back.
+        """
 
     def end(self) -> None:
-        """The model ended its turn inside the body: close the arguments, so that they are one JSON object.
+        """End the body where the model ended its turn: close the arguments, so that they are one JSON object.
 
-        Text that was held back because it may be a tag is dropped, and so is an item with no value yet.
+        Text that was held back because it may be a tag is dropped, and so is an item that has no value yet.
         """
 
 
@@ -91,7 +94,7 @@ NewBody = Callable[[BodyContext], Body]
 
 
 class Chooser(Body):
-    """A body that reads up to where another begins, sets `chosen`, and is read no more."""
+    """A body that reads up to the beginning of another one, sets `chosen` to that, and reads nothing after it."""
 
     def __init__(self, context: BodyContext) -> None:
         super().__init__()
@@ -109,7 +112,7 @@ class Chooser(Body):
         return end
 
     def _choose(self, text: str, final: bool) -> int:
-        """Read up to where the inner body begins, and set it or the status. Returns how many characters were taken."""
+        """Read up to the beginning of the inner body, and set that or the status. Returns the number of characters."""
         raise NotImplementedError
 
 

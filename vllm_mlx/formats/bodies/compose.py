@@ -1,4 +1,4 @@
-"""Bodies that choose a body: behind tags, by the first character, one after the other, or by a message's header."""
+"""Bodies that choose a body: after some tags, by the first character, for each call of a list, or by a header."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _TO_FUNCTION = "functions."
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A step that reads one of the texts; `optional`: or none."""
+    """A step that reads one of the texts; an `optional` one may be missing."""
 
     texts: tuple[str, ...]
     optional: bool = False
@@ -31,9 +31,9 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A step that reads a name; `after`: only if this text precedes it.
+    """A step that reads a name. With `after`, it reads one only if that text precedes it.
 
-    `prefix` may precede the name, and is no part of it. `is_numbered`: a colon and a number follow a name with prefix.
+    `prefix` may precede the name, and is no part of it. `is_numbered`: a colon and a number follow a name that has it.
     """
 
     after: str | None = None
@@ -123,7 +123,7 @@ class ChoiceBody(Chooser):
     def _choose(self, text: str, final: bool) -> int:
         position = skip_white(text, 0)
         if position < len(text):
-            # A token of the tokenizer arrives as one lone surrogate; a token that begins a body is a tag.
+            # An added token arrives as one lone surrogate; one that begins a body is a tag.
             char = "<" if "\ud800" <= text[position] <= "\udfff" else text[position]
             body = self._bodies.get(char, self._default)
             if body is None:
@@ -135,7 +135,7 @@ class ChoiceBody(Chooser):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How calls follow one another: `opener` before the first (a model may omit it), `closer` behind the last."""
+    """How calls follow one another: `opener` before the first (a model may omit it), `closer` after the last."""
 
     separators: str = ""
     opener: str = ""
@@ -214,7 +214,7 @@ def several(inner: NewBody, listing: Listing) -> NewBody:
 
 
 class HeaderBody(Chooser):
-    """`route` says what follows: the body of a call, or a status for reasoning, content or an unknown header."""
+    """Reads a header up to its tag `end`. `route` says what follows: the body of a call, or another part of a reply."""
 
     def __init__(self, context: BodyContext, end: str, route: Route):
         super().__init__(context)
@@ -243,8 +243,8 @@ class HeaderBody(Chooser):
 def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
     """`[role] [to=recipient] [<|channel|>]channel [to=recipient] [<|constrain|>format]`.
 
-    The recipient is a tool, perhaps behind `functions.`, or a reader. A message to a reader, or to a tool that takes
-    no JSON, is reasoning in the channel `analysis` and content in any other.
+    The recipient is a reader or a tool; `functions.` may precede the name of a tool. A message to a reader, or to a
+    tool that takes no JSON, is reasoning in the channel `analysis` and content in any other.
     """
     channel_tag, constrain_tag = context.encode("<|channel|>"), context.encode("<|constrain|>")
     header = header.replace(constrain_tag, " ")
@@ -262,7 +262,7 @@ def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
 
 
 def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
-    """`[role] to=self` heads reasoning, any other recipient content."""
+    """A header `[role] to=self` begins reasoning, one with any other recipient content."""
     recipient = _RECIPIENT.search(header)
     if recipient is None:
         return BodyStatus.TEXT if header.strip() in ("", "assistant") else BodyStatus.STUCK
@@ -288,7 +288,7 @@ class SuffixBody(Body):
 
 
 class ChannelBody(Body):
-    """The name of a channel of reasoning, which ends its line. `usual`: the name that may also have no line."""
+    """The name of a channel of reasoning, alone on a line. `usual`: the name that text may follow on the same line."""
 
     ends_with_reply = True
 
@@ -311,7 +311,7 @@ class ChannelBody(Body):
 
 
 def _ends_name(text: str, position: int) -> bool:
-    """Whether a tag is at `position`, or nothing. A token of the tokenizer arrives as one lone surrogate."""
+    """Whether a tag or the end of the text is at `position`. An added token arrives as one lone surrogate."""
     char = text[position : position + 1]
     return char in ("", "<") or "\ud800" <= char <= "\udfff"
 

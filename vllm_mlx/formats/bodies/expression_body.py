@@ -48,7 +48,7 @@ class _State(Enum):
 
 
 class LiteralScanner:
-    """Reads an argument list as JSON, from behind its opening bracket to `closer`."""
+    """Reads an argument list as JSON, from the character after its opening bracket to `closer`."""
 
     def __init__(self, dialect: Dialect, closer: str):
         self.done = False
@@ -69,7 +69,7 @@ class LiteralScanner:
         return text
 
     def add_partial(self, rest: str) -> None:
-        """The reply was cut inside the list: emit what was read, and `rest` if it is part of a string."""
+        """Emit the part of the list that was read, and `rest` if it is part of a string: the reply was cut there."""
         self._release()
         if self._state is _State.WORD:
             constants = [value[: len(self._word)] for key, value in _CONSTANTS.items() if key.startswith(self._word)]
@@ -79,7 +79,7 @@ class LiteralScanner:
             self._out.append(quoted(rest)[1:-1])
 
     def close(self) -> None:
-        """Close a list without an end: it becomes one object. An item with no value yet is dropped."""
+        """Close a list that has no end: it becomes one object. An item that has no value yet is dropped."""
         if self._state is _State.STRING and not self._is_key:
             self._out.append('"')
         elif self._state is _State.WORD and (value := _literal(self._word, has_words=self._dialect.has_words)):

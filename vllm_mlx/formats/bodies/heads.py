@@ -1,11 +1,11 @@
-"""What a body reads up to the end of a call's name. Knows no grammar notation, and no name."""
+"""Heads: the beginnings of calls as bodies read them, up to the end of the name. Knows no grammar notation, no name."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class JsonHead:
-    """`{"name": "f"`, other members before it perhaps. `keys` may hold the name; none: the name is the key itself."""
+    """`{"name": "f"`, with or without other members before it. One of `keys` has the name; none: it is a key itself."""
 
     keys: tuple[str, ...]
     prefix: str = ""  # may precede the name, and is no part of it
@@ -13,7 +13,7 @@ class JsonHead:
 
 @dataclass(frozen=True, slots=True)
 class NameHead:
-    """The name alone. `ends`: the characters that no name contains, one of which follows it."""
+    """The name alone. `ends`: the characters that no name contains; one of them follows the name."""
 
     ends: str
     prefix: str = ""  # may precede the name, and is no part of it
@@ -27,12 +27,12 @@ class TagHead:
     function: str
     head_end: str
     attributes: tuple[str, ...] = ()
-    is_escaped: bool = True  # the attribute is escaped as in HTML, and others may stand beside it
+    is_escaped: bool = True  # the attribute is escaped as in HTML, and the tag may have others
 
 
 @dataclass(frozen=True, slots=True)
 class RecipientHead:
-    """The header of a message. If `marker` is in it, a name follows, and white space or a tag."""
+    """The header of a message. If it contains `marker`, the name follows, and then white space or a tag."""
 
     marker: str
     prefix: str  # may precede the name of a tool
@@ -41,7 +41,7 @@ class RecipientHead:
 
 @dataclass(frozen=True, slots=True)
 class BehindHead:
-    """One of `texts`, then `then`."""
+    """One of `texts`, then the head `then`. If `is_optional`, the text may be missing."""
 
     texts: tuple[str, ...]
     then: "Head"
@@ -55,7 +55,7 @@ class ChoiceHead:
 
 @dataclass(frozen=True, slots=True)
 class ListHead:
-    """A call, the first of several behind `opener`, or a further one behind one of the `separators`."""
+    """A call of a list: the first one, after `opener`, or a further one, after one of the `separators`."""
 
     call: "Head"
     separators: str = ""

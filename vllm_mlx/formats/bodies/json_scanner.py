@@ -58,7 +58,7 @@ class JsonScanner:
         return partial
 
     def closing(self) -> str:
-        """Return the text that completes the value so far. An item with no value yet is dropped."""
+        """Return the text that completes the value so far. An item that has no value yet is dropped."""
         end = ""
         if self._state is _State.SCALAR and _SCALAR.match(self._partial):
             end = self.take_partial()
@@ -67,7 +67,7 @@ class JsonScanner:
         return end + "".join(reversed(self._closers))
 
     def consume(self, text: str, start: int = 0, *, final: bool = False) -> int:
-        """Read from `start`; return where reading stopped: at the end, behind the value, or at a wrong character."""
+        """Read from `start`; return where reading stopped: at the end, after the value, or at a wrong character."""
         position = start
         while position < len(text) and not (self.done or self.failed):
             match self._state:

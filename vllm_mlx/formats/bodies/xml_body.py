@@ -16,7 +16,7 @@ _MAX_HEAD = 256
 _HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
 _ATTRIBUTE = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
 _NAMES = ("name", "tool", "key")
-_MAX_MARGIN = 64  # characters of white space behind a closing tag, after which the tag counts in any case
+_MAX_MARGIN = 64  # characters of white space; a closing tag that more of it follows counts in any case
 _OBJECT = "arguments"  # the name of one object of all arguments
 _CDATA, _END_CDATA = "<![CDATA[", "]]>"
 
@@ -97,7 +97,7 @@ class _State(Enum):
 
 
 class XmlBody(Body):
-    """A tag inside a value ends the value only if the format continues behind the tag; otherwise it is text.
+    """A tag inside a value ends the value only if the format continues after the tag; otherwise it is text.
 
     A tag around the body ends a value, too, if it begins a line. `name`: the call's name, if it was read before.
     """
@@ -116,7 +116,7 @@ class XmlBody(Body):
         self._is_fresh = False  # no character of the value was read
         self._is_empty = False  # no character of the value was emitted
         self._ends_line = False  # the value so far ends with a line break
-        self._final_break = ""  # the last line break of a value, which is layout unless the reply was cut behind it
+        self._final_break = ""  # the last line break of a value, which is layout unless the reply was cut after it
         if name is not None:
             self._set_name(name)
 

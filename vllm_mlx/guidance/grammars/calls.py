@@ -1,4 +1,4 @@
-"""Calls that a reply must or may make, as grammar: the writing side of the families' table."""
+"""Writes grammars of the calls that a reply must or may make, by the spellings in the families' table."""
 
 import html
 import json
@@ -72,7 +72,7 @@ def _interrupted(
 def _section(
     tools: Sequence[GuidedTool], written: Spelling, writer: LarkWriter, most: int, without_first: str = ""
 ) -> str:
-    """Write the calls of a section, from behind its `begin`. `without_first`: the part of `open` already written."""
+    """Write the calls of a section, without its `begin`. `without_first`: the part of `open` written already."""
     call = writer.rule(either(call_expression(written.kind, tool, writer, written.close) for tool in tools))
     first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
     more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()

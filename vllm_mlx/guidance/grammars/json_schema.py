@@ -64,7 +64,7 @@ NARROWED = frozenset({"date", "time", "date-time"})  # llguidance accepts some i
 def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) -> Any:
     """Return the schema as the grammar library takes it. Raises InvalidParameter, naming the keyword and its place.
 
-    A format without a known grammar is left out: JSON Schema makes it an annotation. The work is paid from `budget`.
+    A `format` without a known grammar is left out: in JSON Schema it is an annotation. The work is paid from `budget`.
     """
     budget = SchemaBudget() if budget is None else budget
     checked = _checked(schema, param, MAX_SCHEMA_DEPTH, budget)
@@ -73,7 +73,7 @@ def checked_schema(schema: Any, param: str, budget: SchemaBudget | None = None) 
 
 
 def refused(place: str, why: str) -> InvalidParameter:
-    """The error about a value at a place of the request. `why`: the rest of the sentence that the place begins."""
+    """Make the error about the value at a place of the request. `why`: the sentence, after the place that begins it."""
     return InvalidParameter(f"`{place}`{why}", param=place)
 
 
@@ -214,7 +214,7 @@ def check_conjunctions(schema: Any, param: str, budget: SchemaBudget) -> None:
 
 
 def check_grammar(text: str, param: str, budget: SchemaBudget) -> None:
-    """The same for a grammar in Lark notation: its operators, and the schemas inside it."""
+    """Check a grammar in Lark notation in the same way: its operators, and the schemas inside it."""
     if len(re.findall("[&~]", _LITERAL.sub("", text))) > MAX_CONJUNCTS:
         raise refused(param, f": a grammar takes at most {MAX_CONJUNCTS} of the operators `&` and `~`.")
     for found in _JSON.finditer(text):
@@ -227,10 +227,11 @@ def check_grammar(text: str, param: str, budget: SchemaBudget) -> None:
 
 
 def pay_for_alternatives(schema: Any, param: str, budget: SchemaBudget) -> None:
-    """The grammar library joins every alternative of `anyOf` with every one of `oneOf`, `allOf` and `$ref` beside it.
+    """Pay for the schemas that the grammar library joins: every alternative of `anyOf` with every one of the others.
 
-    Each of these joined schemas costs a visit for itself and for each entry beside the alternatives. If nothing is
-    beside them, nothing is joined. Raises InvalidParameter, naming `param` and the bound.
+    The others are `oneOf`, `allOf` and `$ref` in the same schema. Each joined schema costs a visit for itself and for
+    each other entry of that schema. If there are no other entries, nothing is joined. Raises InvalidParameter, naming
+    `param` and the bound.
     """
     alternatives = _SchemaNumbers(schema, param, budget, _num_alternatives, 1)
     waiting, seen = [schema], set[int]()
@@ -256,7 +257,7 @@ class _SchemaNumbers:
         read: "Callable[[_SchemaNumbers, Mapping[str, Any]], int]",
         default: int,
     ):
-        """`default` counts for what is no schema object, and for a schema that refers back to itself."""
+        """`default`: the number of a value that is no schema object, and of a schema that refers back to itself."""
         self._root = root
         self._param = param
         self._budget = budget

@@ -132,9 +132,9 @@ def either(expressions: Iterable[str]) -> str:
 def interrupted_text(
     rests: Mapping[str, str], writer: LarkWriter, *, without: Iterable[str] = (), most: str = "*"
 ) -> str:
-    """Return an expression for free text without `without`, in which the rest of its expression follows a trigger.
+    """Return an expression for free text with triggers. `rests`: each trigger, and the expression of what follows it.
 
-    `most`: how often, as a repetition operator.
+    The text contains none of `without`. `most`: how many triggers it may contain, as a repetition operator.
     """
     text = writer.terminal(writer.bounded(TEXT, without))
     pieces = []

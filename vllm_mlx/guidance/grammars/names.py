@@ -1,4 +1,4 @@
-"""Writes grammars in which the name of a call is one of the declared names, and all else is what the parser reads."""
+"""Writes grammars in which the name of a call is one of the declared names, and all else is as the parser reads it."""
 
 import html
 import json
@@ -24,15 +24,15 @@ _MAX_SPACES = 16  # a weak model would write them for ever
 _WHITE = rf"/{_SPACES}{{1,{_MAX_SPACES}}}/"
 _RECIPIENT_ENDS = " \t\r\n<"
 _NEVER = r"\x00"
-_MAX_MEMBERS = 8  # what an object may hold before its name
+_MAX_MEMBERS = 8  # members of an object before its name
 _OTHER_ATTRIBUTE = r'/[A-Za-z_-]{1,32}="[^"<>\n]{0,128}"/'
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Where a name is held: behind the marker of a call, behind a call of a list, or while a marker is being spelled.
+    """The text from where a name is held up to its end: after a marker, after a call of a list, or in a plain marker.
 
-    `is_open`: what follows may also be no call.
+    `is_open`: text that is no call may follow instead.
     """
 
     expression: str
@@ -48,12 +48,12 @@ class NameWriter:
         self._tags = tuple(tag for tag in dict.fromkeys(tags) if writer.is_token(tag))
 
     def behind(self, head: Head) -> Lead | None:
-        """Return what may follow the marker of a call; None: no name can be written there."""
+        """Return the lead after the marker of a call; None: no declared name can be written there."""
         expression = self._head(head)
         return None if expression is None else Lead(expression, _is_open(head))
 
     def behind_marker(self, head: Head, marker: str) -> Lead | None:
-        """Return what may follow `marker`, with which the text of the head itself begins."""
+        """Return the lead after `marker`, which is the beginning of the head itself."""
         expression = self._inside(head, marker)
         return None if expression is None else Lead(expression)
 
@@ -70,12 +70,12 @@ class NameWriter:
         return None
 
     def spelled(self, rests: Sequence[tuple[str, str]]) -> Lead:
-        """Return what may follow the beginning of a marker of plain text. `rests`: each marker, and what follows it."""
+        """Return the lead after the beginning of a plain marker. `rests`: each plain marker, and the lead after it."""
         options = (f"{self._writer.rule(f'/(?s:.*)/ {literal(marker)}', '[lazy]')} {rest}" for marker, rest in rests)
         return Lead(either(options), is_open=True)
 
     def _head(self, head: Head) -> str | None:
-        """Return the head behind white space. One lexeme holds both that and a tag: free text may begin like them."""
+        """Return the head after white space. That and a tag are one lexeme, because free text may begin like both."""
         match head:
             case JsonHead():
                 return self._json(head)
@@ -166,7 +166,7 @@ class NameWriter:
         return f"{self._writer.terminal(_WHITE)} {before} {either(options)}"
 
     def _attribute_rest(self, head: TagHead, before: str) -> str | None:
-        """Return the quoted name behind `before`, and the rest of the tag."""
+        """Return `before`, the quoted name, and the rest of the tag."""
         names = [html.escape(name) if head.is_escaped else name for name in self._names]
         readable = [name for name in names if not re.search(r"[<>\n\"']", name)]
         name = self._any_of(f"{before}{quote}{name}{quote}" for name in readable for quote in ('"', "'"))
@@ -210,11 +210,11 @@ class NameWriter:
         return f"({separated} ({call} | {self._text_without(begins)}) | {call} | {plain})"
 
     def _text_without(self, beginning: str) -> str:
-        """Return text that does not begin so, white space aside."""
+        """Return text that does not begin with `beginning`, or with white space and `beginning`."""
         return self._unfinished(rf"{_SPACES}*({beginning})(?s:.*)")
 
     def _unfinished(self, without: str) -> str:
-        """Return text that does not match `without`. The end of it never comes: only a name completes a lead."""
+        """Return text that does not match `without`. It never ends, because only a name completes a lead."""
         return f"{self._text(without)} {self._writer.terminal(f'/{_NEVER}/')}"
 
     def _text(self, without: str) -> str:
@@ -222,7 +222,7 @@ class NameWriter:
 
 
 def name_grammar(leads: Sequence[Lead], writer: LarkWriter) -> str:
-    """Write one grammar for all leads. A digit before each chooses it: a reply's matcher reads it first."""
+    """Write one grammar for all leads. A character of `CHOICES` chooses one: a matcher reads that character first."""
     assert len(leads) <= len(CHOICES), "a format has few leads"
     options = (f"{literal(choice)} {lead.expression}" for choice, lead in zip(CHOICES, leads, strict=False))
     return grammars(writer.build(either(options)))
@@ -261,7 +261,7 @@ def _is_open(head: Head) -> bool:
 
 
 def _begins(head: Head) -> str:
-    """Return a regular expression of how a call begins; one of plain text, because no text contains a tag's token."""
+    """Return a regular expression for the beginning of a call. Tokens are left out, because no text contains them."""
     match head:
         case JsonHead():
             return r"\{"

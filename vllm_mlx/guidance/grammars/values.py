@@ -11,7 +11,7 @@ from .lark import LarkWriter, either, in_slashes
 from .shapes import object_shapes, separated
 
 ANY_TEXT = r"/(?s:.*)/"
-# Text that the parser would read as another value than a string, if the schema allows both.
+# Text that the parser would read as another type than a string, if the schema allows both.
 _NO_TEXT = r"~/\s*([-+.0-9][-+.0-9eE]*|true|false|null|True|False)?\s*/ & ~/\s*[{\[](?s:.*)/"
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 
