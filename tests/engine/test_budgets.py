@@ -30,11 +30,6 @@ def path(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def driver(path):
-    return Driver(path)
-
-
-@pytest.fixture(scope="module")
 def guiding(path):
     return Guiding(path)
 

@@ -1,12 +1,11 @@
 """Guided rows keep to their grammar, whatever the model wants and whoever decodes beside them."""
 
 import dataclasses
-import random
 import re
 
 import pytest
 
-from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.engine_driver import GREEDY, Driver, RandomPrompts, plain_loop
 from tests.support.failing_device import failing_device
 from tests.support.guiding import Guiding, is_person
 from tests.support.rows import cases, row
@@ -17,22 +16,13 @@ from vllm_mlx.runner.row_constraint import RowConstraint
 
 from .faults import SHARED, faults
 
-_random = random.Random(8)
+prompt = RandomPrompts(8)
 HOT = TokenSampling(temperature=1.3, top_p=0.95, seed=5, repetition_penalty=1.1)
-
-
-def prompt(length: int) -> list[int]:
-    return [_random.randrange(500) for _ in range(length)]
 
 
 @pytest.fixture(scope="module", params=cases(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def path(request, checkpoint):
     return checkpoint(request.param)
-
-
-@pytest.fixture(scope="module")
-def driver(path):
-    return Driver(path)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Rows whose calls are held to declared names: drawn as if each mask had been known in time, and free elsewhere."""
 
-import random
 import re
 from dataclasses import replace
 
@@ -10,27 +9,18 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.engine_driver import GREEDY, RandomPrompts, plain_loop
 from tests.support.guiding import Guiding
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.runner.row_constraint import RowConstraint
 
 NAMES = ("read", "read_all", "write")
-_random = random.Random(11)
-
-
-def prompt(length: int) -> list[int]:
-    return [_random.randrange(500) for _ in range(length)]
+prompt = RandomPrompts(11)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
 def path(request, checkpoint):
     return checkpoint(request.param)
-
-
-@pytest.fixture(scope="module")
-def driver(path):
-    return Driver(path)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """A reply from cached state equals one from nothing, on every architecture and for every way of resuming."""
 
-import random
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
-from tests.support.engine_driver import Driver, plain_loop
+from tests.support.engine_driver import Driver, RandomPrompts, plain_loop
 from tests.support.rows import USUAL, cases, row
 from vllm_mlx.cache import snapshot
 from vllm_mlx.cache.snapshot import Stack
@@ -17,11 +16,7 @@ NUM_TOKENS = 10
 STATEFUL = {"qwen3_next", "qwen3_5", "vision:qwen3_5", "nemotron_h", "falcon_h1", "granitemoehybrid", "jamba",
             "deepseek_v41"}  # fmt: skip
 WINDOWED = {"gemma3_text", "gpt_oss", "llama4"}
-_random = random.Random(4)
-
-
-def prompt(length: int) -> list[int]:
-    return [_random.randrange(500) for _ in range(length)]
+prompt = RandomPrompts(4)
 
 
 @pytest.fixture(

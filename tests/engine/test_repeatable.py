@@ -6,19 +6,15 @@ import time
 
 import pytest
 
-from tests.support.engine_driver import Driver
+from tests.support.engine_driver import Driver, RandomPrompts
 from tests.support.rows import cases
 from vllm_mlx.core.events import TokenLogprob
 from vllm_mlx.core.sequence import TokenSampling
 
-_random = random.Random(3)
-PROMPT = [_random.randrange(500) for _ in range(700)]
+prompt = RandomPrompts(3)
+PROMPT = prompt(700)
 SAMPLING = TokenSampling(temperature=0.8, seed=5, num_top_logprobs=2)
 LogprobsOfReply = list[TokenLogprob | None]
-
-
-def prompt(length: int) -> list[int]:
-    return [_random.randrange(500) for _ in range(length)]
 
 
 def ask(driver: Driver, *, others: int = 0) -> LogprobsOfReply:

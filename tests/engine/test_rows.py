@@ -1,13 +1,11 @@
 """Rows of one engine do not disturb each other: sampling, logprobs, aborts, faults, preemption, memory."""
 
-import random
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from tests.support.checkpoints import OWN_STATE
-from tests.support.engine_driver import GREEDY, Driver, plain_loop
+from tests.support.engine_driver import GREEDY, Driver, RandomPrompts, plain_loop
 from tests.support.rows import USUAL, cases, row
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ConfigError
@@ -16,11 +14,7 @@ from vllm_mlx.core.sequence import TokenSampling
 from vllm_mlx.engine.loading import load_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
-_random = random.Random(2)
-
-
-def prompt(length: int) -> list[int]:
-    return [_random.randrange(500) for _ in range(length)]
+prompt = RandomPrompts(2)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "gemma3_text", "vision:qwen3_5"])

@@ -1,5 +1,6 @@
 """Drives an engine on the test's own thread, ids in and ids out, and a plain loop to compare it with."""
 
+import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,16 @@ from vllm_mlx.scheduler.prefix_planner import PrefixPlanner
 
 GREEDY = TokenSampling(temperature=0)
 _NEAR_TIE = 1e-3  # in standard deviations of the logits; the two likeliest tokens are some 0.3 apart
+
+
+class RandomPrompts:
+    """Makes prompts of random ids, the same ones in every run."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed)
+
+    def __call__(self, length: int) -> list[int]:
+        return [self._random.randrange(500) for _ in range(length)]
 
 
 @dataclass
