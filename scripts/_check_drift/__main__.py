@@ -23,12 +23,12 @@ from typing_extensions import is_typeddict
 from vllm_mlx.api.anthropic.schema import RUN_BY_ANTHROPIC, CountTokensBody, MessagesBody, MessagesTool
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.schema import (
-    SHOWN_TOOLS,
     SKIPPED_ITEMS,
+    BuiltInTool,
     OtherItem,
     ResponsesBody,
-    ResponsesTool,
     ResponsesToolChoice,
+    WebSearchTool,
 )
 from vllm_mlx.api.wire import ANY, Ignored, Refused, Wire
 
@@ -42,6 +42,7 @@ PROTOCOLS: Mapping[str, tuple[Any, type[Wire]]] = {
     "count_tokens": (message_count_tokens_params.MessageCountTokensParams, CountTokensBody),
 }
 HONOURED, FREE = "honoured", "honoured: free in its form"
+SEARCHED = "left out, but honoured with --web-search"
 # Types that decoding refuses whole, whatever their fields hold.
 REFUSED_WHOLE = frozenset({
     "FileDocumentSourceParam", "BetaFileDocumentSourceParam", "FileImageSourceParam", "BetaFileImageSourceParam",
@@ -68,31 +69,33 @@ class _Comparison:
 
     def of(self, params: Any) -> dict[str, str]:
         """Each answer by `Type.field`; by `Type` for what is answered whole."""
-        self._visit(params, self._wire)
+        self._visit(params, self._wire, is_tolerated=False)
         read = {theirs.__name__ for theirs, _ in self._seen}
         for name in read & self._found.keys():  # a union in another place has no such member
-            self._found[name] = {f"{text} in some places" for text in self._found[name]}
+            self._found[name] = {text if text == SEARCHED else f"{text} in some places" for text in self._found[name]}
         return {key: "; ".join(sorted(texts)) for key, texts in sorted(self._found.items())}
 
     def _say(self, key: str, answer: str) -> None:
         self._found.setdefault(key, set()).add(answer)
 
-    def _visit(self, theirs: Any, ours: type[Wire]) -> None:
+    def _visit(self, theirs: Any, ours: type[Wire], *, is_tolerated: bool) -> None:
+        """`is_tolerated`: whether a type around `ours` tolerates unknown fields."""
         if (theirs, ours) in self._seen:
             return
         self._seen.add((theirs, ours))
+        is_tolerated = is_tolerated or ours.tolerates_unknown
         declared = {field.alias or name: field.annotation for name, field in ours.model_fields.items()}
         for name, hint in get_type_hints(theirs).items():
             key = f"{theirs.__name__}.{name}"
             if name not in declared:
-                self._say(key, _extra_answer(ours, name))
+                self._say(key, _extra_answer(ours, name, is_tolerated))
                 continue
             wires = list(_inside(declared[name], _is_wire))
             self._say(key, HONOURED if wires or not _is_free(declared[name]) else FREE)
             for typed in _inside(hint, is_typeddict):
-                self._meet(typed, wires, _is_free(declared[name]))
+                self._meet(typed, wires, _is_free(declared[name]), is_tolerated)
 
-    def _meet(self, theirs: Any, wires: list[type[Wire]], is_free: bool) -> None:
+    def _meet(self, theirs: Any, wires: list[type[Wire]], is_free: bool, is_tolerated: bool) -> None:
         """Find the wire type that reads values of `theirs`, and compare the two."""
         tags = _tags(theirs)
         ours = _partner(tags, wires)
@@ -100,14 +103,15 @@ class _Comparison:
             self._say(theirs.__name__, "refused")
         elif ours is None:
             self._say(theirs.__name__, FREE if is_free else "refused")
-        elif _is_left_out(ours, tags):
-            is_search = any(kind.startswith("web_search") for kind in tags["type"])
-            self._say(theirs.__name__, "left out, but honoured with --web-search" if is_search else "left out")
+        elif _is_left_out(ours, tags) and not _is_search_tool(ours, tags):
+            self._say(theirs.__name__, "left out")
         else:
-            self._visit(theirs, ours)
+            if _is_search_tool(ours, tags):
+                self._say(theirs.__name__, SEARCHED)
+            self._visit(theirs, ours, is_tolerated=is_tolerated)
 
 
-def _extra_answer(ours: type[Wire], name: str) -> str:
+def _extra_answer(ours: type[Wire], name: str, is_tolerated: bool) -> str:
     match (ours.extras or {}).get(name):
         case Ignored(reason=reason, values=values) if ANY in values:
             return f"ignored: {reason}"
@@ -115,7 +119,7 @@ def _extra_answer(ours: type[Wire], name: str) -> str:
             return f"ignored if {', '.join(json.dumps(value) for value in values)}: {reason}"
         case Refused(advice=advice):
             return f"refused: {advice}"
-        case _ if ours.tolerates_unknown:
+        case _ if is_tolerated:
             return "unknown: left out and reported"
     return "unknown: refused"
 
@@ -130,11 +134,17 @@ def _is_refused(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
 def _is_left_out(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
     """Whether values of this kind are taken, and not shown to the model."""
     kinds = tags.get("type", frozenset())
-    if ours is ResponsesTool:
-        return not kinds & set(SHOWN_TOOLS)
+    if ours is BuiltInTool:
+        return True
     if ours is MessagesTool:
         return bool(kinds) and all(kind.startswith(RUN_BY_ANTHROPIC) for kind in kinds)
     return ours is OtherItem and kinds <= SKIPPED_ITEMS
+
+
+def _is_search_tool(ours: type[Wire], tags: Mapping[str, frozenset[str]]) -> bool:
+    return ours in (WebSearchTool, MessagesTool) and any(
+        kind.startswith("web_search") for kind in tags.get("type", frozenset())
+    )
 
 
 def _partner(tags: Mapping[str, frozenset[str]], wires: list[type[Wire]]) -> type[Wire] | None:
@@ -145,6 +155,8 @@ def _partner(tags: Mapping[str, frozenset[str]], wires: list[type[Wire]]) -> typ
         own = {name: _literals(field.annotation) for name, field in wire.model_fields.items() if name in _TAGS}
         shared = [name for name in own if name in tags]
         if any(own[name] and not own[name] & tags[name] for name in shared):
+            continue
+        if wire is WebSearchTool and not _is_search_tool(wire, tags):
             continue
         (exact if any(own[name] for name in shared) else open_).append(wire)
     return next(iter([*exact, *open_]), None)

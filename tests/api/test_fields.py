@@ -7,6 +7,7 @@ from openai.types import completion_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
 
+from scripts._check_drift.__main__ import PROTOCOLS, _inside, _is_free, _is_wire
 from vllm_mlx.api.openai.schema import (
     BODY_FIELDS,
     STREAM_OPTION_FIELDS,
@@ -87,3 +88,61 @@ def test_an_unknown_field_is_refused_as_unknown() -> None:
 def test_an_unknown_stream_option_is_refused() -> None:
     error = refusal(decode, stream=True, stream_options={"continuous_usage_stats": True})
     assert error.param == "stream_options.continuous_usage_stats"
+
+
+CLIENT, TEMPLATE, GRAMMAR = "the client's own", "the chat template reads it", "the compiler of the grammar reads it"
+FREE = {  # fields that take any object or value, and who answers for what is inside them
+    "CalledFunction.arguments": CLIENT,
+    "ToolUseBlock.input": CLIENT,
+    "ServerToolUseBlock.input": CLIENT,
+    "ChatCompletionBody.chat_template_kwargs": TEMPLATE,
+    "ResponsesBody.chat_template_kwargs": TEMPLATE,
+    "ChatFunction.parameters": GRAMMAR,
+    "FlatFunction.parameters": GRAMMAR,
+    "FunctionTool.parameters": GRAMMAR,
+    "MessagesTool.input_schema": GRAMMAR,
+    "SchemaFields.schema": GRAMMAR,
+    "SchemaFormat.schema": GRAMMAR,
+    "Structure.schema": GRAMMAR,
+    "TagFields.format": GRAMMAR,
+    "ChatFormat.format": GRAMMAR,
+    "ChatCompletionBody.guided_json": GRAMMAR,
+    "CompletionBody.guided_json": GRAMMAR,
+    "StructuredOutputs.json": GRAMMAR,
+    **dict.fromkeys(
+        (f"StructuredOutputs.{name}" for name in ("choice", "grammar", "regex", "json_object", "enable_in_reasoning")),
+        "decoding refuses another type",
+    ),
+    "ChatFormat.type": "decoding refuses another type",
+    "SchemaFormat.type": "decoding refuses another type",
+    "ChatCompletionBody.thinking_token_budget": "sampling refuses another type",
+    "CompletionBody.thinking_token_budget": "sampling refuses another type",
+    "ChatCompletionBody.logit_bias": "decoding refuses a key that is no token id",
+    "CompletionBody.logit_bias": "decoding refuses a key that is no token id",
+    "ResponsesBody.metadata": "the response repeats it",
+    "MessagesBody.mcp_servers": "decoding refuses every server",
+}
+NOT_LOOKED_AT = {"BuiltInTool", "OtherItem"}  # wholly left out, or refused by their type
+
+
+def test_no_object_is_left_whose_fields_nobody_reads() -> None:
+    wires: dict[Any, None] = {}
+
+    def walk(wire: Any) -> None:
+        if wire in wires:
+            return
+        wires[wire] = None
+        for each in wire.model_fields.values():
+            for inner in _inside(each.annotation, _is_wire):
+                walk(inner)
+
+    for _, body in PROTOCOLS.values():
+        walk(body)
+    free = {
+        f"{wire.__name__}.{each.alias or name}"
+        for wire in wires
+        for name, each in wire.model_fields.items()
+        if _is_free(each.annotation)
+    }
+    assert free == set(FREE) and all(FREE.values())
+    assert {wire.__name__ for wire in wires if wire.extras is None} == NOT_LOOKED_AT | {"ResponsesToolChoice"}

@@ -7,7 +7,6 @@ import pytest
 from tests.support.rows import row
 from vllm_mlx.api.anthropic.decode import decode_messages_request
 from vllm_mlx.api.anthropic.schema import MessagesBody
-from vllm_mlx.api.guides import decode_guide
 from vllm_mlx.api.openai.decode import decode_chat, decode_completion
 from vllm_mlx.api.openai.schema import ChatCompletionBody, CompletionBody
 from vllm_mlx.api.responses.decode import decode_response
@@ -136,4 +135,4 @@ def test_parts_of_a_structural_tag_are_counted_before_they_are_compared(name: st
     num = 1025
     tag = {**TAG, name: TAG[name] * num}
     with pytest.raises(InvalidParameter, match=f"at most 1024 {name}"):
-        decode_guide("structural_tag", tag, "structural_tag")
+        chat(structured_outputs={"structural_tag": tag})

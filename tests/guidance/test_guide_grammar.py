@@ -94,6 +94,9 @@ def test_a_header_stands_before_the_answer() -> None:
         ({"type": "tag", "begin": "<a>"}, "structured_outputs.format.end"),
         ({"type": "sequence", "elements": [{"type": "any_text"}, TAG]}, "structured_outputs.format.elements[0]"),
         ({**TAGS, "triggers": ["<g="]}, "structured_outputs.format.tags[0].begin"),
+        ({"type": "any_text", "excludes": ["<a>"]}, "structured_outputs.format.excludes"),
+        ({**TAGS, "tags": [{**TAG, "style": 1}]}, "structured_outputs.format.tags[0].style"),
+        ({"type": "sequence", "elements": [{**TAG, "": 1}]}, 'structured_outputs.format.elements[0].""'),
         (
             {"type": "json_schema", "json_schema": {"not": {}}},
             "structured_outputs.format.json_schema.not",

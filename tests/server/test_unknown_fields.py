@@ -16,6 +16,7 @@ from vllm_mlx.server.log import MAX_WARNINGS, UNKNOWN_HEADER
 from .fakes import FakeEngine
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+NOWHERE = "http://127.0.0.1:9"  # the model of these tests asks for no search
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI: Any = {"role": "user", "content": "hi"}
 ASKED: Any = {
@@ -28,6 +29,21 @@ ASKED: Any = {
 PART: Any = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 INPUT_PART: Any = {"role": "user", "content": [{"type": "input_text", "text": "hi", "spin": 1}]}
 TOOL: Any = {"type": "function", "function": {"name": "ls"}}
+OBJECT: Any = {"type": "json_object"}
+SCHEMA: Any = {
+    "name": "x",
+    "schema": {"type": "object", "title": "a user's keyword"},
+    "strict": True,
+    "description": "x",
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": SCHEMA}
+FLAT: Any = {"type": "json_schema", **SCHEMA}
+STRUCTURE: Any = {"begin": "<a>", "schema": {}, "end": "</a>"}
+TAG: Any = {"type": "structural_tag", "structures": [STRUCTURE], "triggers": ["<a"]}
+CUSTOM: Any = {"type": "custom", "name": "patch"}
+FUNCTION: Any = {"type": "function", "name": "ls"}
+SEARCH: Any = {"type": "web_search_20250305", "name": "web_search"}
+WEB: Any = {"type": "web_search"}
 # What is sent, the same without the unknown field, and how the field is named.
 CASES: Any = [
     (CHAT, {"mind": 1}, {}, "mind"),
@@ -45,6 +61,25 @@ CASES: Any = [
     (COMPLETIONS, {"mind": [1]}, {}, "mind"),
     (RESPONSES, {"mind": {}}, {}, "mind"),
     (RESPONSES, {"reasoning": {"depth": 3}}, {"reasoning": {}}, "reasoning.depth"),
+    (CHAT, {"response_format": {**OBJECT, "mode": 1}}, {"response_format": OBJECT}, "response_format.mode"),
+    (CHAT, {"response_format": FORMAT | {"mode": 1}}, {"response_format": FORMAT}, "response_format.mode"),
+    (CHAT, {"response_format": FORMAT | {"json_schema": SCHEMA | {"mode": 1}}}, {"response_format": FORMAT},
+     "response_format.json_schema.mode"),
+    (CHAT, {"response_format": FORMAT | {"json_schema": SCHEMA | {"type": 1}}}, {"response_format": FORMAT},
+     "response_format.json_schema.type"),
+    (COMPLETIONS, {"response_format": TAG | {"mode": 1}}, {"response_format": TAG}, "response_format.mode"),
+    (CHAT, {"response_format": TAG | {"structures": [STRUCTURE | {"mode": 1}]}}, {"response_format": TAG},
+     "response_format.structures[].mode"),
+    (CHAT, {"structured_outputs": {"structural_tag": TAG | {"mode": 1}}},
+     {"structured_outputs": {"structural_tag": TAG}}, "structured_outputs.structural_tag.mode"),
+    (CHAT, {"structured_outputs": {"structural_tag": json.dumps(TAG | {"mode": 1})}},
+     {"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "structured_outputs.structural_tag.mode"),
+    (CHAT, {"tools": [CUSTOM | {"format": {"type": "text", "mode": 1}}]}, {"tools": [CUSTOM]}, "tools[].format.mode"),
+    (CHAT, {"tools": [CUSTOM | {"parameters": {}}]}, {"tools": [CUSTOM]}, "tools[].parameters"),
+    (RESPONSES, {"text": {"format": {**OBJECT, "mode": 1}}}, {"text": {"format": OBJECT}}, "text.format.mode"),
+    (RESPONSES, {"text": {"format": FLAT | {"mode": 1}}}, {"text": {"format": FLAT}}, "text.format.mode"),
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "mode": 1}},
+     {"tools": [FUNCTION], "tool_choice": FUNCTION}, "tool_choice.mode"),
 ]  # fmt: skip
 # The same for types whose unknown fields are always left out.
 TOLERATED: Any = [
@@ -59,18 +94,28 @@ TOLERATED: Any = [
     (MESSAGES, {"tools": [{"name": "ls", "input_schema": {}, "hint": 1}]},
      {"tools": [{"name": "ls", "input_schema": {}}]}, "tools[].hint"),
     (COUNT, {"mind": 1}, {}, "mind"),
+    (MESSAGES, {"output_config": {"format": FLAT | {"mode": 1}}}, {"output_config": {"format": FLAT}},
+     "output_config.format.mode"),
+    (MESSAGES, {"output_format": FLAT | {"mode": 1}}, {"output_format": FLAT}, "output_format.mode"),
+    (MESSAGES, {"tools": [SEARCH | {"mode": 1}]}, {"tools": [SEARCH]}, "tools[].mode"),
+    (MESSAGES, {"tools": [SEARCH | {"user_location": {"mode": 1}}]}, {"tools": [SEARCH]}, "tools[].user_location.mode"),
+    (RESPONSES, {"tools": [WEB | {"mode": 1}]}, {"tools": [WEB]}, "tools[].mode"),
+    (RESPONSES, {"tools": [WEB | {"filters": {"mode": 1}}]}, {"tools": [WEB]}, "tools[].filters.mode"),
+    (RESPONSES, {"tools": [WEB | {"user_location": {"mode": 1}}]}, {"tools": [WEB]}, "tools[].user_location.mode"),
+    (RESPONSES, {"tools": [CUSTOM | {"format": {"type": "text", "mode": 1}}]}, {"tools": [CUSTOM]},
+     "tools[].format.mode"),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
+    with serving(FakeEngine(), web_search=NOWHERE) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def lenient() -> Iterator[Running]:
-    with serving(FakeEngine(), unknown_fields="warn") as running:
+    with serving(FakeEngine(), unknown_fields="warn", web_search=NOWHERE) as running:
         yield running
 
 
@@ -123,6 +168,14 @@ def test_tolerated_fields_are_reported_by_default(strict: Running, path: str, se
         (COMPLETIONS, {"logprobs": -1}),
         (RESPONSES, {"input": [{"type": "riddle"}]}),
         (RESPONSES, {"truncation": "auto"}),
+        (CHAT, {"response_format": {"type": "text", "json_schema": SCHEMA}}),
+        (CHAT, {"response_format": FORMAT | {"triggers": ["<a"]}}),
+        (RESPONSES, {"text": {"format": {"type": "text", "schema": {}}}}),
+        (MESSAGES, {"output_format": OBJECT | {"schema": {}}}),
+        (CHAT, {"tools": [CUSTOM | {"format": {"type": "grammar", "syntax": "lark"}}]}),
+        (CHAT, {"tools": [CUSTOM | {"format": {"type": "tree"}}]}),
+        (CHAT, {"structured_outputs": {"structural_tag": TAG | {"type": "tree"}}}),
+        (RESPONSES, {"tools": [WEB | {"user_location": "here"}]}),
         (RESPONSES, {"reasoning": {"mode": "pro"}}),
         (MESSAGES, {"messages": [{**PART, "content": [{"type": "smell"}]}]}),
         (MESSAGES, {"thread": {"type": "continue", "previous_message_id": "msg_1"}}),

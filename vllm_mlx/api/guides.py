@@ -1,7 +1,9 @@
 """Request fields that constrain the form of a reply → core guides. Knows no protocol's envelope."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+from pydantic import BeforeValidator, Field
 
 from ..core.errors import InvalidParameter, Unsupported, shown
 from ..core.request import (
@@ -16,35 +18,110 @@ from ..core.request import (
     TagStructure,
 )
 from .text import json_in
+from .wire import ExtraFields, Ignored, Items, Wire
 
+FormatFields = Mapping[str, tuple[str, ...]]  # by the type of a format: the fields that belong to it
 ANY_OBJECT = JsonSchema({"type": "object"})
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_SCHEMA_FIELDS: ExtraFields = {
+    "name": Ignored("the model sees neither the schema nor words about it"),
+    "description": Ignored("the model sees neither the schema nor words about it"),
+    "strict": Ignored("a schema is always enforced"),
+}
 
 
-def decode_format(format_: Mapping[str, Any] | None, param: str, *, nested: bool = True) -> Guide | None:
-    """Decode a `response_format`; or a `text.format`, whose schema is not `nested` under `json_schema`."""
+class SchemaFields(Wire):
+    extras = _SCHEMA_FIELDS
+    schema_: Any = Field(default=None, alias="schema")
+
+
+class SchemaFormat(SchemaFields):
+    """`text.format` of Responses, `output_config.format` of Messages."""
+
+    type: Any = None
+    by_type: ClassVar[FormatFields] = {"text": (), "json_object": (), "json_schema": ("schema",)}
+
+
+class Structure(Wire):
+    extras: ClassVar[ExtraFields | None] = {}
+    begin: str
+    schema_: Any = Field(default_factory=dict, alias="schema")
+    end: str
+
+
+class TagFields(Wire):
+    """A structural tag: in its newer form, with `format`, or in its older one, with `structures`."""
+
+    extras: ClassVar[ExtraFields | None] = {}
+    type: Literal["structural_tag"] | None = None
+    format: dict[str, Any] | None = None
+    structures: Items[Structure] | None = None
+    triggers: Items[str] | None = None
+
+
+class ChatFormat(TagFields):
+    """`response_format` of chat completions."""
+
+    type: Any = None
+    json_schema: SchemaFields | None = None
+    by_type: ClassVar[FormatFields] = {
+        "text": (),
+        "json_object": (),
+        "json_schema": ("json_schema",),
+        "structural_tag": ("format", "structures", "triggers"),
+    }
+
+
+def _parsed_if_object(value: Any) -> Any:
+    """The object that a text holds as JSON. What else it holds is refused where it is decoded."""
+    try:
+        parsed = json_in(value) if isinstance(value, str) else None
+    except ValueError:
+        parsed = None
+    return parsed if isinstance(parsed, dict) else value
+
+
+TagField = Annotated[TagFields | str, BeforeValidator(_parsed_if_object)]
+
+
+def decode_format(format_: ChatFormat | SchemaFormat | None, param: str) -> Guide | None:
+    """Raises InvalidParameter, also for a field that belongs to a format of another type."""
     if format_ is None:
         return None
-    match format_.get("type"):
-        case "text":
+    _check_fields(format_, param)
+    match format_:
+        case ChatFormat(type="text") | SchemaFormat(type="text"):
             return None
-        case "json_object":
+        case ChatFormat(type="json_object") | SchemaFormat(type="json_object"):
             return Guide(form=ANY_OBJECT, param=param)
-        case "json_schema":
-            holder, path = (format_.get("json_schema"), f"{param}.json_schema") if nested else (format_, param)
-            if not isinstance(holder, Mapping):
-                raise _missing(path)
-            path = f"{path}.schema"
-            if holder.get("schema") is None:
-                raise _missing(path)
-            return decode_guide("json", holder["schema"], path)
-        case "structural_tag" if nested:
+        case SchemaFormat(schema_=schema):
+            return _schema_guide(schema, f"{param}.schema")
+        case ChatFormat(type="json_schema", json_schema=None):
+            raise _missing(f"{param}.json_schema")
+        case ChatFormat(type="json_schema", json_schema=SchemaFields(schema_=schema)):
+            return _schema_guide(schema, f"{param}.json_schema.schema")
+        case _:
             return Guide(form=_structural_tag(format_, param), param=param)
-        case other:
-            raise Unsupported(
-                f"`{param}.type` {shown(repr(other))} is not supported. Use 'text', 'json_object' or 'json_schema'.",
-                param=f"{param}.type",
-            )
+
+
+def _check_fields(format_: ChatFormat | SchemaFormat, param: str) -> None:
+    kind = format_.type
+    if not isinstance(kind, str) or kind not in format_.by_type:
+        raise Unsupported(
+            f"`{param}.type` {shown(repr(kind))} is not supported. Use 'text', 'json_object' or 'json_schema'.",
+            param=f"{param}.type",
+        )
+    for attribute, field in type(format_).model_fields.items():
+        name = field.alias or attribute
+        if name not in ("type", *format_.by_type[kind]) and getattr(format_, attribute) is not None:
+            path = f"{param}.{name}"
+            raise Unsupported(f"`{path}` does not belong to a format of type '{kind}'. Leave it out.", param=path)
+
+
+def _schema_guide(schema: Any, path: str) -> Guide:
+    if schema is None:
+        raise _missing(path)
+    return decode_guide("json", schema, path)
 
 
 def decode_structured_outputs(fields: Mapping[str, Any] | None) -> Guide | None:
@@ -89,7 +166,7 @@ def _form(kind: str, value: Any, path: str) -> GuideForm:
                 _fail(path, "a list of strings")
             return Choice(tuple(_text(option, path) for option in value))
         case _:
-            return _structural_tag(_parsed(value, path), path)
+            return _structural_tag(value, path)
 
 
 def _json(value: Any, path: str) -> JsonSchema:
@@ -99,29 +176,23 @@ def _json(value: Any, path: str) -> JsonSchema:
     return JsonSchema(schema)
 
 
-def _structural_tag(value: Any, path: str) -> StructuralTag | StructuralFormat:
-    """A structural tag in its newer form, with `format`, or in its older one, with `structures`."""
-    if isinstance(value, Mapping) and isinstance(value.get("format"), Mapping):
-        return StructuralFormat(value["format"])
-    if not isinstance(value, Mapping) or not isinstance(value.get("structures"), list):
-        raise InvalidParameter(
-            f"`{path}` must hold either a `format`, or `triggers` and `structures` with `begin`, `schema` and `end`.",
-            param=path,
-        )
-    triggers = value.get("triggers")
-    if not isinstance(triggers, list):
-        _fail(f"{path}.triggers", "a list of strings")
-    structures = tuple(
-        _structure(structure, f"{path}.structures[{number}]") for number, structure in enumerate(value["structures"])
+def _structural_tag(tag: TagFields | str, path: str) -> StructuralTag | StructuralFormat:
+    match tag:
+        case TagFields(format=dict(tree), structures=None, triggers=None):
+            return StructuralFormat(tree)
+        case TagFields(format=None, structures=list(structures), triggers=list(triggers)):
+            pieces = (_structure(piece, f"{path}.structures[{number}]") for number, piece in enumerate(structures))
+            return StructuralTag(tuple(pieces), tuple(triggers))
+        case str():
+            _parsed(tag, path)
+    raise InvalidParameter(
+        f"`{path}` must hold either a `format`, or `triggers` and `structures` with `begin`, `schema` and `end`.",
+        param=path,
     )
-    return StructuralTag(structures, tuple(_text(trigger, f"{path}.triggers") for trigger in triggers))
 
 
-def _structure(value: Any, path: str) -> TagStructure:
-    if not isinstance(value, Mapping):
-        _fail(path, "an object")
-    schema = _json(value.get("schema", {}), f"{path}.schema").schema
-    return TagStructure(_text(value.get("begin"), f"{path}.begin"), schema, _text(value.get("end"), f"{path}.end"))
+def _structure(structure: Structure, path: str) -> TagStructure:
+    return TagStructure(structure.begin, _json(structure.schema_, f"{path}.schema").schema, structure.end)
 
 
 def _parsed(value: Any, path: str) -> Any:

@@ -1,7 +1,7 @@
 """Request parameters that mean the same in several protocols: their wire fields, and what they become in a Request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import Field
 
@@ -124,12 +124,28 @@ def _budget_in(template_kwargs: Mapping[str, Any]) -> int | None:
     return None
 
 
-def custom_parameters(format_: Any) -> dict[str, Any]:
+class TextInput(Wire):
+    """The input of a custom tool."""
+
+    extras: ClassVar[ExtraFields | None] = {}
+    type: Literal["text"]
+
+
+class GrammarInput(Wire):
+    extras: ClassVar[ExtraFields | None] = {}
+    type: Literal["grammar"]
+    syntax: str
+    definition: str
+
+
+CustomInput = Annotated[TextInput | GrammarInput, Field(discriminator="type")]
+
+
+def custom_parameters(format_: CustomInput | None) -> dict[str, Any]:
     """A tool that takes one text is to the model a function with one argument."""
     text = {"type": "string"}
-    match format_:
-        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
-            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    if isinstance(format_, GrammarInput):
+        text["description"] = f"Text that follows this {format_.syntax} grammar:\n{format_.definition}"
     return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
 
 

@@ -7,24 +7,40 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 from ..core.errors import InvalidParameter, setting
 from ..core.events import FoundPage, SearchDone, SearchError
 from ..core.messages import Message, Part, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from .text import json_in
+from .wire import ExtraFields, Wire
 
 SEARCH_NAME = "web_search"
 MAX_USES = 20  # searches for one reply, whatever a request asks for
 DEFAULT_USES = 8
 DEFAULT_PAGES = 5
+ContextSize = Literal["low", "medium", "high"]
+PAGES: Mapping[ContextSize, int] = {"low": 3, "medium": DEFAULT_PAGES, "high": 10}  # pages of one search
 SEARCH_ERRORS: Mapping[str, SearchError] = {error: error for error in get_args(SearchError)}
 _MAX_DOMAINS = 100
 _MAX_SUFFIX = 500  # characters: search engines take no long queries
 NO_SEARCH = (
     f"This server has no web search. Offer a tool of your own, or start the server with {setting('web_search')}."
 )
+
+
+class UserLocation(Wire):
+    extras: ClassVar[ExtraFields | None] = {}
+    type: Literal["approximate"] | None = None
+    city: str | None = None
+    region: str | None = None
+    country: str | None = None
+    timezone: str | None = None
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.city, self.region, self.country, self.timezone)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +98,9 @@ def check_names(specs: Iterable[ToolSpec]) -> None:
         raise InvalidParameter(message, param="tools")
 
 
-def search_spec(places: Iterable[str | None], param: str) -> ToolSpec:
-    """The tool that the model calls. `places` say where its user is."""
-    where = ", ".join(place for place in places if place)
+def search_spec(place: UserLocation | None, param: str) -> ToolSpec:
+    """The tool that the model calls. `place`: where its user is."""
+    where = ", ".join(() if place is None else place.places)
     description = "Search the web. The result lists pages, each with its title, its address and a summary."
     parameters = {
         "type": "object",

@@ -63,8 +63,8 @@ class Wire(BaseModel):
     """Base of the wire types. Strict: a float is no integer, a bool is no number.
 
     `extras` is the rule for each known field that the type does not declare; a field without a rule is unknown. None:
-    extra fields are not looked at. `tolerates_unknown`: an unknown field is reported and has no effect; others are
-    refused, unless the server drops them.
+    extra fields are not looked at. `tolerates_unknown`: an unknown field of the type, or of any type inside it, is
+    reported and has no effect; others are refused, unless the server drops them.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
@@ -85,25 +85,26 @@ class Body(Wire):
         return self
 
 
-def _judge(wire: Wire, path: str, unknown: UnknownFields) -> None:
+def _judge(wire: Wire, path: str, unknown: UnknownFields, *, is_tolerated: bool = False) -> None:
     """Judges the extra fields of `wire`, then those of every wire type inside it. `path` names where it is."""
     extra, rules = wire.model_extra, wire.extra_rules()
+    is_tolerated = is_tolerated or wire.tolerates_unknown
     if extra and rules is not None:
         for name in [name for name, value in extra.items() if value is not None]:  # a null field counts as absent
             where, rule = path + shown_field(name), rules.get(name)
             if rule is not None:
                 _judge_field(rule, extra[name], where)
-            elif unknown.drops or wire.tolerates_unknown:
+            elif unknown.drops or is_tolerated:
                 unknown.note(where)
                 del extra[name]
             else:
                 raise Unsupported(f"Unknown parameter: `{where}`. Leave it out.", param=where, code="unknown_parameter")
     for name, value in wire.__dict__.items():
         if isinstance(value, Wire):
-            _judge(value, f"{path}{name}.", unknown)
+            _judge(value, f"{path}{name}.", unknown, is_tolerated=is_tolerated)
         elif isinstance(value, list) and value and isinstance(value[0], Wire):
             for number, item in enumerate(value):
-                _judge(item, f"{path}{name}[{number}].", unknown)
+                _judge(item, f"{path}{name}[{number}].", unknown, is_tolerated=is_tolerated)
 
 
 def _judge_field(rule: Ignored | Refused, value: Any, path: str) -> None:

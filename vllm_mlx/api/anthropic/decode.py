@@ -157,8 +157,8 @@ def _check_budget(body: schema.MessagesBody) -> None:
 def _guide(body: schema.MessagesBody) -> Guide | None:
     config = None if body.output_config is None else body.output_config.format
     return one_guide(
-        decode_format(config, "output_config.format", nested=False),
-        decode_format(body.output_format, "output_format", nested=False),
+        decode_format(config, "output_config.format"),
+        decode_format(body.output_format, "output_format"),
     )
 
 
@@ -204,9 +204,8 @@ class Toolbox:
             blocked=tool.blocked_domains or (),
             param=path,
         )
-        place = tool.user_location
-        places = () if place is None else (place.city, place.region, place.country, place.timezone)
-        self.listed.append(search_spec(places, path))
+        spec = replace(search_spec(tool.user_location, path), strict=bool(tool.strict))
+        (self.deferred if tool.defer_loading else self.listed).append(spec)
 
     def introduce(self, name: str) -> str:
         """The text that introduces a tool into the conversation: its definition, as templates list tools."""

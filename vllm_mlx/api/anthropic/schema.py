@@ -9,7 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ..error_replies import UNTHREADED
+from ..guides import SchemaFormat
 from ..parameters import CACHE_HINT, GenerationFields, PromptFields
+from ..search import UserLocation
 from ..wire import Body, ExtraFields, Ignored, Items, Refused, Wire
 
 _ACCOUNT = Ignored("names an account of the vendor; this server has none")
@@ -48,6 +50,7 @@ TOOL_FIELDS: ExtraFields = {
     **MARKS,
     "allowed_callers": Ignored("only the model calls tools"),
     "eager_input_streaming": Ignored("arguments are always streamed as they come"),
+    "response_inclusion": Ignored("it is about results that code execution read, and this server executes none"),
     "input_examples": Ignored("chat templates have no place for examples"),
     **dict.fromkeys(
         ("max_characters", "display_width_px", "display_height_px", "display_number", "enable_zoom"),
@@ -65,14 +68,6 @@ class MessagesWire(Wire):
 
 
 # Tools
-
-
-class UserLocation(MessagesWire):
-    type: Literal["approximate"] = "approximate"
-    city: str | None = None
-    region: str | None = None
-    country: str | None = None
-    timezone: str | None = None
 
 
 class MessagesTool(MessagesWire):
@@ -99,8 +94,8 @@ class MessagesTool(MessagesWire):
         return (self.type or "custom").startswith(RUN_BY_ANTHROPIC)
 
     def extra_rules(self) -> ExtraFields | None:
-        """A tool that the model does not see has fields of its own, which are not looked at."""
-        return None if self.is_run_by_anthropic else self.extras
+        """A tool that the model never sees has fields of its own, which are not looked at."""
+        return None if self.is_run_by_anthropic and not self.is_web_search else self.extras
 
 
 class MessagesToolChoice(MessagesWire):
@@ -346,7 +341,7 @@ class OutputConfig(MessagesWire):
         "task_budget": Ignored("the model is not given a budget for several requests"),
     }
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: SchemaFormat | None = None
 
 
 # Bodies
@@ -366,5 +361,5 @@ class MessagesBody(GenerationFields, CountTokensBody):
     extras = BODY_FIELDS
     max_tokens: int = Field(ge=1)
     stop_sequences: Items[str] | None = None
-    output_format: dict[str, Any] | None = Field(default=None, description="Same as `output_config.format`.")
+    output_format: SchemaFormat | None = Field(default=None, description="Same as `output_config.format`.")
     mcp_servers: Items[dict[str, Any]] | None = None

@@ -207,7 +207,7 @@ def _token_ids(ids: Any) -> list[int]:
     return list(ids)
 
 
-def _tools(tools: Sequence[schema.ChatTool | schema.FlatTool] | None) -> tuple[ToolSpec, ...]:
+def _tools(tools: Sequence[schema.AnyTool] | None) -> tuple[ToolSpec, ...]:
     if tools is not None and not tools:
         raise InvalidParameter(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
@@ -216,8 +216,8 @@ def _tools(tools: Sequence[schema.ChatTool | schema.FlatTool] | None) -> tuple[T
     return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ()))
 
 
-def _tool(tool: schema.ChatTool | schema.FlatTool, path: str) -> ToolSpec:
-    if isinstance(tool, schema.FlatTool) and tool.type == "custom":
+def _tool(tool: schema.AnyTool, path: str) -> ToolSpec:
+    if isinstance(tool, schema.FlatCustom):
         return ToolSpec(tool.name, tool.description, custom_parameters(tool.format), param=f"{path}.format")
     function, path = (tool.function, f"{path}.function") if isinstance(tool, schema.ChatTool) else (tool, path)
     return ToolSpec(
@@ -229,9 +229,9 @@ def _tool(tool: schema.ChatTool | schema.FlatTool, path: str) -> ToolSpec:
     )
 
 
-def custom_tools(tools: Sequence[schema.ChatTool | schema.FlatTool] | None) -> frozenset[str]:
+def custom_tools(tools: Sequence[schema.AnyTool] | None) -> frozenset[str]:
     """The names of the tools that take one text."""
-    return frozenset(tool.name for tool in tools or () if isinstance(tool, schema.FlatTool) and tool.type == "custom")
+    return frozenset(tool.name for tool in tools or () if isinstance(tool, schema.FlatCustom))
 
 
 def _tool_choice(choice: str | schema.NamedToolChoice | None, tools: Sequence[ToolSpec]) -> ToolChoice:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
-from ..parameters import CACHE_HINT, OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
+from ..guides import ChatFormat, TagField
+from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 _TOOLS = "Use `tools` and `tool_choice`."
@@ -207,29 +208,44 @@ class ChatTool(ChatWire):
     function: ChatFunction
 
 
-class FlatTool(ChatWire):
-    """A tool in the form of Responses, as Cursor puts it among those of chat completions. A custom one takes a text."""
+class _FlatTool(ChatWire):
+    """A tool in the form of Responses, as Cursor puts it among those of chat completions."""
+
+    extras: ClassVar[ExtraFields | None] = {"cache_control": CACHE_HINT}
+    name: str = Field(min_length=1)
+    description: str | None = None
+
+
+class FlatFunction(_FlatTool):
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatCustom(_FlatTool):
+    """Its input is one text."""
 
     extras: ClassVar[ExtraFields | None] = {
         "cache_control": CACHE_HINT,
         "custom": Refused("Write `name` and `format` beside `type`; its calls come as calls of a function."),
     }
-    type: Literal["function", "custom"]
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    format: Any = None  # the format of a custom tool's input
+    type: Literal["custom"]
+    format: CustomInput | None = None
 
 
 def _tool_form(value: Any) -> str:
     if isinstance(value, dict):
-        return "flat tool" if "name" in value and "function" not in value else "nested tool"
-    return "flat tool" if isinstance(value, FlatTool) else "nested tool"
+        is_flat, kind = "name" in value and "function" not in value, value.get("type")
+    else:
+        is_flat, kind = isinstance(value, _FlatTool), getattr(value, "type", None)
+    return "nested" if not is_flat else "flat custom" if kind == "custom" else "flat function"
 
 
 AnyTool = Annotated[
-    Annotated[ChatTool, Tag("nested tool")] | Annotated[FlatTool, Tag("flat tool")], Discriminator(_tool_form)
+    Annotated[ChatTool, Tag("nested")]
+    | Annotated[FlatFunction, Tag("flat function")]
+    | Annotated[FlatCustom, Tag("flat custom")],
+    Discriminator(_tool_form),
 ]
 
 
@@ -259,7 +275,7 @@ class StructuredOutputs(ChatWire):
     choice: Any = None
     grammar: Any = None
     json_object: Any = None
-    structural_tag: Any = None
+    structural_tag: TagField | None = None
     enable_in_reasoning: Any = None
 
     def by_name(self) -> dict[str, Any]:
@@ -288,7 +304,7 @@ class GenerationBody(Body, OpenAIFields):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ChatFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | bool | None = Field(
         default=None, description="The same as `structured_outputs.json`."

@@ -24,7 +24,7 @@ from ...core.messages import (
     ToolSpec,
 )
 from ...core.request import Request
-from ..guides import decode_format
+from ..guides import SchemaFormat, decode_format
 from ..parameters import (
     custom_parameters,
     decode_file,
@@ -37,14 +37,13 @@ from ..parameters import (
     required_name,
 )
 from ..quirks import without_client_marks
-from ..search import NO_SEARCH, SEARCH_NAME, SearchTool, check_names, search_spec, search_tool, unpacked_search
+from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, check_names, search_spec, search_tool, unpacked_search
 from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
 from . import schema
 from .replies import ResponseSpec, Tools
 from .stored import KeptInput, kept_input
 
-_SEARCH_PAGES = {"low": 3, "medium": 5, "high": 10}  # pages of one search, by `search_context_size`
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SentPart = TextPart | ImagePart | DocumentPart
 
@@ -81,7 +80,7 @@ def decode_response(
         tool_choice=decode_tool_choice(body.tool_choice, tools),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
         sampling=decode_sampling(
-            body, max_tokens=body.max_output_tokens, guide=decode_format(_format(body), "text.format", nested=False)
+            body, max_tokens=body.max_output_tokens, guide=decode_format(_format(body), "text.format")
         ),
         keeps_reasoning=body.cache_reasoning_tokens,
         cache_salt=body.cache_salt or "",
@@ -124,7 +123,7 @@ def _messages(
     return without_client_marks(messages)
 
 
-def _format(body: schema.ResponsesBody) -> dict[str, Any] | None:
+def _format(body: schema.ResponsesBody) -> SchemaFormat | None:
     return None if body.text is None else body.text.format
 
 
@@ -138,7 +137,7 @@ def _check_include(body: schema.ResponsesBody) -> None:
 
 def _check_search(body: schema.ResponsesBody, tools: Tools) -> None:
     """Refuse a request that is about a web search alone if there is none; from others it is left out."""
-    is_asked = any(tool.type.startswith("web_search") for tool in body.tools or ())
+    is_asked = any(isinstance(tool, schema.WebSearchTool) for tool in body.tools or ())
     is_forced = isinstance(body.tool_choice, schema.ResponsesToolChoice) and body.tool_choice.is_web_search
     if tools.search is None and (is_forced or (is_asked and not tools.specs)):
         raise Unsupported(NO_SEARCH, param="tool_choice" if is_forced else "tools")
@@ -156,7 +155,7 @@ def _check_background(body: schema.ResponsesBody) -> None:
 def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     choice = body.tool_choice
-    reasoning = body.reasoning
+    reasoning, format_ = body.reasoning, _format(body)
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -170,7 +169,9 @@ def _echo(body: schema.ResponsesBody) -> dict[str, Any]:
         "store": body.store is not False,
         "background": bool(body.background),
         "temperature": body.temperature,
-        "text": {"format": _format(body) or {"type": "text"}},
+        "text": {
+            "format": {"type": "text"} if format_ is None else format_.model_dump(by_alias=True, exclude_unset=True)
+        },
         "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
         "tools": tools,
         "top_p": body.top_p,
@@ -264,9 +265,7 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def decode_tools(
-    tools: Sequence[schema.ResponsesTool], *, searches: bool = False, max_searches: int | None = None
-) -> Tools:
+def decode_tools(tools: Sequence[schema.AnyTool], *, searches: bool = False, max_searches: int | None = None) -> Tools:
     """Tools that the client runs reach the prompt, and a web search if this server runs searches.
 
     Other types need a server that runs them, so they are left out.
@@ -278,45 +277,46 @@ def decode_tools(
         flat = flat_name(namespace, name)
         if namespace is not None:
             namespaces[flat] = (namespace, name)
-        if tool.type == "custom":
+        if isinstance(tool, schema.CustomTool):
             specs.append(ToolSpec(flat, tool.description, custom_parameters(tool.format), param=f"{path}.format"))
         else:
             param = f"{path}.parameters"
             specs.append(ToolSpec(flat, tool.description, tool.parameters, strict=bool(tool.strict), param=param))
-    custom = frozenset(tool.name or "" for tool in tools if tool.type == "custom")
+    custom = frozenset(tool.name or "" for tool in tools if isinstance(tool, schema.CustomTool))
     search = None
-    for number, tool in enumerate(tools):
-        if tool.is_web_search and searches and search is None:
-            search, spec = _search(tool, f"tools[{number}]", max_searches)
-            specs.append(spec)
+    for number, other in enumerate(tools):
+        if isinstance(other, schema.WebSearchTool) and other.is_live and searches and search is None:
+            search = _search(other, f"tools[{number}]", max_searches)
+            specs.append(search_spec(other.user_location, f"tools[{number}]"))
             check_names(specs)
     return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom, search=search)
 
 
-def _search(tool: schema.ResponsesTool, path: str, max_searches: int | None) -> tuple[SearchTool, ToolSpec]:
-    filters, place = (value if isinstance(value, dict) else {} for value in (tool.filters, tool.user_location))
-    size = tool.search_context_size or "medium"
-    domains = [filters.get(name) or [] for name in ("allowed_domains", "blocked_domains")]
-    if size not in _SEARCH_PAGES or not all(isinstance(name, str) for names in domains for name in names):
-        raise InvalidParameter(f"`{path}` has a `search_context_size` or `filters` that are not supported.", param=path)
-    found = search_tool(
-        max_uses=max_searches, allowed=domains[0], blocked=domains[1], num_pages=_SEARCH_PAGES[size], param=path
+def _search(tool: schema.WebSearchTool, path: str, max_searches: int | None) -> SearchTool:
+    filters = tool.filters or schema.SearchFilters()
+    return search_tool(
+        max_uses=max_searches,
+        allowed=filters.allowed_domains or (),
+        blocked=filters.blocked_domains or (),
+        num_pages=PAGES[tool.search_context_size or "medium"],
+        param=path,
     )
-    places = (str(place[name]) for name in ("city", "region", "country", "timezone") if place.get(name))
-    return found, search_spec(places, path)
 
 
-def _client_tools(tools: Sequence[schema.ResponsesTool]) -> Iterator[tuple[str, str | None, schema.ResponsesTool]]:
+def _client_tools(
+    tools: Sequence[schema.AnyTool],
+) -> Iterator[tuple[str, str | None, schema.FunctionTool | schema.CustomTool]]:
     """The path, namespace and definition of each tool that the client runs."""
     for number, tool in enumerate(tools):
         path = f"tools[{number}]"
-        if tool.type in ("function", "custom"):
-            yield path, None, tool
-        elif tool.type == "namespace":
-            namespace = required_name(tool.name, path)
-            for inner, member in enumerate(tool.tools or ()):
-                if member.type == "function":
-                    yield f"{path}.tools[{inner}]", namespace, member
+        match tool:
+            case schema.FunctionTool() | schema.CustomTool():
+                yield path, None, tool
+            case schema.NamespaceTool(tools=members):
+                namespace = required_name(tool.name, path)
+                for inner, member in enumerate(members or ()):
+                    if isinstance(member, schema.FunctionTool):
+                        yield f"{path}.tools[{inner}]", namespace, member
 
 
 def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, found: Tools) -> ToolChoice:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ..parameters import CACHE_HINT, OPENAI_EXTRAS, Detail, OpenAIFields, ReasoningEffort
+from ..guides import SchemaFormat
+from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort
+from ..search import ContextSize, UserLocation
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 MAX_METADATA = 16
@@ -172,7 +174,7 @@ class WebSearchCallItem(_Item):
     encrypted_content: str | None = None
 
 
-class ItemReference(Wire):
+class ItemReference(_Item):
     type: Literal["item_reference"]
     id: str
 
@@ -208,34 +210,86 @@ InputItem = Annotated[
 
 # Tools
 
-SHOWN_TOOLS = ("function", "custom", "namespace")
 
-
-class ResponsesTool(Wire):
-    """A tool; flat, unlike in chat completions. A namespace has `tools` of its own."""
-
-    extras = TOOL_FIELDS
+class _Tool(Wire):
+    extras: ClassVar[ExtraFields | None] = TOOL_FIELDS
     tolerates_unknown = True
     type: str
     name: str | None = None
+
+
+class FunctionTool(_Tool):
+    """Flat, unlike in chat completions."""
+
+    type: Literal["function"]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    tools: "Items[ResponsesTool] | None" = None
-    format: Any = None  # the format of a custom tool's input
-    filters: Any = None  # domains of a web search, or what another built-in tool takes
-    user_location: Any = None
-    search_context_size: Any = None
-    external_web_access: Any = None
+
+
+class CustomTool(_Tool):
+    """Its input is one text."""
+
+    type: Literal["custom"]
+    description: str | None = None
+    format: CustomInput | None = None
+
+
+class NamespaceTool(_Tool):
+    extras: ClassVar[ExtraFields | None] = {
+        **TOOL_FIELDS,
+        "description": Ignored("the model sees the descriptions of the tools inside it"),
+    }
+    type: Literal["namespace"]
+    tools: "Items[AnyTool] | None" = None
+
+
+class SearchFilters(Wire):
+    extras: ClassVar[ExtraFields | None] = {}
+    allowed_domains: Items[str] | None = None
+    blocked_domains: Items[str] | None = None
+
+
+class WebSearchTool(Wire):
+    extras: ClassVar[ExtraFields | None] = {
+        **TOOL_FIELDS,
+        "search_content_types": Ignored("what is found are texts"),
+    }
+    tolerates_unknown = True
+    type: str
+    filters: SearchFilters | None = None
+    user_location: UserLocation | None = None
+    search_context_size: ContextSize | None = None
+    external_web_access: bool | None = None
 
     @property
-    def is_web_search(self) -> bool:
-        """Whether it searches the live web. One without external access wants a copy of the web, which nobody has."""
-        return self.type.startswith("web_search") and self.external_web_access is not False
+    def is_live(self) -> bool:
+        """One without external access wants a copy of the web, which nobody has."""
+        return self.external_web_access is not False
 
-    def extra_rules(self) -> ExtraFields | None:
-        """A tool that the model does not see has fields of its own, which are not looked at."""
-        return self.extras if self.type in SHOWN_TOOLS else None
+
+class BuiltInTool(Wire):
+    """A tool that the model does not see. It has fields of its own, which are not looked at."""
+
+    type: str
+
+
+def _tool_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if isinstance(kind, str) and kind.startswith("web_search"):
+        return "web_search"
+    return kind if kind in ("function", "custom", "namespace") else "other"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[WebSearchTool, Tag("web_search")]
+    | Annotated[BuiltInTool, Tag("other")],
+    Discriminator(_tool_tag),
+]
+NamespaceTool.model_rebuild()
 
 
 class ResponsesToolChoice(Wire):
@@ -245,6 +299,10 @@ class ResponsesToolChoice(Wire):
     @property
     def is_web_search(self) -> bool:
         return self.type.startswith("web_search")
+
+    def extra_rules(self) -> ExtraFields | None:
+        """A choice of another type is refused by its type."""
+        return {} if self.type in ("function", "custom") or self.is_web_search else None
 
 
 # Settings
@@ -262,7 +320,7 @@ class ReasoningSettings(Wire):
 
 class TextSettings(Wire):
     extras: ClassVar[ExtraFields | None] = {"verbosity": Ignored("open models have no such control")}
-    format: dict[str, Any] | None = None
+    format: SchemaFormat | None = None
 
 
 # Body
@@ -276,7 +334,7 @@ class ResponsesBody(Body, OpenAIFields):
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, description="Up to the context window if left out.")
-    tools: Items[ResponsesTool] | None = None
+    tools: Items[AnyTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = Field(default=None, ge=1, description="Web searches; at most 20.")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...core.errors import shown_field
 from ...core.request import Choice, Grammar, Guide, JsonSchema, Regex, StructuralFormat, StructuralTag, TagStructure
 from ...formats.family import NO_HEADER, Header
 from .json_schema import check_grammar, checked_schema, refused
@@ -11,6 +12,17 @@ from .lark import LarkWriter, either, in_slashes, interrupted_text, literal, opt
 from .values import ANY_TEXT
 
 _MAX_DEPTH = 32  # formats inside each other
+_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the type of a format
+    "any_text": (),
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first"),
+    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
+}
 _INNER = "inner"  # the name of the grammar that a client wrote
 
 
@@ -75,6 +87,8 @@ class StructuralWriter:
         kind = self._field(format_, "type", str, path)
         if depth == 0:
             raise refused(path, " is nested too deeply.")
+        if kind != "tag":
+            self._check_fields(format_, kind, path)
         match kind:
             case "any_text":
                 return writer.value(ANY_TEXT, end, without=(end,)) if end else f"({writer.terminal('/(?s:.+)/')})?"
@@ -112,6 +126,7 @@ class StructuralWriter:
     def _tag(self, format_: Any, path: str, depth: int, *, behind: str = "") -> str:
         """Write a tag. `behind`: the part of `begin` that was already written."""
         begin = self._field(format_, "begin", str, path)[len(behind) :]
+        self._check_fields(format_, "tag", path)
         end = self._field(format_, "end", str, path)
         content = self.expression(format_.get("content"), f"{path}.content", end, depth - 1)
         return self._writer.rule(f"{self._writer.text(begin)} {content}".strip())
@@ -141,6 +156,11 @@ class StructuralWriter:
             "" if format_.get("stop_after_first") else f"({self._writer.text(format_.get('separator') or '')} {one})*"
         )
         return f"{one} {more}" if format_.get("at_least_one") else f"({one} {more})?"
+
+    def _check_fields(self, format_: Mapping[str, Any], kind: str, path: str) -> None:
+        for name, value in format_.items():
+            if value is not None and name != "type" and name not in _FIELDS.get(kind, (name,)):
+                raise refused(f"{path}.{shown_field(name)}", " is not supported. Leave it out.")
 
     def _field(self, format_: Any, name: str, kind: type, path: str) -> Any:
         value = format_.get(name) if isinstance(format_, Mapping) else None
