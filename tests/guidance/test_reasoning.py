@@ -14,6 +14,7 @@ from vllm_mlx.core.messages import Message, TextPart
 from vllm_mlx.core.request import Choice, Guide, Request
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, Tag, TagWatch, TokenSampling
 from vllm_mlx.core.step import TokenOutput
+from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.guidance.reasoning import CheckpointReasoning, TextWatch
 from vllm_mlx.output.pipeline import OutputPipeline
@@ -154,7 +155,7 @@ def test_the_client_gets_as_answer_what_the_grammar_bounds(
         token_ids=tuple(model.ids(prompt)), starts_in_reasoning=model.reasoning.is_open(model.ids(prompt))
     )
     request = Request(request_id="r", messages=(Message("user", (TextPart("hi"),)),))
-    output = OutputPipeline(model.sampler.tokenizer, request, inputs, reasoning=name, constraint=constraint)
+    output = OutputPipeline(model.sampler.tokenizer, request, inputs, ReplyFormats(name), constraint=constraint)
     events = output.feed([TokenOutput(seq_id=0, token_id=token_id) for token_id in ids])
     events += output.finish(FinishReason.STOP)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == answer

@@ -12,6 +12,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
+from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.output.pipeline import OutputPipeline
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -30,8 +31,7 @@ def content(tokenizer: Tokenizer, ids: list[int], request: Request = CHAT, step:
         tokenizer,
         request,
         PromptInputs(token_ids=(1,)),
-        reasoning="qwen3",
-        tools="hermes",
+        ReplyFormats("qwen3", "hermes"),
         stop_token_ids=tokenizer.eos_token_ids,
     )
     tokens = [TokenOutput(0, token_id, TokenLogprob(token_id, -float(n))) for n, token_id in enumerate(ids)]

@@ -25,6 +25,7 @@ from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import PromptInputs
 from vllm_mlx.core.step import TokenOutput
+from vllm_mlx.formats import ReplyFormats
 from vllm_mlx.output.pipeline import OutputPipeline, merged
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
@@ -53,6 +54,7 @@ class Replies:
         step: int = 1,
         reason: FinishReason = FinishReason.STOP,
         starts_in_reasoning: bool = False,
+        takes_undeclared: bool = False,
         **options: Any,
     ) -> list[GenerationEvent]:
         numbers = itertools.count()
@@ -63,8 +65,7 @@ class Replies:
             self._tokenizer,
             request,
             prompt,
-            reasoning="qwen3",
-            tools="hermes",
+            ReplyFormats("qwen3", "hermes", takes_undeclared=takes_undeclared),
             stop_token_ids=stop_ids,
             call_ids=lambda: f"c{next(numbers)}",
             **options,
@@ -323,13 +324,13 @@ def test_echo_comes_first(play, qwen: Tokenizer) -> None:
 def test_held_text_comes_out_at_the_end(play, qwen: Tokenizer) -> None:
     assert texts(play("a <tool", WITH_TOOLS)) == "a <tool"
     byte = next(i for i in range(qwen.vocab_size) if qwen.token_bytes(i) == b"\xe6")
-    output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)), reasoning="qwen3")
+    output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)), ReplyFormats("qwen3"))
     assert output.feed([TokenOutput(0, byte)]) == []
     assert texts(output.finish(FinishReason.LENGTH)) == "\ufffd"
 
 
 def test_tokens_after_the_stop_are_ignored(qwen: Tokenizer) -> None:
-    output = OutputPipeline(qwen, sampling(stop=("a",)), PromptInputs(token_ids=(1,)))
+    output = OutputPipeline(qwen, sampling(stop=("a",)), PromptInputs(token_ids=(1,)), ReplyFormats())
     a = Replies(qwen).ids("a")
     assert output.feed([TokenOutput(0, a[0])] * 3) == []
     assert output.stopped
@@ -341,7 +342,7 @@ def test_tokens_after_the_stop_are_ignored(qwen: Tokenizer) -> None:
 
 
 def test_tokens_without_text_count(qwen: Tokenizer) -> None:
-    output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)))
+    output = OutputPipeline(qwen, CHAT, PromptInputs(token_ids=(1,)), ReplyFormats())
     output.feed([TokenOutput(0, 10**6), TokenOutput(0, 10**6)])
     assert finished(output.finish(FinishReason.LENGTH)).usage.completion_tokens == 2
 
@@ -349,9 +350,8 @@ def test_tokens_without_text_count(qwen: Tokenizer) -> None:
 def filled(tokenizer: Tokenizer, text: str, reasoning: str, *, starts: bool = False, fills: bool | None = None) -> Any:
     """(reasoning, content) of a reply."""
     prompt = PromptInputs(token_ids=(1,), starts_in_reasoning=starts)
-    output = OutputPipeline(
-        tokenizer, replace(WITH_TOOLS, fills_content=fills), prompt, reasoning=reasoning, tools="hermes"
-    )
+    request = replace(WITH_TOOLS, fills_content=fills)
+    output = OutputPipeline(tokenizer, request, prompt, ReplyFormats(reasoning, "hermes"))
     events: list[Any] = [
         *output.feed([TokenOutput(0, token_id) for token_id in Replies(tokenizer).ids(text)]),
         *output.finish(FinishReason.STOP),

@@ -116,7 +116,7 @@ def test_calls_are_forced_and_reasoning_bounded_in_a_format_of_a_package(install
     tags = ("<acme:think>", "</acme:think>", "<acme:call>", "</acme:call>")
     sampler = RandomSampler(tags if is_one_token else ())
     found = formats(sampler.tokenizer)
-    guided = GuidedSampler(sampler, found.reasoning, found.calls)
+    guided = GuidedSampler(sampler, found.replies.reasoning, found.replies.calls)
     num_read = 0
     for seed in range(12):
         ids = guided.reply(

@@ -4,7 +4,7 @@ from .bodies.tool_schema import SchemaBudget, Schemas, read_schemas
 from .families import CallChoice, ReasoningChoice, call_format, call_tags, reasoning_format
 from .family import Calls, Family, ReasoningFormat, ReasoningOpening, ReasoningTags
 from .output_parser import OutputParser
-from .selection import detect_formats, make_call_reader, make_parser, resolve_formats
+from .selection import ReplyFormats, detect_formats, make_call_reader, make_parser, resolve_formats
 
 __all__ = [
     "CallChoice",
@@ -15,6 +15,7 @@ __all__ = [
     "ReasoningFormat",
     "ReasoningOpening",
     "ReasoningTags",
+    "ReplyFormats",
     "SchemaBudget",
     "Schemas",
     "call_format",

@@ -4,6 +4,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 
 from ..core.errors import ConfigError, setting
 from . import families
@@ -19,6 +20,15 @@ from .output_parser import OutputParser
 CHECKPOINT_NAMES = ("hf", "beam", "response_template")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _TOOLS_VARIABLE = re.compile(r"\{[{%][^}]*\btools\b")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormats:
+    """The formats in which a model's replies are read, or their names. None: replies have no such part."""
+
+    reasoning: families.ReasoningChoice | None = None
+    calls: families.CallChoice | None = None
+    takes_undeclared: bool = False  # calls to undeclared tools are read as calls
 
 
 def detect_formats(chat_template: str | None, vocabulary: Container[str]) -> tuple[str | None, str | None]:

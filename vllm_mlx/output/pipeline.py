@@ -20,10 +20,9 @@ from ..core.request import Request
 from ..core.sequence import Constraint, PromptInputs
 from ..core.step import TokenOutput
 from ..formats import (
-    CallChoice,
     OutputParser,
-    ReasoningChoice,
     ReasoningOpening,
+    ReplyFormats,
     SchemaBudget,
     Schemas,
     make_parser,
@@ -43,22 +42,19 @@ class OutputPipeline:
         tokenizer: Tokenizer,
         request: Request,
         prompt: PromptInputs,
+        formats: ReplyFormats,
         *,
-        reasoning: ReasoningChoice | None = None,
-        tools: CallChoice | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
         clamped_max_tokens: int | None = None,
         schemas: Schemas | None = None,
         call_ids: Callable[[], str] | None = None,
         constraint: Constraint | None = None,
-        takes_undeclared: bool = False,
         max_silent_tokens: int | None = None,
     ):
-        """`reasoning` and `tools` are formats, or names of formats; `stop_token_ids` end the sequence.
+        """`stop_token_ids` end the sequence. `schemas` are those of the declared tools; None reads them here.
 
-        `schemas` are those of the declared tools; None reads them here. `call_ids` makes ids of calls.
-        `constraint` is the one that the engine applies. `takes_undeclared`: calls to undeclared tools are calls.
-        `max_silent_tokens`: a reply without text and tool calls ends after this number of tokens.
+        `call_ids` makes ids of calls. `constraint` is the one that the engine applies. `max_silent_tokens`: a reply
+        without text and tool calls ends after this number of tokens.
         """
         self._tokenizer = tokenizer
         self._request = request
@@ -71,17 +67,15 @@ class OutputPipeline:
         parser = reply_parser(
             tokenizer,
             request,
-            reasoning,
-            tools,
+            formats,
             starts_in_reasoning=prompt.starts_in_reasoning,
             opening=_opening(constraint),
             schemas=schemas,
             call_ids=call_ids,
-            takes_undeclared=takes_undeclared,
         )
         self._parse = ParseStage(parser, request)
         self._reply = ReplyBuilder()
-        self._fills_content = _fills_content(request, reasoning, is_opened=prompt.starts_in_reasoning)
+        self._fills_content = _fills_content(request, formats, is_opened=prompt.starts_in_reasoning)
         self._echo = _echo(tokenizer, request, prompt)
         self._max_silent_tokens = max_silent_tokens  # becomes None once the reply has text or a tool call
         self.is_silent = False  # whether the reply was ended because it had neither
@@ -249,10 +243,11 @@ class ParseStage:
         return self.calls.feed(events)
 
 
-def _fills_content(request: Request, reasoning: ReasoningChoice | None, *, is_opened: bool) -> bool:
+def _fills_content(request: Request, formats: ReplyFormats, *, is_opened: bool) -> bool:
     """Whether reasoning is content, too, if the reply has no other. `is_opened`: the prompt opens reasoning."""
     if request.fills_content is not None:
         return request.fills_content
+    reasoning = formats.reasoning
     return reasoning is not None and reasoning_format(reasoning).fills_content and not is_opened
 
 
@@ -350,32 +345,26 @@ def merged(events: Iterable[ContentEvent]) -> list[ContentEvent]:
 def reply_parser(
     tokenizer: Tokenizer,
     request: Request,
-    reasoning: ReasoningChoice | None,
-    tools: CallChoice | None,
+    formats: ReplyFormats,
     *,
     starts_in_reasoning: bool,
     opening: ReasoningOpening = ReasoningOpening.ANYWHERE,
     schemas: Schemas | None = None,
     call_ids: Callable[[], str] | None = None,
-    takes_undeclared: bool = False,
 ) -> OutputParser:
-    """A parser for one reply to the request.
-
-    `reasoning` and `tools` are formats, or names of formats. `schemas` are those of the declared tools; None reads
-    them here.
-    """
+    """Make the parser for one reply to the request. `schemas`: those of the declared tools; None reads them here."""
     if request.messages is None:
         return make_parser(None, None)
     schemas = declared_schemas(request, SchemaBudget()) if schemas is None else schemas
     return make_parser(
-        reasoning,
-        tools,
+        formats.reasoning,
+        formats.calls,
         schemas=schemas,
         starts_in_reasoning=starts_in_reasoning,
         opening=opening,
         marker_tokens=tokenizer.marker_tokens,
         call_ids=call_ids,
-        takes_undeclared=takes_undeclared and bool(schemas),  # a client without tools can run no call
+        takes_undeclared=formats.takes_undeclared and bool(schemas),  # a client without tools can run no call
     )
 
 

@@ -13,7 +13,7 @@ from ..core.messages import Message
 from ..core.request import Request
 from ..core.sequence import MediaItem, PromptInputs
 from ..core.tasks import Deadline
-from ..formats import CallChoice, ReasoningChoice
+from ..formats import ReplyFormats
 from ..guidance.reasoning import CheckpointReasoning
 from ..media.rendered import RenderedMedia
 from ..output.reply import FinishedReply
@@ -57,21 +57,15 @@ class ChatPrompts:
         template: ChatTemplate,
         memory: ReplyMemory,
         window: ContextWindow,
-        *,
-        judge: CheckpointReasoning | None = None,
-        reasoning: ReasoningChoice | None = None,
-        tools: CallChoice | None = None,
-        takes_undeclared: bool = False,
+        formats: ReplyFormats,
+        judge: CheckpointReasoning | None,
     ):
-        """`judge` says whether a prompt opens reasoning; `reasoning` and `tools` are the formats of replies.
-
-        `takes_undeclared`: calls to undeclared tools are read as calls.
-        """
+        """`judge` says whether a prompt opens reasoning."""
         self._tokenizer = tokenizer
         self._template = template
         self._memory = memory
         self._window = window
-        self._splicer = Splicer(tokenizer, reasoning=reasoning, tools=tools, takes_undeclared=takes_undeclared)
+        self._splicer = Splicer(tokenizer, formats)
         self._judge = judge
 
     def build(

@@ -25,7 +25,7 @@ from ..tokens.context_window import ContextWindow
 from ..tokens.tokenizer import Tokenizer, read_json
 from .chat import ChatPrompt, ChatPrompts
 from .prompt_changes import ComparedPrompt, PromptChanges
-from .reply_formats import ReplyFormats
+from .reply_formats import CheckpointFormats
 from .reply_memory import ReplyMemory
 from .template import ChatTemplate, MediaMarkers
 
@@ -67,7 +67,7 @@ class RequestProcessor:
         config: EngineConfig,
         path: Path,
         *,
-        formats: ReplyFormats,
+        formats: CheckpointFormats,
         max_model_len: int,
         vocab_size: int,
         vision: VisionProcessor | None = None,
@@ -77,7 +77,6 @@ class RequestProcessor:
         self.tokenizer = tokenizer
         self._vision = vision
         self.formats = formats
-        self._takes_undeclared = config.undeclared_calls == "call"
         self._max_silent_tokens = config.max_silent_tokens
         self._vocab_size = vocab_size
         self._defaults = config.defaults
@@ -87,19 +86,11 @@ class RequestProcessor:
         markers = None if vision is None else MediaMarkers(vision.marker, vision.video_marker)
         template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
         self.replies = ReplyMemory(journal=memories.replies)
-        judge, reasoning, tools = self.formats.judge, self.formats.reasoning, self.formats.calls
-        self._chats = ChatPrompts(
-            tokenizer,
-            template,
-            self.replies,
-            self._window,
-            judge=judge,
-            reasoning=reasoning,
-            tools=tools,
-            takes_undeclared=self._takes_undeclared,
-        )
+        self._chats = ChatPrompts(tokenizer, template, self.replies, self._window, formats.replies, formats.judge)
         self._changes = PromptChanges(tokenizer.decode, memories.prompts)
-        self._constraints = ConstraintBuilder(tokenizer, config, vocab_size=vocab_size, reasoning=judge, tools=tools)
+        self._constraints = ConstraintBuilder(
+            tokenizer, config, vocab_size=vocab_size, reasoning=formats.judge, tools=formats.replies.calls
+        )
 
     @property
     def takes_images(self) -> bool:
@@ -182,13 +173,11 @@ class RequestProcessor:
             self.tokenizer,
             prepared.request,
             prepared.prompt,
-            reasoning=self.formats.reasoning,
-            tools=self.formats.calls,
+            self.formats.replies,
             stop_token_ids=prepared.sampling.stop_token_ids,
             clamped_max_tokens=prepared.sampling.clamped_max_tokens,
             schemas=prepared.schemas,
             constraint=prepared.constraint,
-            takes_undeclared=self._takes_undeclared,
             max_silent_tokens=self._max_silent_tokens,
         )
 

@@ -4,14 +4,15 @@ Nothing of a package runs unless the operator named its parser.
 """
 
 import logging
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, setting
 from ..core.fence import Fence
-from ..formats import Calls, Family, ReasoningFormat, resolve_formats
+from ..formats import Family, ReplyFormats, resolve_formats
 from ..formats.families import call_format, calls_by_name, reasoning_by_name
 from ..formats.response_template import UnreadableTemplate, read_response_template
 from ..formats.selection import CHECKPOINT_NAMES
@@ -23,63 +24,79 @@ _PAGE = "docs/parsers.md"
 _RULES = "response_template"  # the name of formats that the checkpoint's own rules describe
 
 logger = logging.getLogger(__name__)
+F = TypeVar("F")  # a format
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyFormats:
-    """The formats in which replies are read, and their names in the status. None: replies have no such part."""
+class CheckpointFormats:
+    """The formats of one checkpoint's replies, and their names in the status. None: replies have no such part."""
 
+    replies: ReplyFormats
     reasoning_name: str | None
     calls_name: str | None
-    reasoning: ReasoningFormat | None
-    calls: Calls | None
     judge: CheckpointReasoning | None  # also where the parser shows no reasoning, if a budget may end it
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What the user chose for one part of replies, and what is known without the checkpoint's own rules."""
+
+    setting: str
+    name: str
+    installed: Family | None  # what an installed package has by that name
+    known: str | None  # otherwise the name of a format of this server
+
+    def resolve(self, rules: Family, part: Callable[[Family], F | None]) -> tuple[str | None, str | F | None]:
+        """Return the name and the format of this part. `rules`: the checkpoint's own.
+
+        Raises ConfigError for an installed parser that does not read this part.
+        """
+        if (own := part(rules)) is not None and _asks_rules(self.name, self.known):
+            return rules.name, own
+        if self.installed is None:
+            return self.known, self.known
+        if (format := part(self.installed)) is None:
+            only = "tool calls" if self.setting == "reasoning_parser" else "reasoning"
+            raise ConfigError(f"{setting(self.setting)} {self.name}: this parser reads {only} only.")
+        return self.name, format
 
 
 def check_parsers(config: EngineConfig) -> None:
     """Check the names of parsers without a checkpoint. Raises ConfigError as `reply_formats` does."""
-    reasoning = _installed("reasoning_parser", config.reasoning_parser, reasoning_by_name())
-    calls = _installed("tool_call_parser", config.tool_call_parser, calls_by_name())
-    resolve_formats(
-        config.reasoning_parser if reasoning is None else "none",
-        config.tool_call_parser if calls is None else "none",
-        chat_template=None,
-        vocabulary=(),
-    )
+    _choices(config, None, ())
 
 
-def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> ReplyFormats:
+def reply_formats(config: EngineConfig, tokenizer: Tokenizer) -> CheckpointFormats:
     """Raises ConfigError for a name that neither this server nor an installed package knows."""
-    reasoning, calls = config.reasoning_parser, config.tool_call_parser
-    own_reasoning = _installed("reasoning_parser", reasoning, reasoning_by_name())
-    own_calls = _installed("tool_call_parser", calls, calls_by_name())
-    known_reasoning, known_calls = resolve_formats(
-        reasoning if own_reasoning is None else "none",
-        calls if own_calls is None else "none",
-        chat_template=tokenizer.chat_template,
-        vocabulary=tokenizer,
-    )
-    rules = _rules(tokenizer, is_asked_for=bool({reasoning, calls} & {*CHECKPOINT_NAMES}))
-    if rules.reasoning is not None and _asks_rules(reasoning, known_reasoning):
-        own_reasoning, reasoning = rules, rules.name
-    if rules.calls is not None and _asks_rules(calls, known_calls):
-        own_calls, calls = rules, rules.name
-    if own_reasoning is not None and own_reasoning.reasoning is None:
-        raise ConfigError(f"{setting('reasoning_parser')} {reasoning}: this parser reads tool calls only.")
-    if own_calls is not None and own_calls.calls is None:
-        raise ConfigError(f"{setting('tool_call_parser')} {calls}: this parser reads reasoning only.")
-    format = known_reasoning if own_reasoning is None else own_reasoning.reasoning
+    reasoning, calls = _choices(config, tokenizer.chat_template, tokenizer)
+    rules = _rules(tokenizer, is_asked_for=bool({reasoning.name, calls.name} & {*CHECKPOINT_NAMES}))
+    reasoning_name, format = reasoning.resolve(rules, lambda family: family.reasoning)
+    calls_name, call_choice = calls.resolve(rules, lambda family: family.calls)
     strings = config.reasoning_config
     judge = None if format is None and strings is None else CheckpointReasoning(tokenizer, format, strings)
-    name = known_reasoning if own_reasoning is None else reasoning
-    if judge is not None and format is None and reasoning != "none":
-        name = "reasoning_config"
-    return ReplyFormats(
-        reasoning_name=name,
-        calls_name=known_calls if own_calls is None else calls,
-        reasoning=None if judge is None or name is None else judge.format,
-        calls=(None if known_calls is None else call_format(known_calls)) if own_calls is None else own_calls.calls,
-        judge=judge,
+    if judge is not None and format is None and reasoning.name != "none":
+        reasoning_name = "reasoning_config"
+    replies = ReplyFormats(
+        None if judge is None or reasoning_name is None else judge.format,
+        None if call_choice is None else call_format(call_choice),
+        takes_undeclared=config.undeclared_calls == "call",
+    )
+    return CheckpointFormats(replies, reasoning_name, calls_name, judge)
+
+
+def _choices(config: EngineConfig, chat_template: str | None, vocabulary: Container[str]) -> tuple[_Choice, _Choice]:
+    """Return the choices for reasoning and for tool calls. Raises ConfigError for an unknown name."""
+    reasoning = _installed("reasoning_parser", config.reasoning_parser, reasoning_by_name())
+    calls = _installed("tool_call_parser", config.tool_call_parser, calls_by_name())
+    known_reasoning, known_calls = resolve_formats(
+        config.reasoning_parser if reasoning is None else "none",
+        config.tool_call_parser if calls is None else "none",
+        chat_template=chat_template,
+        vocabulary=vocabulary,
+    )
+    return (
+        _Choice("reasoning_parser", config.reasoning_parser, reasoning, known_reasoning),
+        _Choice("tool_call_parser", config.tool_call_parser, calls, known_calls),
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..core.messages import Message
 from ..core.request import Request
-from ..formats import CallChoice, ReasoningChoice, SchemaBudget, Schemas, call_format, reasoning_format
+from ..formats import ReplyFormats, SchemaBudget, Schemas, call_format, reasoning_format
 from ..output.pipeline import declared_schemas, reply_parser
 from ..output.reply import FinishedReply, ReplyBuilder
 from ..tokens.tokenizer import Tokenizer, context_ids
@@ -28,23 +28,10 @@ NOTHING = Splice(0, 0)
 class Splicer:
     """Compares replies with rendered turns. Threads may share it."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        reasoning: ReasoningChoice | None = None,
-        tools: CallChoice | None = None,
-        takes_undeclared: bool = False,
-    ):
-        """`reasoning` and `tools` are the formats that replies are written in, or their names.
-
-        `takes_undeclared`: calls to undeclared tools are read as calls.
-        """
-        self._takes_undeclared = takes_undeclared
+    def __init__(self, tokenizer: Tokenizer, formats: ReplyFormats):
         self._tokenizer = tokenizer
-        self._reasoning = reasoning
-        self._tools = tools
-        self._tags = _tags_of_replies(reasoning, tools)
+        self._formats = formats
+        self._tags = _tags_of_replies(formats)
         texts = sorted(tokenizer.marker_tokens, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         ends = (tokenizer.added_token(token_id) for token_id in tokenizer.eos_token_ids)
@@ -121,13 +108,7 @@ class Splicer:
 
     def _read(self, text: str, end: str, request: Request, schemas: Schemas, in_reasoning: bool) -> "_Reading":
         parser = reply_parser(
-            self._tokenizer,
-            request,
-            self._reasoning,
-            self._tools,
-            starts_in_reasoning=in_reasoning,
-            schemas=schemas,
-            takes_undeclared=self._takes_undeclared,
+            self._tokenizer, request, self._formats, starts_in_reasoning=in_reasoning, schemas=schemas
         )
         reply = ReplyBuilder()
         position = 0
@@ -147,15 +128,16 @@ class Splicer:
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
-    """The tags of replies in two formats."""
+    """The tags of replies."""
 
     reasoning: tuple[str, ...]  # begin or end reasoning: a model reads them even where the reasoning is empty
     others: str  # all others, joined: they surround answers and calls
     last_message: re.Pattern[str]  # the end of a message of its own that no other message of the reply follows
 
 
-def _tags_of_replies(reasoning: ReasoningChoice | None, tools: CallChoice | None) -> _Tags:
-    calls = None if tools is None else call_format(tools).reads
+def _tags_of_replies(formats: ReplyFormats) -> _Tags:
+    reasoning = formats.reasoning
+    calls = None if formats.calls is None else call_format(formats.calls).reads
     format = reasoning_format(reasoning) if reasoning is not None else calls.reasoning if calls is not None else None
     of_calls = () if calls is None else calls.tags
     if format is None:
