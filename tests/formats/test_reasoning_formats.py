@@ -199,6 +199,48 @@ def test_kimi_k3_writes_all_arguments_as_one_object_too(text: str, expected: lis
     check("kimi_k3", text, expected, tools="kimi_k3")
 
 
+OPEN_BLOCK, CLOSE_BLOCK = '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"
+
+
+@pytest.mark.parametrize(
+    ("block", "arguments"),
+    [
+        ('\n{ "a": "é\\n", "b": [1, {"c": 2.5}] } ', '{ "a": "é\\n", "b": [1, {"c": 2.5}] }'),
+        ("{}", "{}"),
+        ('{"a": "x"}' + CLOSE_BLOCK + OPEN_BLOCK + "z", '{"a": "x", "arguments": "z"}'),
+        ("{}" + CLOSE_BLOCK + OPEN_BLOCK + "z", '{"arguments": "z"}'),
+        ("z", '{"arguments": "z"}'),
+        ("", '{"arguments": ""}'),
+    ],
+)
+def test_a_json_block_of_kimi_k3_at_every_cut(block: str, arguments: str) -> None:
+    text = KIMI_CALL.replace("{}", OPEN_BLOCK + block + CLOSE_BLOCK)
+    check("kimi_k3", text, [CALL[0], ToolCallDelta(0, arguments), CALL[2]], tools="kimi_k3")
+    shown = Text(f'{{"name": "rm", "arguments": {arguments}}}')
+    check("kimi_k3", text.replace('"f"', '"rm"'), [shown], tools="kimi_k3")
+
+
+@pytest.mark.parametrize(
+    ("block", "cut", "ended"),
+    [
+        ('{"a": "x', '{"a": "x', '{"a": "x"}'),
+        ('{"a": "x", "b', '{"a": "x", "b', '{"a": "x"}'),
+        ('{"a": "x", "b": [1', '{"a": "x", "b": [1', '{"a": "x", "b": [1]}'),
+        ('{"a": "x"}', '{"a": "x"}', '{"a": "x"}'),
+        (" ", None, "{}"),
+    ],
+)
+def test_a_json_block_of_kimi_k3_that_ends_early(block: str, cut: str | None, ended: str) -> None:
+    text = KIMI_CALL.partition("{}")[0] + OPEN_BLOCK + block
+    check("kimi_k3", text, [CALL[0], *([] if cut is None else [ToolCallDelta(0, cut)])], tools="kimi_k3")
+    check("kimi_k3", text, [CALL[0], ToolCallDelta(0, ended), CALL[2]], tools="kimi_k3", is_end=True)
+
+
+def test_a_json_block_of_kimi_k3_that_is_no_json_loses_nothing() -> None:
+    text = KIMI_CALL.replace('"f"', '"rm"').replace("{}", OPEN_BLOCK + '{"a": "x"} so' + CLOSE_BLOCK)
+    check("kimi_k3", text, [Text('{"name": "rm", "arguments": {"a": "x"}so')], tools="kimi_k3")
+
+
 def test_harmony_reads_messages_without_a_reasoning_format() -> None:
     assert run(["<|channel|>analysis<|message|>a<|end|>"], reasoning=None, tools="openai") == [Reasoning("a")]
 

@@ -56,6 +56,22 @@ def test_xml_call_streams_strings_and_holds_other_values() -> None:
     ]
 
 
+def test_a_json_block_of_kimi_k3_streams() -> None:
+    parser = make_parser(None, "kimi_k3", schemas=schemas_of(TOOLS), call_ids=lambda: "c")
+    call = '<|open|>call tool="write" index="1"<|sep|><|open|>json type="object"<|sep|>'
+    pieces = (call, '{"text": "a', "b", '", "n": [1', ", 2]", "}", "<|close|>json<|sep|>", "<|close|>call<|sep|>")
+    assert [parser.feed(piece) for piece in pieces] == [
+        [ToolCallStart(0, "c", "write")],
+        [ToolCallDelta(0, '{"text": "a')],
+        [ToolCallDelta(0, "b")],
+        [ToolCallDelta(0, '", "n": [')],
+        [ToolCallDelta(0, "1, 2]")],
+        [],
+        [],
+        [ToolCallDelta(0, "}"), ToolCallEnd(0)],
+    ]
+
+
 def test_text_of_an_undeclared_call_streams() -> None:
     assert feed('<tool_call>{"name": "rm', '"', ', "arguments": {', "}}</tool_call>") == [
         [],

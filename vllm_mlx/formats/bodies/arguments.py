@@ -3,7 +3,7 @@
 import json
 import re
 
-from .json_scanner import json_value, quoted
+from .json_scanner import JsonScanner, json_value, quoted
 from .tool_schema import ANY_ARGUMENTS, STRING, ToolSchema, Types
 
 _MAX_SCALAR = 64  # characters; a longer number, or more white space, is text
@@ -27,12 +27,19 @@ class ArgumentsWriter:
         self._may_wrap = False  # the value may be the object of all arguments; no part of it was emitted
         self._wrapped = ""  # such an object, until another argument follows it
         self._is_json = False  # the model says that the value is JSON
+        self.object = JsonScanner()  # reads the object of all arguments, if the model writes one
         self._seen: set[str] = set()
+        self._lead = "{"  # what comes before the next argument
         self._out: list[str] = []
         self._name = ""
         self._types: Types = STRING
         self._held: list[str] | None = None  # the parts of a value of a type not known yet; None: it is a string
         self._is_compound = False  # the held text begins an object or a list
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no argument has been written yet."""
+        return self._lead == "{"
 
     def take(self) -> str:
         text = "".join(self._out)
@@ -44,13 +51,10 @@ class ArgumentsWriter:
         is_declared = self._schema.declares(name)
         return is_declared if is_declared is None else is_declared and name not in self._seen
 
-    def begin(self, name: str, *, is_string: bool | None = None, is_wrapper: bool = False) -> None:
-        """`is_string`: whether the model calls the value a string, which counts if the schema does not decide it.
-
-        `is_wrapper`: the model says that the value is the object of all arguments.
-        """
-        is_wrapper = is_wrapper or (name in _WRAPPERS and self._schema.declares(name) is not True)
-        self._may_wrap = is_wrapper and not self._seen and not self._wrapped
+    def begin(self, name: str, *, is_string: bool | None = None) -> None:
+        """`is_string`: whether the model calls the value a string, which counts if the schema does not decide it."""
+        is_wrapper = name in _WRAPPERS and self._schema.declares(name) is not True
+        self._may_wrap = is_wrapper and self.is_empty and not self._wrapped
         if not self._may_wrap:
             self._begin(name)
         self._name = name
@@ -66,10 +70,24 @@ class ArgumentsWriter:
         self._begin(name)
         self._out.append(value)
 
+    def read_object(self, text: str, position: int) -> int:
+        """Read on in an object of all arguments, which no argument came before; return where reading stopped."""
+        position = self.object.consume(text, position)
+        members = self.object.take()
+        self._add_members(members[:-1] if self.object.done else members)
+        return position
+
+    def _add_members(self, text: str) -> None:
+        """The next part of that object, without the brace that ends it."""
+        self._out.append(text)
+        if text.strip():
+            self._lead = "" if self._lead == "{" and text.strip() == "{" else ", "
+
     def _begin(self, name: str) -> None:
         if self._wrapped:
             self._out.append(self._wrapped_argument())
-        self._out.append(f"{', ' if self._seen else '{'}{quoted(name)}: ")
+        self._out.append(f"{self._lead}{quoted(name)}: ")
+        self._lead = ", "
         self._seen.add(name)
 
     def feed(self, text: str) -> None:
@@ -83,6 +101,7 @@ class ArgumentsWriter:
     def _wrapped_argument(self) -> str:
         """Return the beginning of the arguments, in which the wrapped object is one argument like the others."""
         wrapped, self._wrapped = self._wrapped, ""
+        self._lead = ", "
         self._seen.add(self._name)
         return f"{{{quoted(self._name)}: {wrapped}"
 
@@ -92,31 +111,36 @@ class ArgumentsWriter:
             held = "".join(self._held or ())
             value = decode(held, None)
             if value is not None and value.startswith("{"):
-                self._wrapped = value
+                self._wrapped, self._held = value, []
                 return
             self._begin(self._name)
         if self._held is not None:
             held = "".join(self._held)
             value = decode(held, self._types, is_json=self._is_json)
             self._out.append(quoted(held) if value is None else value)
+            self._held = []
         else:
             self._out.append('"')
 
     def cut(self) -> None:
-        """Emit the part of the value that was read, without closing it: the reply was cut there."""
+        """Emit the part of a value, or of an object of all arguments, that was read before the reply was cut."""
         if self._may_wrap:
             self._may_wrap = False
             if "".join(self._held or ()).lstrip().startswith("{"):
                 self._out.append("".join(self._held or ()).lstrip())
                 return
             self._begin(self._name)
+        is_whole = self.object.done and not self._seen
+        self._out.append("}" if is_whole else self._wrapped or self.object.take_partial())
         if self._held:
             held = "".join(self._held)
             is_string = self._types is not None and "string" in self._types
             self._out.append(quoted(held)[:-1] if is_string else held.lstrip())
 
     def close(self) -> None:
-        self._out.append(self._wrapped or ("}" if self._seen else "{}"))
+        if not self.object.done:
+            self._add_members(self.object.closing()[:-1])
+        self._out.append(self._wrapped or ("{}" if self._lead == "{" else "}"))
         self._wrapped = ""
 
     def _release(self) -> None:

@@ -94,6 +94,7 @@ class _State(Enum):
     VALUE = auto()
     CDATA = auto()
     AFTER_CDATA = auto()
+    OBJECT = auto()  # the one object of all arguments
 
 
 class XmlBody(Body):
@@ -128,6 +129,8 @@ class XmlBody(Body):
                 return self._read_value(text, position, final)
             case _State.CDATA:
                 return self._read_cdata(text, position, final)
+            case _State.OBJECT:
+                return self._read_object(text, position)
             case _State.NAME | _State.KEY:
                 return self._read_head(text, position, final)
         return self._read_tag(text, skip_white(text, position), final)
@@ -158,7 +161,7 @@ class XmlBody(Body):
             self.consume(self._without_partial_tag(rest), final=True)
         if self._state in (_State.VALUE, _State.CDATA):
             self._writer.feed(self._final_break)
-            self._writer.cut()
+        self._writer.cut()
 
     def end(self) -> None:
         if self._state in (_State.VALUE, _State.CDATA, _State.AFTER_CDATA):
@@ -189,7 +192,7 @@ class XmlBody(Body):
                 return (tags.value, tags.type)
             case _State.AFTER_CDATA:
                 return (tags.end_parameter, _CDATA)
-        return (tags.parameter, tags.end_function, tags.object)
+        return (tags.parameter, tags.end_function, tags.object, tags.end_object)
 
     def _enter(self, tag: str, text: str, position: int, final: bool) -> int:
         tags = self._tags
@@ -208,7 +211,7 @@ class XmlBody(Body):
             case _ if tag == tags.end_function:
                 self._writer.close()
                 self.status = BodyStatus.DONE
-            case _:
+            case _ if tag != tags.end_object:
                 if tag == tags.object:
                     self._tags = replace(tags, parameter=tags.object, end_parameter=tags.end_object)
                 self._state = _State.KEY
@@ -227,7 +230,10 @@ class XmlBody(Body):
         else:
             self._head = head
             self._state = _State.TYPE
-            if not self._tags.value:
+            if self._is_object and self._writer.is_empty:
+                self._state = _State.OBJECT
+                self._is_fresh = True
+            elif not self._tags.value:
                 self._open_value()
         return end + len(head_end)
 
@@ -253,10 +259,26 @@ class XmlBody(Body):
         if may_grow:
             self.status = BodyStatus.WAITING
 
+    def _read_object(self, text: str, position: int) -> int:
+        if self._is_fresh:
+            position = skip_white(text, position)
+            if position == len(text):
+                return position
+            self._is_fresh = False
+            if text[position] != "{":
+                self._open_value()
+                return position
+        position = self._writer.read_object(text, position)
+        if self._writer.object.failed:
+            self.status = BodyStatus.FAILED
+        elif self._writer.object.done:
+            self._state = _State.BETWEEN
+        return position
+
     # Values
 
     def _open_value(self) -> None:
-        self._writer.begin(self._head.name, is_string=self._head.is_string, is_wrapper=self._is_object)
+        self._writer.begin(self._head.name, is_string=self._head.is_string)
         self._state = _State.VALUE
         self._is_fresh = self._is_empty = True
         self._ends_line = False
