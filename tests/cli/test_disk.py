@@ -116,12 +116,123 @@ def test_text_is_shown_only_if_it_is_asked_for(tmp_path: Path) -> None:
     assert [fields["text"] for fields in listed(tmp_path, "--text").values()] == ["Who are you?"]
 
 
-def test_a_folder_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    for arguments in ((), ("--verify",), ("--prune", "1GB"), ("--clear", "--yes")):
-        result = disk(missing, *arguments)
-        assert result.returncode == 0 and f"there is no folder {missing}" in result.stdout
-    assert not missing.exists()
+def everything(root: Path) -> dict[str, tuple[bytes, int]]:
+    """The content and the time of the last change of all that lies below a folder."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes() if path.is_file() else b"", path.lstat().st_mtime_ns)
+        for path in (root, *root.rglob("*"))
+    }
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Path:
+    """A folder of somebody else's, with files whose names are like those of a cache."""
+    root = tmp_path / "documents"
+    for name in ("usage.json", "notes.journal", "work/diary.v1.journal", "work/x.safetensors", "CACHEDIR.TAG"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("mine")
+    return root
+
+
+CHANGES = [("--verify",), ("--prune", "1GB", "--yes"), ("--clear", "--yes"), ("--clear", "--salt", "a", "--yes"),
+           ("--export", "file", "--id", "1")]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "below a file", "empty", "of others", "a link to nothing"])
+def test_what_is_no_cache_is_named_and_left_as_it_is(tmp_path: Path, strangers: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    root, why = {
+        "missing": (tmp_path / "no folder", "there is no folder "),
+        "a file": (tmp_path / "file", " is not a folder"),
+        "below a file": (tmp_path / "file" / "folder", "there is no folder "),
+        "empty": (tmp_path / "empty", " is not a cache of vllm-mlx"),
+        "of others": (strangers, " is not a cache of vllm-mlx"),
+        "a link to nothing": (tmp_path / "link", "there is no folder "),
+    }[kind]
+    before = everything(tmp_path)
+    for arguments in CHANGES if kind in ("missing", "of others") else CHANGES[2:3]:
+        line = refusal("cache", "--disk", "--cache-dir", str(root), *arguments)
+        assert line.startswith("vllm-mlx: Nothing is kept on disk: ") and why in line and str(root) in line
+    shown = disk(root)
+    assert shown.returncode == 0 and why in shown.stdout and str(root) in shown.stdout
+    assert listed(root) == {}
+    assert everything(tmp_path) == before
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    """Not even what a server would remove: damaged records, ones whose beginning is gone, drafts of the dead."""
+    root = tmp_path / "cache"
+    records = filled(root)
+    path_of = folder_at(root).path_of
+    (root / "usage.json").unlink()
+    damaged = bytearray(path_of(records["salted"]).read_bytes())
+    damaged[20] ^= 1
+    path_of(records["salted"]).write_bytes(damaged)
+    path_of(records["first"]).unlink()
+    draft = path_of(records["long"]).with_name(f".{'1' * 40}-4096-{'2' * 16}.draft")
+    draft.write_bytes(b"half")
+    (root / "holiday.jpg").write_bytes(bytes(10**6))
+    (root / "holidays").mkdir()
+    (root / "holidays" / "film.mp4").write_bytes(bytes(10**6))
+    before = everything(tmp_path)
+    shown = disk(root)
+    assert shown.returncode == 0 and "1 files are damaged: --verify names and removes them." in shown.stdout
+    assert json.loads(disk(root, "--json").stdout)["used_bytes"] == 4096 + sum(
+        path_of(records[name]).stat().st_size for name in ("snapshot", "long", "short", "salted")
+    )
+    assert "will be removed" in refusal("cache", "--disk", "--cache-dir", str(root), "--clear", code=2)
+    assert everything(tmp_path) == before
+
+
+def test_clearing_removes_all_that_is_the_caches_and_nothing_else(tmp_path: Path, strangers: Path) -> None:
+    """Records of another key, which cannot be read, too."""
+    (strangers / "usage.json").unlink()
+    filled(strangers, Cipher(bytes(range(32))))
+    Journals(strangers / "journals").close()
+    (strangers / "journals").mkdir(exist_ok=True)
+    (strangers / "journals" / "replies-a.v1.journal").write_bytes(b"kept")
+    others = {name: found for name, found in everything(strangers).items() if found[0] == b"mine" or name == "work"}
+    line = refusal("cache", "--disk", "--cache-dir", str(strangers), "--clear", code=2)
+    assert "6 files with" in line and "Add --yes" in line
+    assert json.loads(disk(strangers, "--clear", "--yes", "--json").stdout)["removed_files"] == 6
+    left = everything(strangers)
+    assert {name: left[name] for name in others} == others
+    assert left.keys() == others.keys() | {".", "journals", "usage.json"}
+
+
+def test_a_folder_through_a_link_is_cleared(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    assert disk(tmp_path / "link", "--clear", "--yes").returncode == 0
+    assert files(tmp_path / "cache") == set() and (tmp_path / "link").is_symlink()
+
+
+def test_what_was_damaged_at_its_beginning_is_found_and_named(tmp_path: Path) -> None:
+    records = filled(tmp_path)
+    path = folder_at(tmp_path).path_of(records["salted"])
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    bad = disk(tmp_path, "--verify", "--json")
+    assert bad.returncode == 1
+    found = json.loads(bad.stdout)
+    assert [fault["file"] for fault in found["damaged"]] == [str(path)]
+    assert (found["files"], found["unread"], path.exists()) == (5, 0, False)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_without_rights_is_one_line(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    filled(root)
+    root.chmod(0)
+    try:
+        for arguments in ((), *CHANGES):
+            assert "Permission denied" in refusal("cache", "--disk", "--cache-dir", str(root), *arguments)
+            assert "Permission denied" in refusal("cache", "--disk", "--cache-dir", str(root / "below"), *arguments)
+    finally:
+        root.chmod(0o700)
 
 
 def test_verify_finds_each_damaged_byte(tmp_path: Path) -> None:
@@ -179,7 +290,7 @@ def test_clear_removes_all_or_one_salt(tmp_path: Path) -> None:
     assert files(tmp_path) == {record.name for name, record in records.items() if name != "salted"}
     assert b"ann/" not in remembered() and b"ben/" in remembered()
     freed = json.loads(disk(tmp_path, "--clear", "--yes", "--json").stdout)
-    assert freed["removed_files"] == 4
+    assert freed["removed_files"] == 5  # the journal is one of them
     assert files(tmp_path) == set() and remembered() == b""
 
 
@@ -201,6 +312,11 @@ def test_a_conversation_goes_to_another_folder(tmp_path: Path, is_encrypted: boo
     filled(there, Cipher.from_file(key) if is_encrypted else None)
     with_key = ("--cache-disk-key-file", str(key)) if is_encrypted else ()
     wanted = listed(there, *with_key)[6]["id"]
+    exported = json.loads(disk(there, "--export", str(tmp_path / "2"), "--id", wanted, "--json", *with_key).stdout)
+    assert exported == {
+        "file": str(tmp_path / "2"), "bytes": (tmp_path / "2").stat().st_size, "tokens": 6,
+        "model": "checkpoint ffffffff",
+    }  # fmt: skip
     result = disk(there, "--export", str(bundle), "--id", wanted, *with_key)
     assert result.returncode == 0 and ("not encrypted" in result.stdout) == is_encrypted
     assert bundle.stat().st_mode & 0o777 == 0o600
@@ -208,6 +324,8 @@ def test_a_conversation_goes_to_another_folder(tmp_path: Path, is_encrypted: boo
     assert result.returncode == 0 and "6 tokens were added" in result.stdout, result.stderr
     assert listed(back).keys() == {6} and listed(back)[6]["snapshots"] == 1
     assert "import it with --model" in result.stdout
+    imported = json.loads(disk(back, "--import", str(bundle), "--json").stdout)
+    assert imported == {"tokens": 6, "model": "checkpoint ffffffff", "files": 3, "is_served": False}
     assert disk(back, "--verify").returncode == 0
     result = disk(back, "--import", str(bundle), "--model", "demo")
     assert result.returncode == 0 and "6 tokens were added for demo" in result.stdout
@@ -224,9 +342,20 @@ def test_what_was_not_exported_is_not_imported(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"not an export" * 1000)
     assert str(other) in refusal("cache", "--disk", "--cache-dir", str(tmp_path), "--import", str(other))
-    assert "No such file" in refusal(
-        "cache", "--disk", "--cache-dir", str(tmp_path), "--import", str(tmp_path / "none")
-    )
+    missing = ("--import", str(tmp_path / "none"))
+    assert "No such file" in refusal("cache", "--disk", "--cache-dir", str(tmp_path / "new"), *missing)
+    assert {path.name for path in tmp_path.iterdir()} == {"other"}
+
+
+def test_nothing_is_imported_into_a_folder_of_others(tmp_path: Path, strangers: Path) -> None:
+    filled(tmp_path / "cache")
+    bundle = tmp_path / "bundle"
+    wanted = listed(tmp_path / "cache")[6]["id"]
+    assert disk(tmp_path / "cache", "--export", str(bundle), "--id", wanted).returncode == 0
+    before = everything(strangers)
+    line = refusal("cache", "--disk", "--cache-dir", str(strangers), "--import", str(bundle))
+    assert f"{strangers} holds other files, and the cache needs a folder of its own" in line
+    assert everything(strangers) == before
 
 
 @pytest.mark.parametrize(

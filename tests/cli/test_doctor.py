@@ -41,6 +41,7 @@ def test_the_folder_of_cached_state_is_looked_at(
     code, found = verdicts("--quick", VLLM_MLX_PORT="0", VLLM_MLX_CACHE_DIR=folder, **variables)
     assert (code, found["Cache"][0]) == (0, verdict)
     assert words in found["Cache"][1] and ("a second" in found["Cache"][1]) == ("6GB" in variables.values())
+    assert not Path(folder).exists()
 
 
 def test_a_folder_that_cannot_hold_cached_state_is_no_failure(tmp_path: Path) -> None:

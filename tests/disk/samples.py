@@ -7,8 +7,8 @@ from typing import Any
 from vllm_mlx.cache.index import pack
 from vllm_mlx.disk.cipher import Cipher
 from vllm_mlx.disk.folder import Folder
+from vllm_mlx.disk.own_files import LEDGER
 from vllm_mlx.disk.record import Header, Record, TensorData, nbytes_of
-from vllm_mlx.disk.space import LEDGER
 
 KEY = Cipher(bytes(range(32)))
 KEYS = {"plain": None, "sealed": KEY}

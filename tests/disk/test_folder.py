@@ -61,11 +61,11 @@ def test_checkpoints_and_salts_share_nothing(tmp_path):
 
 
 def test_only_the_user_may_read(tmp_path):
-    place = folder(tmp_path / "deep" / "root")
+    place = folder(tmp_path / "root")
     for record in grown(place):
         assert place.path_of(record).stat().st_mode & 0o777 == 0o600
         assert place.path_of(record).parent.stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "deep" / "root").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "root").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_is_there_is_not_written_again(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from tests.disk.samples import KEYS, expected, folder, on_disk, read
 from tests.disk.writer import CAP, LARGE, number_of
 from vllm_mlx.disk.ledger import Ledger
-from vllm_mlx.disk.space import LEDGER
+from vllm_mlx.disk.own_files import LEDGER
 
 NUM_KILLS, KILLS_A_TEST = 200, 20
 

@@ -32,8 +32,10 @@ def test_the_default_limit_stays_when_the_cache_fills(tmp_path: Path, monkeypatc
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**9 - place.held_bytes(folder)))
     empty = place.default_max_bytes(folder)
-    (folder / "below").mkdir(parents=True)
-    (folder / "below" / "file").write_bytes(bytes(10**6))
+    (folder / ("0" * 16)).mkdir(parents=True)
+    (folder / ("0" * 16) / f"{'1' * 40}.safetensors").write_bytes(bytes(10**6))
+    (folder / "below").mkdir()
+    (folder / "below" / "file").write_bytes(b"of another program")
     assert place.held_bytes(folder) == 10**6
     assert place.default_max_bytes(folder) == empty == 10**8
 
@@ -58,6 +60,28 @@ def test_a_folder_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
     file.touch()
     assert str(file) in str(place.prepare(file))
     assert "is not a folder" in str(place.prepare(file / "below"))
+
+
+def test_a_folder_of_others_is_not_marked_nor_used(tmp_path: Path) -> None:
+    """The marks would leave it out of its owner's backups and searches."""
+    (tmp_path / "letter.txt").write_text("dear")
+    for use in (place.prepare, place.trouble_with):
+        assert f"the cache needs a folder of its own, such as {tmp_path / 'vllm-mlx'}" in str(use(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    assert place.prepare(tmp_path / "vllm-mlx") is None
+    (tmp_path / "vllm-mlx" / "letter.txt").write_text("dear")
+    assert place.prepare(tmp_path / "vllm-mlx") is None, "it was the cache's before"
+
+
+def test_what_the_system_keeps_at_the_top_of_a_disk_belongs_to_nobody(tmp_path: Path) -> None:
+    for name in (".Spotlight-V100", ".Trashes", "lost+found"):
+        (tmp_path / name).mkdir()
+    assert place.prepare(tmp_path) is None
+
+
+def test_a_look_whether_a_folder_can_be_used_leaves_nothing(tmp_path: Path) -> None:
+    assert place.trouble_with(tmp_path / "a" / "b") is None and place.trouble_with(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -15,7 +15,8 @@ import pytest
 
 from tests.disk.samples import expected, folder, numbers, on_disk, read, run
 from vllm_mlx.disk.folder import Folder
-from vllm_mlx.disk.space import LEDGER, FolderUnusable, NoRoom
+from vllm_mlx.disk.own_files import LEDGER
+from vllm_mlx.disk.space import FolderUnusable, NoRoom
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +57,7 @@ def test_files_removed_by_hand_make_room(tmp_path, size):
 def test_files_that_came_by_themselves_count_from_the_next_start_on(tmp_path, size):
     place = folder(tmp_path, max_bytes=2 * size)
     (tmp_path / "journals").mkdir()
-    (tmp_path / "journals" / "one").write_bytes(bytes(size))
+    (tmp_path / "journals" / "one.v1.journal").write_bytes(bytes(size))
     list(place.scan())
     assert fill(place, 2) == ["", "cap"]
 

@@ -132,6 +132,7 @@ def damage(root: Path, rng: random.Random) -> None:
 
 def written(root: Path) -> int:
     """Bytes that were written to the folder today."""
+    root.mkdir(exist_ok=True)
     folder = Folder(root, max_bytes=1 << 30, daily_bytes=1 << 30, floor_bytes=0)
     return folder.usage().written_bytes
 

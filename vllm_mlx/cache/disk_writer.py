@@ -63,7 +63,7 @@ class DiskWriter:
         self._is_making_room = False
         self._paused_until_s = 0.0
         self._usage = FolderUsage(
-            used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0, other_bytes=0
+            used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0, num_others=0, other_bytes=0
         )
         self._looked_s = float("-inf")
 

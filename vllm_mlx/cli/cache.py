@@ -71,26 +71,26 @@ def cache(
                "--text": text, "--salt": salt is not None, "--id": bool(wanted), "--model": model is not None,
                "--yes": yes}  # fmt: skip
     _check(disk, given, details, has_server=url is not None or api_key is not None)
+    if salt == "":
+        raise WrongUsage("--salt is empty, and every salt begins so: leave it out to clear everything.")
     if not disk:
         _of_server(url, api_key, clear=clear, as_json=as_json)
         return
     from . import disk as files  # here, because a running server needs none of it
+    from . import disk_upkeep as upkeep
 
-    kept = files.Kept.open(cache_dir, key_file, makes=import_ is not None)
-    if kept is None:
-        files.nothing(cache_dir, as_json=as_json)
-    elif verify:
-        files.check(kept, as_json=as_json)
-    elif prune is not None:
-        files.prune(kept, prune, is_sure=yes, as_json=as_json)
-    elif clear:
-        files.clear(kept, salt, is_sure=yes, as_json=as_json)
-    elif export is not None:
-        files.export(kept, export, wanted)
+    if verify:
+        upkeep.check(cache_dir, key_file, as_json=as_json)
     elif import_ is not None:
-        files.import_(kept, import_, model)
+        upkeep.import_(cache_dir, key_file, import_, model, as_json=as_json)
+    elif prune is not None:
+        upkeep.prune(files.Kept.open(cache_dir, key_file), prune, is_sure=yes, as_json=as_json)
+    elif clear:
+        upkeep.clear(files.Kept.open(cache_dir, key_file), salt, is_sure=yes, as_json=as_json)
+    elif export is not None:
+        upkeep.export(files.Kept.open(cache_dir, key_file), export, wanted, as_json=as_json)
     else:
-        files.show(kept, as_json=as_json, with_text=text)
+        files.show(cache_dir, key_file, as_json=as_json, with_text=text)
 
 
 def _check(disk: bool, actions: list[str], details: Mapping[str, bool], *, has_server: bool) -> None:

@@ -1,76 +1,66 @@
-"""What `vllm-mlx cache --disk` does with the folder of cached state on this machine. No server has to run."""
+"""What `vllm-mlx cache --disk` finds in the folder of cached state on this machine. No server has to run."""
 
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from ..core.config import EngineConfig
-from ..disk.archive import export_path, import_path, verify
 from ..disk.checkpoints import Note, read_notes
 from ..disk.conversations import (
     Conversation,
     conversations,
-    least_recently_used,
-    unused_since,
-    with_what_follows,
 )
 from ..disk.folder import Folder
-from ..disk.journal_file import clear_journals
-from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
+from ..disk.place import default_max_bytes, floor_bytes, folder_of, nothing_in, prepare
 from ..disk.record import WORD_BYTES, Damaged, Record
 from ..disk.space import FolderUnusable, NoRoom
-from .models import local_folder
 from .options import load_settings
 from .terminal import (
     TABLE,
     CommandFailed,
-    ExitCode,
-    SafeConsole,
     WrongUsage,
     console,
     duration,
     number_columns,
     readable,
 )
-from .values import read_bytes
 
 _MAX_ROWS = 100  # rows of a printed list
 _ID_CHARS = 8  # characters of a conversation's name; more where two begin with the same ones
 _DAY_S = 86_400
 _START_TOKENS = 24  # tokens of a conversation's text
-_PRUNE_HINT = "Write a size to keep (20GB), an age (30d), or `gone` for checkpoints that are not there any more."
+
+
+class NothingKept(CommandFailed):
+    """There is no folder, or it is not the cache's."""
+
+    def __init__(self, folder: Path, why: str):
+        super().__init__(f"Nothing is kept on disk: {why}. --cache-dir names another folder.")
+        self.folder = folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The folder that the settings name, and what it holds."""
+    """The folder that the settings name, and what it holds. Only `remove` changes it."""
 
     folder: Folder
     records: list[Record]
     notes: Mapping[str, Note]
 
     @classmethod
-    def open(cls, cache_dir: str | None, key_file: str | None, *, makes: bool = False) -> "Kept | None":
-        """None: there is no such folder, unless `makes` asks for one. Raises ConfigError and CommandFailed."""
-        given = {"cache_dir": cache_dir, "cache_disk_key_file": key_file}
-        config = _config({name: value for name, value in given.items() if value is not None})
-        root = folder_of(config.cache_dir)
-        if makes and (trouble := prepare(root)) is not None:
-            raise CommandFailed(f"{trouble}. Name another folder with --cache-dir.")
-        if not root.is_dir():
-            return None
-        folder = _opened(root, config)
-        with _explained():
-            return cls(folder=folder, records=list(folder.scan()), notes=read_notes(root, folder.cipher))
+    def open(cls, cache_dir: str | None, key_file: str | None) -> "Kept":
+        """Raises ConfigError, and CommandFailed, of which NothingKept is one."""
+        folder = open_folder(disk_config(cache_dir, key_file))
+        with explained():
+            return cls(folder=folder, records=list(folder.scan()), notes=read_notes(folder.root, folder.cipher))
 
     def conversations(self) -> list[Conversation]:
         return conversations(self.records)
@@ -89,43 +79,56 @@ class Kept:
         raise WrongUsage(f"{wanted or 'Nothing'} is {trouble} id. `vllm-mlx cache --disk` lists them.")
 
     def model_of(self, fingerprint: str) -> str:
-        note = self.notes.get(fingerprint)
-        return f"checkpoint {fingerprint[:8]}" if note is None else note.model
+        return model_of(self.notes, fingerprint)
 
     def remove(self, records: Iterable[Record]) -> int:
         """Remove records, which come before what they continue. Returns the bytes."""
         freed = 0
-        with _explained():
+        with explained():
             for record in records:
                 self.folder.remove(record)
                 freed += record.file_bytes
         return freed
 
 
-def _config(given: Mapping[str, str]) -> EngineConfig:
+def model_of(notes: Mapping[str, Note], fingerprint: str) -> str:
+    note = notes.get(fingerprint)
+    return f"checkpoint {fingerprint[:8]}" if note is None else note.model
+
+
+def disk_config(cache_dir: str | None, key_file: str | None) -> EngineConfig:
     """The settings of `serve`. What was kept can be looked at, whether more is kept or not."""
-    settings = load_settings(given)
+    given = {"cache_dir": cache_dir, "cache_disk_key_file": key_file}
+    settings = load_settings({name: value for name, value in given.items() if value is not None})
     keeps = {"cache_disk": settings.cache_disk or None, "prefix_cache": True, "repeatable": False}
     return settings.model_copy(update=keeps).engine_config()
 
 
-def _opened(root: Path, config: EngineConfig) -> Folder:
-    cipher = None
+def open_folder(config: EngineConfig, *, is_new: bool = False, repairs: bool = False) -> Folder:
+    """The folder of the settings, which has to exist unless `is_new` asks to make it. Raises CommandFailed."""
+    cipher, root = None, folder_of(config.cache_dir)
     if config.cache_disk_key_file is not None:
         from ..disk.cipher import Cipher
 
         cipher = Cipher.from_file(Path(config.cache_disk_key_file).expanduser())
-    return Folder(
-        root,
-        max_bytes=config.cache_disk_bytes or default_max_bytes(root),
-        daily_bytes=sys.maxsize,  # what a user asks for is written today
-        floor_bytes=floor_bytes(root),
-        cipher=cipher,
-    )
+    with explained():
+        if is_new and (trouble := prepare(root)) is not None:
+            raise CommandFailed(f"{trouble}. Name another folder with --cache-dir.")
+        if not is_new and (why := nothing_in(root)) is not None:
+            raise NothingKept(root, why)
+        return Folder(
+            root,
+            max_bytes=config.cache_disk_bytes or default_max_bytes(root),
+            daily_bytes=sys.maxsize,  # what a user asks for is written today
+            floor_bytes=floor_bytes(root),
+            cipher=cipher,
+            repairs=repairs,
+        )
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
+    """Errors of the folder and of the system become CommandFailed."""
     try:
         yield
     except (FolderUnusable, NoRoom, Damaged) as error:
@@ -138,14 +141,17 @@ def _num_alike(one: str, other: str) -> int:
     return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
-def nothing(cache_dir: str | None, *, as_json: bool) -> None:
-    """Say that there is no folder, for any command."""
-    config = _config({} if cache_dir is None else {"cache_dir": cache_dir})
-    print("{}" if as_json else f"Nothing is kept on disk: there is no folder {folder_of(config.cache_dir)}.")
-
-
-def show(kept: Kept, *, as_json: bool, with_text: bool) -> None:
-    """Print the conversations, those used last first."""
+def show(cache_dir: str | None, key_file: str | None, *, as_json: bool, with_text: bool) -> None:
+    """Print the conversations, those used last first. It is no fault that there are none."""
+    try:
+        kept = Kept.open(cache_dir, key_file)
+    except NothingKept as error:
+        if as_json:
+            empty = {"folder": str(error.folder), "encrypted": False, "used_bytes": 0, "other_bytes": 0, "damaged": 0}
+            print(json.dumps({**empty, "files": 0, "checkpoints": []}, indent=2))
+        else:
+            print(error.message)
+        return
     listed = _listed(kept, _starts(kept) if with_text else {})
     if as_json:
         print(json.dumps(listed, indent=2))
@@ -160,6 +166,8 @@ def show(kept: Kept, *, as_json: bool, with_text: bool) -> None:
         f"{readable(usage.free_bytes)} free on its disk.",
         markup=False,
     )
+    if listed["damaged"]:
+        screen.print(f"{listed['damaged']:,} files are damaged: --verify names and removes them.")
 
 
 def _listed(kept: Kept, starts: Mapping[str, str]) -> dict[str, Any]:
@@ -185,6 +193,7 @@ def _listed(kept: Kept, starts: Mapping[str, str]) -> dict[str, Any]:
         "encrypted": kept.folder.cipher is not None,
         "used_bytes": usage.used_bytes,
         "other_bytes": usage.other_bytes,
+        "damaged": len(kept.folder.damages),
         "files": len(kept.records),
         "checkpoints": [
             {"fingerprint": fingerprint, "model": kept.model_of(fingerprint), "conversations": found}
@@ -250,138 +259,3 @@ def _start_ids(conversation: Conversation) -> list[int]:
     """Its own first token ids, and words that stand for images."""
     words = conversation.own_words[: _START_TOKENS * WORD_BYTES]
     return [int.from_bytes(words[at : at + WORD_BYTES], "big") for at in range(0, len(words), WORD_BYTES)]
-
-
-def check(kept: Kept, *, as_json: bool) -> None:
-    """Read every byte. Damaged files are removed. Ends with code 1 if there are any."""
-    sizes = {record.name: record.file_bytes for record in kept.records}
-    faults = []
-    started_s = time.monotonic()
-    with _explained(), _progress("Reading", sum(sizes.values())) as done:
-        for finding in verify(kept.folder):
-            done(sizes.get(finding.path.stem, 0))
-            if finding.fault is not None:
-                faults.append({"file": str(finding.path), "fault": finding.fault})
-    took_s = time.monotonic() - started_s
-    if as_json:
-        print(json.dumps({"files": len(sizes), "bytes": sum(sizes.values()), "damaged": faults}, indent=2))
-    else:
-        print(f"{len(sizes):,} files, {readable(sum(sizes.values()))}, read in {duration(took_s)}.")
-        for fault in faults:
-            print(f"{fault['file']} was damaged and is removed: {fault['fault']}.")
-        if not faults:
-            print("Every byte is as it was written.")
-    if faults:
-        sys.exit(ExitCode.FAILED)
-
-
-def prune(kept: Kept, what: str, *, is_sure: bool, as_json: bool) -> None:
-    remove(kept, to_prune(kept, what, time.time()), is_sure=is_sure, as_json=as_json)
-
-
-def to_prune(kept: Kept, what: str, now: float) -> list[Record]:
-    """Raises WrongUsage for what is no size, no age and not `gone`."""
-    text = what.strip().lower()
-    if text == "gone":
-        return with_what_follows(kept.records, lambda record: _is_gone(kept.notes.get(record.header.fingerprint)))
-    if text.endswith("d") and text[:-1].strip().isdecimal():
-        return unused_since(kept.records, now - int(text[:-1]) * _DAY_S)
-    try:
-        limit = read_bytes(text)
-    except ValueError:
-        raise WrongUsage(f"--prune {what} is not understood. {_PRUNE_HINT}") from None
-    if text.isdecimal() and 0 < limit < 10**6:
-        raise WrongUsage(f"--prune {what} lacks its unit. {_PRUNE_HINT}")
-    return least_recently_used(kept.records, kept.folder.usage().used_bytes - limit)
-
-
-def _is_gone(note: Note | None, *, if_unknown: bool = False) -> bool:
-    """Whether the checkpoint's files were removed or replaced. Without a note, nobody knows."""
-    if note is None:
-        return if_unknown
-    from ..runner.checkpoint import Checkpoint
-
-    path = Path(note.path)
-    return not path.is_dir() or Checkpoint(path, {}).fingerprint() != note.fingerprint.partition("-")[0]
-
-
-def clear(kept: Kept, salt: str | None, *, is_sure: bool, as_json: bool) -> None:
-    """Remove everything, or what belongs to salts that begin with `salt`, stored responses too."""
-    chosen = with_what_follows(kept.records, lambda record: record.header.salt.startswith(salt or ""))
-    remove(kept, chosen, is_sure=is_sure, as_json=as_json)
-    with _explained():
-        clear_journals(kept.folder.root, salt or "", kept.folder.cipher)
-
-
-def remove(kept: Kept, records: list[Record], *, is_sure: bool, as_json: bool) -> None:
-    num_bytes = sum(record.file_bytes for record in records)
-    if records and not is_sure:
-        _confirm(f"{len(records):,} files with {readable(num_bytes)} in {kept.folder.root} will be removed.")
-    freed = kept.remove(records)
-    if as_json:
-        print(json.dumps({"removed_files": len(records), "freed_bytes": freed}, indent=2))
-    else:
-        print(f"{len(records):,} files were removed, {readable(freed)} freed.")
-
-
-def _confirm(what: str) -> None:
-    if not sys.stdin.isatty():
-        raise WrongUsage(f"{what} Add --yes to do that without a question.")
-    try:
-        answer = input(f"{what} Go on? [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise CommandFailed("Nothing was removed.")
-
-
-def export(kept: Kept, file: Path, wanted: str) -> None:
-    conversation = kept.find(wanted)
-    if file.exists():
-        raise WrongUsage(f"{file} exists already: choose another name, or remove it first.")
-    with _explained(), _progress("Writing", conversation.num_bytes) as done:
-        size = export_path(kept.folder, _noticed(conversation.records, done), file)
-    warning = " The file is not encrypted." if kept.folder.cipher is not None else ""
-    model = kept.model_of(conversation.runs[-1].header.fingerprint)
-    print(f"{conversation.num_tokens:,} tokens of {model} are in {file}, {readable(size)}.{warning}")
-
-
-def _noticed(records: Iterable[Record], done: Callable[[int], None]) -> Iterator[Record]:
-    """The records; each is done when the next one is asked for."""
-    for record in records:
-        yield record
-        done(record.file_bytes)
-
-
-def import_(kept: Kept, file: Path, model: str | None) -> None:
-    """Add a file. `model`: the checkpoint that it is for, if that one's files were copied or fetched again."""
-    fingerprint = None if model is None else _fingerprint(model)
-    with _explained():
-        added = import_path(kept.folder, file, fingerprint)
-    if not added:
-        raise CommandFailed(f"{file} holds no conversation.")
-    found = added[-1].header.fingerprint
-    print(f"{max(record.header.end for record in added):,} tokens were added for {model or kept.model_of(found)}.")
-    if model is None and _is_gone(kept.notes.get(found), if_unknown=True):
-        print("No checkpoint with that fingerprint was served from this folder: import it with --model MODEL.")
-
-
-def _fingerprint(model: str) -> str:
-    from ..runner.checkpoint import Checkpoint
-
-    folder = local_folder(model)
-    if folder is None:
-        raise WrongUsage(
-            f"--model {model} is not on this machine: fetch it with `vllm-mlx models pull`, or name a folder."
-        )
-    return Checkpoint(folder, {}).fingerprint()
-
-
-@contextmanager
-def _progress(text: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar with the time left, on a terminal."""
-    screen = SafeConsole(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(text, total=num_bytes)
-        yield lambda amount: bar.advance(task, amount)

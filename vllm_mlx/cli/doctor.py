@@ -162,8 +162,10 @@ def _wired_setting() -> str:
 
 
 def check_downloads() -> Check:
+    from ..disk.place import nearest
+
     folder = cache_folder()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = nearest(folder)
     free = shutil.disk_usage(existing).free
     text = f"{folder}, {readable(free)} free"
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -178,14 +180,14 @@ _LITTLE_CACHE = 5_000_000_000  # bytes: some hundred thousand tokens of a small 
 
 def check_cache_folder(settings: Settings) -> Check:
     """Whether conversations can be kept on disk, and how fast they are read."""
-    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, prepare
+    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, nearest, trouble_with
     from ..disk.read_speed import measure_read
 
     config = settings.engine_config()
     if not config.prefix_cache or config.cache_disk_bytes == 0:
         return Check("Cache", "good", "conversations are not kept on disk, because a setting turns it off")
     folder = folder_of(config.cache_dir)
-    if (trouble := prepare(folder)) is not None:
+    if (trouble := trouble_with(folder)) is not None:
         return Check("Cache", "warning", f"{trouble}. Conversations are not kept on disk; --cache-dir names a folder")
     held, free = held_bytes(folder), free_bytes(folder)
     limit = config.cache_disk_bytes or default_max_bytes(folder)
@@ -196,7 +198,7 @@ def check_cache_folder(settings: Settings) -> Check:
         return Check(
             "Cache", "warning", f"{text}, which is little. Set --cache-disk, or name another disk with --cache-dir"
         )
-    speed = measure_read(folder)
+    speed = measure_read(nearest(folder))
     return Check("Cache", "good", text + ("" if speed is None else f"; it reads {readable(int(speed))} a second"))
 
 

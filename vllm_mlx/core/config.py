@@ -175,8 +175,8 @@ class EngineConfig(SettingsGroup):
     cache_memory_bytes: int | None = None  # None: all memory that running rows leave free
     cache_disk_bytes: int | None = Field(default=None, ge=0)  # None: a tenth of the disk's free space; 0: off
     cache_dir: str | None = None
-    """Folder in which the prefix cache is kept on disk. Default: `~/Library/Caches/vllm-mlx` on macOS, `vllm-mlx` in
-    `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
+    """Folder in which the prefix cache is kept on disk; it holds nothing else. Default: `~/Library/Caches/vllm-mlx` on
+    macOS, `vllm-mlx` in `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
     cache_disk_daily_bytes: int = Field(default=50_000_000_000, ge=0)  # written in one day, so that a disk lasts
     cache_disk_key_file: str | None = None
     """File with the key that encrypts what the prefix cache keeps on disk. Default: the files are not encrypted."""

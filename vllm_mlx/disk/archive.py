@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .folder import Folder
+from .own_files import SUFFIX
 from .record import Damaged, OtherKey, Record, TensorData, UnknownVersion
 from .record_file import Draft, Source, read_record, read_tensor, write_all
-from .space import SUFFIX
 
 _MEMBER = re.compile(rf"([0-9a-f]{{40}})\{SUFFIX}")
 
@@ -18,6 +18,7 @@ _MEMBER = re.compile(rf"([0-9a-f]{{40}})\{SUFFIX}")
 @dataclass(frozen=True, slots=True)
 class Finding:
     path: Path
+    num_bytes: int  # that were read
     fault: str | None  # None: every byte of it is as it was written; otherwise the file was removed
 
 
@@ -33,9 +34,9 @@ def verify(folder: Folder) -> Iterator[Finding]:
             continue  # It is one of the damages below.
         except FileNotFoundError:
             continue
-        yield Finding(path, None)
+        yield Finding(path, record.file_bytes, None)
     for damage in folder.damages[num_seen:]:
-        yield Finding(damage.path, damage.reason)
+        yield Finding(damage.path, 0, damage.reason)
 
 
 def export_path(folder: Folder, records: Iterable[Record], target: Path) -> int:
@@ -63,6 +64,12 @@ def export_path(folder: Folder, records: Iterable[Record], target: Path) -> int:
         raise
     finally:
         os.close(file)
+
+
+def check_export(source: Path) -> None:
+    """Look at the names in a file, without its contents. Raises Damaged if it is no exported file, OSError."""
+    for _ in _members(source):
+        pass
 
 
 def import_path(folder: Folder, source: Path, fingerprint: str | None = None) -> list[Record]:

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .own_files import NOTES
 from .private_file import write_private
 from .record import checkpoint_folder
 
 if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the import
     from .cipher import Cipher
 
-_FOLDER = "checkpoints"
 _MAX_BYTES = 1 << 16
 
 
@@ -37,7 +37,7 @@ def write_note(root: Path, note: Note, cipher: "Cipher | None" = None) -> None:
 def read_notes(root: Path, cipher: "Cipher | None" = None) -> dict[str, Note]:
     """By fingerprint. Notes that are damaged, or encrypted with another key, are left out."""
     found = {}
-    for path in (root / _FOLDER).glob("[!.]*.json"):
+    for path in (root / NOTES).glob("[!.]*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             content: bytes | None = path.read_bytes()[:_MAX_BYTES]
             if cipher is not None and content is not None:
@@ -48,7 +48,7 @@ def read_notes(root: Path, cipher: "Cipher | None" = None) -> dict[str, Note]:
 
 
 def _path(root: Path, fingerprint: str, cipher: "Cipher | None") -> Path:
-    return root / _FOLDER / f"{checkpoint_folder(fingerprint, cipher.name_key if cipher else b'')}.json"
+    return root / NOTES / f"{checkpoint_folder(fingerprint, cipher.name_key if cipher else b'')}.json"
 
 
 def _context(path: Path) -> bytes:

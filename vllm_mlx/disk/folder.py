@@ -4,7 +4,8 @@ Several servers may use one folder at once, and each may remove any record at an
 draft, which is then renamed: a reader sees a complete file or none, also if a process is killed. Nothing is forced to
 the disk, so a loss of power may leave damaged files; their checksums show it when they are read.
 
-A damaged record is removed, with one line in the log. Only files that are named like records are touched.
+A damaged record is removed, with one line in the log, unless the folder is only looked at. Only files that are named
+like records are touched.
 """
 
 import contextlib
@@ -18,9 +19,10 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from .own_files import SUFFIX, record_files
 from .record import Damaged, Header, OtherKey, Record, TensorData, UnknownVersion, checkpoint_folder, name_of
 from .record_file import Draft, Source, read_record, read_tensor
-from .space import SUFFIX, FolderUnusable, Space
+from .space import FolderUnusable, Space
 
 if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the import
     from .cipher import Cipher
@@ -38,7 +40,8 @@ class FolderUsage:
     free_bytes: int  # the volume's
     excess_bytes: int  # must be removed to keep the cap and the floor of free space
     num_records: int
-    other_bytes: int  # intact records that cannot be read here
+    num_others: int  # intact records that cannot be read here
+    other_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,15 @@ class Folder:
         daily_bytes: int,
         floor_bytes: int,
         cipher: "Cipher | None" = None,
+        repairs: bool = True,
         clock: Callable[[], float] = time.time,
     ):
-        """`max_bytes` and `daily_bytes` are for all servers together; `floor_bytes` of the volume stay free."""
-        self.root, self.cipher = root, cipher
+        """`max_bytes` and `daily_bytes` are for all servers together; `floor_bytes` of the volume stay free.
+
+        `repairs`: reading makes a folder that is missing, and removes what is damaged or left behind. Without it, only
+        the methods that add and remove change anything.
+        """
+        self.root, self.cipher, self._repairs = root, cipher, repairs
         self._clock = clock
         self._space = Space(root, max_bytes=max_bytes, daily_bytes=daily_bytes, floor_bytes=floor_bytes, clock=clock)
         self._name_key = cipher.name_key if cipher else b""
@@ -90,15 +98,17 @@ class Folder:
         return self._path(record.header, record.name)
 
     def scan(self) -> Iterator[Record]:
-        """Read the headers of all records, parents before children, and remove what is of no use any more."""
+        """Read the headers of all records, parents before children, and remove what is of no use if it repairs."""
         with self._space.usable():
-            self._space.ready()
+            if self._repairs:
+                self._space.ready()
             with self._lock:
                 self._known, self._others = {}, {}
-            found = self._read(self._space.files())
-            with contextlib.suppress(OSError):  # The folder may be read only.
-                self._space.clean()
-        if self._others:
+            found = self._read(record_files(self.root))
+            if self._repairs:
+                with contextlib.suppress(OSError):  # The folder may be read only.
+                    self._space.clean()
+        if self._others and self._repairs:
             logger.warning(
                 "The cache on disk, %s, has %d records (%d bytes) of another version of vllm-mlx or another key, or "
                 "without encryption beside encrypted ones. They count towards its size. If it needs room, the ones "
@@ -113,6 +123,8 @@ class Folder:
             self._forget(record)
             if self._has_unseen_parent(record):  # It was written after the listing: `changes` finds both.
                 continue
+            if not self._repairs:
+                continue
             num_orphans += 1
             with contextlib.suppress(FolderUnusable):
                 self.remove(record)
@@ -124,7 +136,7 @@ class Folder:
     def changes(self) -> Changes:
         """What others added and removed since the last look. It costs a listing, and reads new files only."""
         with self._space.usable():
-            files = {file.name.removesuffix(SUFFIX): file for file in self._space.files()}
+            files = {file.name.removesuffix(SUFFIX): file for file in record_files(self.root)}
             with self._lock:
                 removed = frozenset(self._known.keys() - files.keys())
                 for name in removed:
@@ -182,6 +194,19 @@ class Folder:
             self._space.remove(self.path_of(record))
         self._forget(record)
 
+    def clear(self) -> int:
+        """Remove all records, also the ones that cannot be read here. Returns the bytes."""
+        with self._space.usable():
+            freed_bytes = sum(self._space.remove(path) for path in record_files(self.root))
+        with self._lock:
+            self._known, self._others = {}, {}
+        return freed_bytes
+
+    def clean(self) -> None:
+        """Remove drafts whose writers are dead, and empty folders, and count the rest again."""
+        with self._space.usable():
+            self._space.clean()
+
     def touch(self, record: Record) -> None:
         """Note that the record was used now."""
         now = self._clock()
@@ -195,7 +220,7 @@ class Folder:
 
     def usage(self) -> FolderUsage:
         with self._space.usable():
-            figures = self._space.figures()
+            figures = self._space.figures(counts=not self._repairs)
         with self._lock:
             return FolderUsage(
                 used_bytes=figures.used_bytes,
@@ -203,6 +228,7 @@ class Folder:
                 free_bytes=figures.free_bytes,
                 excess_bytes=figures.excess_bytes,
                 num_records=len(self._known),
+                num_others=len(self._others),
                 other_bytes=sum(size for _, size in self._others.values()),
             )
 
@@ -279,6 +305,8 @@ class Folder:
 
     def _discard(self, path: Path, reason: str) -> None:
         self.damages.append(Damage(path, reason))
+        if not self._repairs:
+            return
         try:
             self._space.remove(path)
         except OSError as error:

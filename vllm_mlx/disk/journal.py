@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.fence import Fence
 from .journal_file import Charge, Cipher, JournalFile, names_in
+from .own_files import journal_files
 from .replay import Kept, Replay, drop_record, put_record, use_record
 
 logger = logging.getLogger(__name__)
@@ -258,7 +259,7 @@ class Journals:
     @property
     def num_bytes(self) -> int:
         """All journals on disk, those of other checkpoints included."""
-        return sum(file.stat().st_size for file in _files(self._folder))
+        return sum(file.stat().st_size for file in journal_files(self._folder))
 
     def open(self, kind: str, fingerprint: str = "") -> Journal:
         """The journal of one kind, and of one checkpoint unless what it keeps belongs to none."""
@@ -372,7 +373,7 @@ class Journals:
 
     def _tidy(self) -> None:
         """Remove the files that were not written for longest, if there are too many."""
-        found = sorted(_files(self._folder), key=lambda file: file.stat().st_mtime, reverse=True)
+        found = sorted(journal_files(self._folder), key=lambda file: file.stat().st_mtime, reverse=True)
         for file in found[MAX_JOURNALS:]:
             if file.name.partition(".")[0] not in self._opened:
                 file.unlink(missing_ok=True)
@@ -380,8 +381,3 @@ class Journals:
 
 def _kind(name: str) -> str:
     return name.partition("-")[0]
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """All journals in the folder, those of other versions and ones that a crash left half compacted included."""
-    return folder.glob("*.journal*")

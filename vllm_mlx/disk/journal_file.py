@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .frames import PLAIN, SEALED, Frame, framed, frames
+from .own_files import journal_files
 from .replay import Replay, use_record
 
 logger = logging.getLogger(__name__)
@@ -138,22 +139,22 @@ class JournalFile:
         return os.open(self.path, flags, 0o600)
 
 
-def clear_journals(root: Path, salts: str, cipher: Cipher | None) -> None:
-    """Remove what all journals below `root` keep of salts that begin with `salts`. Servers may run.
+def clear_journals(folder: Path, salts: str, cipher: Cipher | None) -> None:
+    """Remove what all journals in the folder keep of salts that begin with `salts`. Servers may run.
 
     With an empty text, nothing is left, of other keys and versions neither. Raises OSError.
     """
-    for path in root.rglob("*.journal*" if not salts else f"*{_SUFFIX}"):
-        if not salts:
+    if not salts:
+        for path in journal_files(folder):
             path.unlink(missing_ok=True)
-            continue
-        name = path.name.removesuffix(_SUFFIX)
-        JournalFile(path.parent, name, max_bytes=sys.maxsize, cipher=cipher).compact(lambda _: True, clears=salts)
+        return
+    for name in names_in(folder):
+        JournalFile(folder, name, max_bytes=sys.maxsize, cipher=cipher).compact(lambda _: True, clears=salts)
 
 
 def names_in(folder: Path) -> list[str]:
     """The names of all journals in the folder that can be read here."""
-    return [file.name.removesuffix(_SUFFIX) for file in folder.glob(f"*{_SUFFIX}")]
+    return [file.name.removesuffix(_SUFFIX) for file in journal_files(folder) if file.name.endswith(_SUFFIX)]
 
 
 def _lock(file: int) -> None:

@@ -5,7 +5,7 @@ from typing import Self
 
 from .journal import MAX_BYTES, Journal, Journals
 from .journal_file import Charge, Cipher
-from .space import JOURNALS
+from .own_files import JOURNALS
 
 _CACHED = frozenset({"replies", "prompts", "images"})  # kinds that a cleared cache takes along
 _CAP_SHARE = 32  # a journal takes at most 1/32 of the tier's cap

@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from .own_files import has_own_files, own_bytes
 
 NAME = "vllm-mlx"
 CAP_SHARE = 10  # by default, the cache takes at most a tenth of what it and free space take together
@@ -43,33 +45,58 @@ def default_max_bytes(folder: Path) -> int:
 
 def floor_bytes(folder: Path) -> int:
     """Free space that is left to others: the cache shrinks before less is free."""
-    return min(MAX_FLOOR_BYTES, shutil.disk_usage(_existing(folder)).total // FLOOR_SHARE)
+    return min(MAX_FLOOR_BYTES, shutil.disk_usage(nearest(folder)).total // FLOOR_SHARE)
 
 
 def free_bytes(folder: Path) -> int:
     """Free space of the disk that holds the folder, or will hold it. macOS can free more by deleting its own caches."""
-    return shutil.disk_usage(_existing(folder)).free
+    return shutil.disk_usage(nearest(folder)).free
 
 
 def held_bytes(folder: Path) -> int:
-    """Size of all files below the folder."""
-    total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # removed by another server meanwhile
-            total += file.lstat().st_size if file.is_file() else 0
-    return total
+    """Size of the cache's own files in the folder; 0 if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return own_bytes(folder)
+    return 0
+
+
+def nothing_in(folder: Path) -> str | None:
+    """Why the folder holds nothing of the cache; None if it does. It changes nothing. Raises OSError."""
+    if not folder.exists():
+        return f"there is no folder {folder}"
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    return None if _is_ours(folder) else f"{folder} is not a cache of vllm-mlx"
+
+
+def trouble_with(folder: Path) -> str | None:
+    """Why the folder cannot keep the cache; None if it can. It makes no folder, and leaves no file."""
+    try:
+        existing = nearest(folder)
+        if not existing.is_dir():
+            return f"{folder} is not a folder, or a file stands in its path"
+        if existing == folder and not _is_ours(folder) and any(_strangers(folder)):
+            return f"{folder} holds other files, and the cache needs a folder of its own, such as {folder / NAME}"
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".writable-"):
+            pass
+    except OSError as error:
+        return f"{folder} is not writable: {error.strerror or error}"
+    return None
 
 
 def prepare(folder: Path) -> str | None:
-    """Make the folder, and mark it for programs that copy or index files. Returns why it cannot be used, or None."""
+    """Make the folder, and mark it for programs that copy or index files. Returns why it cannot be used, or None.
+
+    A folder that holds files of others is not used: it would be left out of their backups and searches.
+    """
+    if (trouble := trouble_with(folder)) is not None:
+        return trouble
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
-            pass
         is_new = not (folder / _TAG).exists()
         (folder / _NO_INDEX).touch()
         (folder / _TAG).write_text(_TAG_TEXT, encoding="ascii")
-    except (FileExistsError, NotADirectoryError):
+    except FileExistsError:
         return f"{folder} is not a folder, or a file stands in its path"
     except OSError as error:
         return f"{folder} is not writable: {error.strerror or error}"
@@ -79,6 +106,18 @@ def prepare(folder: Path) -> str | None:
     return None
 
 
-def _existing(folder: Path) -> Path:
+def _is_ours(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
+        if NAME in (folder / _TAG).read_text(encoding="ascii"):
+            return True
+    return has_own_files(folder)
+
+
+def _strangers(folder: Path) -> Iterator[Path]:
+    """What other programs and people keep in the folder; what the system keeps at the top of a disk is left out."""
+    return (path for path in folder.iterdir() if not path.name.startswith(".") and path.name != "lost+found")
+
+
+def nearest(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -6,7 +6,6 @@ Every server that uses the folder changes its files while the ledger is locked, 
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
 import time
@@ -17,13 +16,8 @@ from typing import Literal
 
 from ..core.errors import setting
 from .ledger import Account, Ledger, day_of, lock
+from .own_files import LEDGER, drafts_in, own_bytes, record_folders
 
-LEDGER = "usage.json"
-JOURNALS = "journals"
-SUFFIX = ".safetensors"
-_FOLDER = re.compile(r"[0-9a-f]{16}")
-_FILE = re.compile(rf"[0-9a-f]{{40}}\{SUFFIX}")
-_DRAFT = re.compile(r"\.[0-9a-f]{40}-(\d+)-[0-9a-f]{16}\.draft")  # the number is the size that it will have
 _LONG_S = 24 * 3600
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -42,7 +36,7 @@ class FolderUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    used_bytes: int  # all files in the folder
+    used_bytes: int  # the cache's own files in the folder
     written_bytes: int  # today
     free_bytes: int  # the volume's
     excess_bytes: int  # must be removed to keep the cap and the floor of free space
@@ -54,8 +48,6 @@ class Space:
         self._max_bytes, self._daily_bytes, self._floor_bytes = max_bytes, daily_bytes, floor_bytes
         self._clock = clock
         self._ledger = Ledger(root / LEDGER)
-        with contextlib.suppress(OSError):  # a folder that cannot be made is reported when it is needed
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def usable(self) -> Iterator[None]:
@@ -82,22 +74,16 @@ class Space:
         if not self.root.is_dir():
             self.root.mkdir(mode=0o700)
 
-    def files(self) -> Iterator[Path]:
-        """The files that are named like records."""
-        for folder in self._folders():
-            yield from (folder / name for name, _ in _listed(folder) if _FILE.fullmatch(name))
-
     def clean(self) -> None:
         """Remove drafts whose writers are dead, and empty folders. Count the rest again."""
         with self._ledger.locked() as account:
-            for folder in self._folders():
-                for name, _ in _listed(folder):
-                    if _DRAFT.fullmatch(name):
-                        with contextlib.suppress(OSError):
-                            _remove_abandoned(folder / name)
+            for folder in record_folders(self.root):
+                for draft in drafts_in(folder):
+                    with contextlib.suppress(OSError):
+                        _remove_abandoned(draft)
                 with contextlib.suppress(OSError):  # It is not empty.
                     folder.rmdir()
-            account.used_bytes = self._count()
+            account.used_bytes = own_bytes(self.root)
 
     @contextlib.contextmanager
     def writing(self, path: Path, size: int) -> Iterator[int]:
@@ -148,19 +134,24 @@ class Space:
             return False
         return True
 
-    def remove(self, path: Path) -> None:
-        """Remove a file; that it is gone already is no error."""
+    def remove(self, path: Path) -> int:
+        """Remove a file, and return its size; 0 if it is gone already."""
+        size = 0
         try:
             with self._ledger.locked() as account:
-                account.add(-_unlinked(path))
+                size = _unlinked(path)
+                account.add(-size)
         except OSError:  # A full disk may refuse any writing, and needs the removal most. Too much is then counted.
             if not self.root.is_dir():
                 raise
-            _unlinked(path)
+            size += _unlinked(path)
+        return size
 
-    def figures(self) -> Figures:
+    def figures(self, *, counts: bool = False) -> Figures:
+        """`counts`: look at the files themselves; else the ledger's sum is taken, if it has one."""
         account = self._ledger.peek()
-        used_bytes = self._count() if account.used_bytes is None else account.used_bytes
+        is_known = account.used_bytes is not None and not counts
+        used_bytes = account.used_bytes if is_known and account.used_bytes is not None else own_bytes(self.root)
         free_bytes = shutil.disk_usage(self.root).free
         return Figures(
             used_bytes=used_bytes,
@@ -171,7 +162,7 @@ class Space:
 
     def _check(self, account: Account, day: int, size: int) -> None:
         if account.used_bytes is None or account.used_bytes + size > self._max_bytes:
-            account.used_bytes = self._count()  # files may have been removed by hand
+            account.used_bytes = own_bytes(self.root)  # files may have been removed by hand
         if account.used_bytes + size > self._max_bytes:
             raise NoRoom(
                 "cap", f"The cache on disk has {account.used_bytes} of {self._max_bytes} bytes, and {size} more do not "
@@ -188,33 +179,6 @@ class Space:
                 f"{free_bytes} bytes free: {self._floor_bytes} are left to other programs. Remove files, or choose "
                 f"another folder with {setting('cache_dir')}.",
             )  # fmt: skip
-
-    def _folders(self) -> list[Path]:
-        """The folders of checkpoints."""
-        return [folder for folder in _subfolders(self.root) if _FOLDER.fullmatch(folder.name)]
-
-    def _count(self) -> int:
-        """Bytes of all files but the ledger, journals too. A draft counts as what it will have when it is complete."""
-        total = 0
-        for folder in (self.root, *_subfolders(self.root)):
-            for name, size in _listed(folder):
-                draft = _DRAFT.fullmatch(name)
-                total += int(draft[1]) if draft else size * (name != LEDGER)
-        return total
-
-
-def _subfolders(root: Path) -> list[Path]:
-    with os.scandir(root) as entries:
-        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-
-def _listed(folder: Path) -> Iterator[tuple[str, int]]:
-    """Names and sizes of a folder's files. What is removed meanwhile is left out."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_file(follow_symlinks=False):
-                    yield entry.name, entry.stat(follow_symlinks=False).st_size
 
 
 def _unlinked(path: Path) -> int:
