@@ -124,6 +124,7 @@ REFUSED = {
     "much text": (pdf(show("x" * 60), show("y" * 60)), "more than 100 characters of text"),
     "only images": (pdf(drawn()), "have no text, and this model takes no images"),
     "empty": (b"", "it is empty"),
+    "only a byte order mark": (b"\xef\xbb\xbf", "it is empty"),
     "long text": (b"x" * 101, "more than 100 characters of text"),
     "no text": (b"PK\x03\x04\x00\x00", "neither a PDF nor text"),
     "too many bytes": (b" " * 3001, "(--max-document-bytes)"),

@@ -107,6 +107,23 @@ def test_a_conversation_goes_on_with_a_document_that_cannot_be_read(claude: anth
         assert count(claude, *messages(block(LOCKED))) == count(claude, *messages(line)), name
 
 
+EMPTY: dict[str, Any] = {
+    "base64": {"type": "base64", "media_type": "text/plain", "data": ""},
+    "text": {"type": "text", "media_type": "text/plain", "data": ""},
+    "content": {"type": "content", "content": ""},
+    "no blocks": {"type": "content", "content": []},
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_document_has_one_answer_in_every_form(claude: anthropic.Anthropic, name: str) -> None:
+    document: Any = {"type": "document", "source": EMPTY[name], "title": "T"}
+    message = refused(lambda: count(claude, user(ASK, document))).body["error"]["message"]
+    assert "`messages[0].content[1].source`" in message and message.endswith("it is empty.")
+    words = [{"type": "text", "text": text} for text in ("T\n", "[This document could not be read: it is empty.]")]
+    assert count(claude, *called(result(document))) == count(claude, *called(result(*words)))
+
+
 def test_images_in_documents_of_blocks_need_a_model_that_sees(claude: anthropic.Anthropic) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     both = {"type": "document", "source": {"type": "content", "content": [image]}}

@@ -150,6 +150,13 @@ def test_no_other_tool_has_the_name_of_the_search(claude: anthropic.Anthropic, g
         gpt.responses.create(model="tiny", input="x", tools=[own, {"type": "web_search"}])
 
 
+def test_the_search_of_messages_has_one_name(claude: anthropic.Anthropic, engine: FakeEngine) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=r"`tools\[0\].name` must be 'web_search'"):
+        asked(claude, [{**TOOL, "name": "search"}])
+    asked(claude, [{"type": TOOL["type"]}])
+    assert [tool.name for tool in engine.requests[-1].tools] == ["web_search"]
+
+
 def test_a_client_that_leaves_ends_the_search(server: Running, engine: FakeEngine, web: Searx) -> None:
     come, go = threading.Event(), threading.Event()
 

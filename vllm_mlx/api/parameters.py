@@ -179,12 +179,14 @@ def decode_file(url: str, name: str | None, *, param: str) -> Sequence[TextPart 
 
 
 def decode_file_data(
-    data: str | None, other: str | None, name: str | None, path: str
+    data: str | None, file_id: str | None, name: str | None, path: str
 ) -> Sequence[TextPart | DocumentPart]:
-    """`data`: a data URL, or its base64 alone. `other`: an id or an address beside it, or in its place."""
-    if data is None or other is not None:
-        message = f"`{path}`: this server keeps no files, and takes a file once. Send its content as `file_data` alone."
-        raise Unsupported(message, param=path)
+    """`data`: a data URL, or its base64 alone."""
+    if file_id is not None:
+        raise Unsupported(f"`{path}`: this server keeps no files. Send the content as `file_data`.", param=path)
+    if data is None:
+        message = f"`{path}` has no content. Send it as `file_data`."
+        raise InvalidParameter(message, param=path, code="missing_required_parameter")
     is_url = data[:5].lower() == "data:"
     return decode_file(data if is_url else f"data:;base64,{data}", name, param=f"{path}.file_data")
 

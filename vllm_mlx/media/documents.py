@@ -59,11 +59,11 @@ class DocumentFile:
     """The file of a document. `text` is its text, or None if it is a PDF."""
 
     def __init__(self, data: bytes, *, max_chars: int):
-        """Raises InvalidDocument if it is neither, or its text is too long."""
-        if not data:
-            raise InvalidDocument("it is empty.")
+        """Raises InvalidDocument if it is neither, or its text is empty or too long."""
         self.data = data
         self.text = None if b"%PDF-" in data[:_HEADER_BYTES] else _decoded(data)
+        if self.text == "":
+            raise InvalidDocument("it is empty.")
         if self.text is not None and len(self.text) > max_chars:
             raise InvalidDocument(_too_much_text(max_chars))
 

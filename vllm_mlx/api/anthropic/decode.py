@@ -47,6 +47,7 @@ ThinkingPolicy = Literal["asked", "always"]
 AnyBlock = schema.UserBlock | schema.AssistantBlock | schema.SystemBlock | schema.ResultPart
 
 MAX_INTRODUCED_CHARS = 16 * 1024 * 1024  # a short block may name a long definition, again and again
+_EMPTY_FILE = "data:text/plain,"  # it has the same answer as an empty file in base64
 
 # Ids of tool calls: clients expect Anthropic's prefix, while the engine's own ids have OpenAI's.
 _ENGINE_PREFIX, _WIRE_PREFIX, _SEARCH_PREFIX = "call_", "toolu_", "srvtoolu_"
@@ -183,6 +184,8 @@ class Toolbox:
         self.search: SearchTool | None = None
         self.is_search_left_out = False
         for number, tool in enumerate(tools):
+            if tool.is_web_search:
+                _check_search_name(tool, f"tools[{number}]")
             if tool.is_web_search and searches:
                 self._add_search(tool, f"tools[{number}]")
                 continue
@@ -262,6 +265,13 @@ def _spec(tool: schema.MessagesTool, path: str) -> ToolSpec:
     if tool.input_schema is None and (tool.type or "custom") == "custom":
         raise InvalidParameter(f"`{param}` is required.", param=param)
     return ToolSpec(name, tool.description, tool.input_schema, strict=bool(tool.strict), param=param)
+
+
+def _check_search_name(tool: schema.MessagesTool, path: str) -> None:
+    """The type of the tool fixes its name, which a client may leave out."""
+    if tool.name not in (None, SEARCH_NAME):
+        message = f"`{path}.name` must be '{SEARCH_NAME}' for a tool of type '{shown(tool.type or '')}'."
+        raise InvalidParameter(message, param=f"{path}.name")
 
 
 def _name(change: schema.ToolChange, path: str) -> str:
@@ -352,6 +362,8 @@ class Conversation:
     def _document(self, source: schema.DocumentSource, head: str, path: str) -> Sequence[Part]:
         heads = (TextPart(head),) if head else ()
         match source:
+            case schema.TextSource(data="") | schema.ContentSource(content="" | []):
+                return decode_file(_EMPTY_FILE, head, param=f"{path}.source")
             case schema.TextSource(data=text):
                 return (*heads, TextPart(text))
             case schema.ContentSource(content=content):

@@ -253,12 +253,18 @@ def _part(part: schema.ContentPart, path: str) -> Sequence[SentPart]:
             return (TextPart(text),)
         case schema.InputImage(image_url=str(url), file_id=None, detail=detail):
             return (decode_image(url, detail, param=f"{path}.image_url"),)
+        case schema.InputImage(file_id=None):
+            message = f"`{path}` has no content. Send it as `image_url`."
+            raise InvalidParameter(message, param=path, code="missing_required_parameter")
         case schema.InputImage():
             raise Unsupported(f"`{path}`: this server keeps no files. Send an `image_url`.", param=path)
-        case schema.InputFile(file_url=str(url), file_data=None, file_id=None):
+        case schema.InputFile(file_url=str(), file_data=str()):
+            message = f"`{path}` has both `file_data` and `file_url`. Send one of the two."
+            raise InvalidParameter(message, param=path)
+        case schema.InputFile(file_url=str(url), file_id=None):
             return decode_file(url, part.filename, param=f"{path}.file_url")
         case schema.InputFile():
-            return decode_file_data(part.file_data, part.file_id or part.file_url, part.filename, path)
+            return decode_file_data(part.file_data, part.file_id, part.filename, path)
 
 
 def flat_name(namespace: str | None, name: str) -> str:
