@@ -4,6 +4,8 @@ How a client is pointed at a server is what `vllm-mlx launch` does: this module 
 """
 
 import json
+import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +42,7 @@ class Client:
     arguments: tuple[str, ...]  # a session without a terminal, all of whose calls are allowed
     trimmed: tuple[str, ...] = ()  # further arguments that leave the shell alone
     manager: Literal["npm", "pip"] = "npm"
+    program: str | None = None  # its path in the package, where npm gives it another name than `launch` expects
     provider: str | None = None  # opencode's package, which says which protocol it speaks
     environment: Mapping[str, str] = field(default_factory=dict)
     project: Mapping[str, object] = field(default_factory=dict)  # opencode.json of the folder in which it works
@@ -50,7 +53,7 @@ class Client:
         return f"{self.package}{'@' if self.manager == 'npm' else '=='}{self.version}"
 
     @property
-    def binary(self) -> str:
+    def command(self) -> str:
         return LAUNCHED[self.launched].program
 
     def plan(self, place: Place) -> Plan:
@@ -81,6 +84,10 @@ class Client:
 
 
 _OPENCODE_RUN = ("run", "--format", "json", "{prompt}")
+_GOOSE_PLATFORM = (
+    f"{'darwin' if sys.platform == 'darwin' else 'linux'}-"
+    f"{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'x64'}"
+)
 _CODEX_FLAGS = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 CLIENTS = (
@@ -167,6 +174,14 @@ CLIENTS = (
         arguments=("exec", "--auto", "high", "{prompt}"),
     ),
     Client(
+        name="goose",
+        launched="goose",
+        package=f"@aaif/goose-binary-{_GOOSE_PLATFORM}",
+        version="1.52.0",
+        program="bin/goose",
+        arguments=("run", "-t", "{prompt}"),
+    ),
+    Client(
         name="Hermes",
         launched="hermes",
         package="hermes-agent",
@@ -192,3 +207,11 @@ CLIENTS = (
         calls=False,
     ),
 )
+
+# The other clients of the table, and why no session of them runs.
+NOT_RUN: Mapping[str, str] = {
+    "aichat": "no package on npm or PyPI: Homebrew and crates.io have it",
+    "roo": "an extension of VS Code, from its marketplace",
+    "vscode": "an application, which is on neither npm nor PyPI",
+    "zed": "an application, which is on neither npm nor PyPI",
+}

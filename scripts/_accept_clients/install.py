@@ -3,40 +3,33 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from .clients import Client
-
-
-class AcceptError(Exception):
-    """The clients cannot be run. The message says why."""
-
+from .processes import run_program
 
 _NODE = "node@24.21.0"  # some clients need a newer one than the machine has
+_LIMIT_S = 1800.0
+_SHOWN = 500  # characters of what a command that failed said
 
 
-def install(clients: Sequence[Client], folder: Path) -> list[tuple[Client, str]]:
-    """Install what is not there in its version. Returns what cannot be installed, and why."""
+def install(client: Client, folder: Path) -> str | None:
+    """Install the client if it is not there in its version. Returns why it cannot be installed."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in clients if _installed(one, folder) != one.version]
-    if any(one.manager == "npm" for one in missing) and not (_bin(folder) / "node").exists():
-        _npm(_NODE, folder)
-    failed: dict[str, str] = {}
-    for spec, one in {one.spec: one for one in missing}.items():
-        trouble = _npm(spec, folder) if one.manager == "npm" else _pip(one, folder)
-        if trouble is not None:
-            failed[spec] = trouble
-    return [(one, failed[one.spec]) for one in clients if one.spec in failed]
+    if _installed(client, folder) == client.version:
+        return None
+    if client.manager == "pip":
+        return _pip(client, folder)
+    has_node = (_bin(folder) / "node").exists()
+    return (None if has_node else _npm(_NODE, folder)) or _npm(client.spec, folder)
 
 
 def _npm(spec: str, folder: Path) -> str | None:
     npm = shutil.which("npm")
     if npm is None:
-        raise AcceptError("npm was not found: install Node.js.")
+        return "npm was not found: install Node.js."
     # --force: the binaries are native, whatever Node.js their package asks for.
     return trouble_of([npm, "install", "--prefix", str(folder), "--force", "--no-audit", "--no-fund", spec])
 
@@ -48,15 +41,20 @@ def _pip(client: Client, folder: Path) -> str | None:
     return trouble_of(command) or trouble_of([str(place / "bin" / "pip"), "install", "-q", client.spec])
 
 
-def trouble_of(command: list[str]) -> str | None:
-    """The end of what a command that failed said. It runs with a home of its own."""
+def trouble_of(command: list[str], limit_s: float = _LIMIT_S) -> str | None:
+    """Run a command with a home of its own. Returns why it failed: the end of what it said."""
     with tempfile.TemporaryDirectory() as home:
-        result = subprocess.run(command, env={**os.environ, "HOME": home}, capture_output=True, text=True, check=False)
-    return (result.stderr or result.stdout).strip()[-500:] or "no reason given" if result.returncode else None
+        code, output = run_program(command, limit_s=limit_s, environment={**os.environ, "HOME": home})
+    if code == 0:
+        return None
+    said = " ".join(output.split())[-_SHOWN:] or "It gave no reason."
+    return said if code is not None else f"It had not ended after {limit_s:.0f} s. {said}"
 
 
 def binary(client: Client, folder: Path) -> Path:
-    return (_bin(folder) if client.manager == "npm" else _venv(client, folder) / "bin") / client.binary
+    if client.program is not None:
+        return folder / "node_modules" / client.package / client.program
+    return (_bin(folder) if client.manager == "npm" else _venv(client, folder) / "bin") / client.command
 
 
 def search_path(folder: Path) -> str:
@@ -73,6 +71,9 @@ def _venv(client: Client, folder: Path) -> Path:
 
 
 def _installed(client: Client, folder: Path) -> str | None:
+    """The version that is there, with its program: an installation that was broken off can lack it."""
+    if not binary(client, folder).exists():
+        return None
     if client.manager == "pip":
         name = client.package.replace("-", "_")
         found = list(_venv(client, folder).glob(f"lib/*/site-packages/{name}-{client.version}.dist-info"))

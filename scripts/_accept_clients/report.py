@@ -12,31 +12,26 @@ from .samples import Ran
 from .session import Outcome
 
 
-def print_sessions(outcomes: Sequence[Outcome], console: Console) -> None:
-    table = _table(
-        "client",
-        "version",
-        "requests",
-        "calls it ran",
-        "the right one",
-        "errors",
-        "exit",
-        "seconds",
-        "wanted elsewhere",
-    )
+def print_sessions(outcomes: Sequence[Outcome], left_out: Sequence[tuple[str, str]], console: Console) -> None:
+    """`left_out`: clients of which no session ran, and why."""
+    table = _table("client", "version", "requests", "calls it ran", "seconds", "wanted elsewhere", "accepted")
     for one in outcomes:
         table.add_row(
             one.client.name,
             one.client.version,
             str(len(one.seen)),
-            str(one.num_calls),
-            "yes" if one.is_right else "no",
-            "; ".join(one.errors) or "none",
-            _exit(one),
+            f"{one.num_calls}{', the right ones' if one.is_right else ''}",
             f"{one.wall_s:.1f}",
             ", ".join(one.elsewhere) or "nothing",
+            verdict(one),
         )
+    for name, why in left_out:
+        table.add_row(name, "", "", "", "", "", f"not run: {why}")
     console.print(table)
+
+
+def verdict(one: Outcome) -> str:
+    return f"no: {'; '.join(one.complaints)}" if one.complaints else "yes"
 
 
 def print_faults(outcomes: Sequence[Outcome], console: Console) -> None:

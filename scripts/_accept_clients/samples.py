@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from .install import trouble_of
 from .outside import walled_in
 from .packages import Package, Program, programs
+from .processes import run_program
 from .relay import Relay, relaying
 
 # Runs in the package's own Python. A part with `await` outside a function is a coroutine.
@@ -76,21 +76,13 @@ def run_sample(program: Program, python: Path, url: str, limit_s: float) -> Ran:
         walled_in([]) as proxies,
     ):
         started_s = time.monotonic()
-        try:
-            result = subprocess.run(
-                [str(python), "-c", _RUNNER],
-                input=json.dumps(program.parts),
-                cwd=place,
-                env={**_environment(address, place), **proxies},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=limit_s,
-                check=False,
-            )
-            code, output = result.returncode, result.stdout
-        except subprocess.TimeoutExpired as error:
-            code, output = None, str(error.output or "")
+        code, output = run_program(
+            [str(python), "-c", _RUNNER],
+            limit_s=limit_s,
+            environment={**_environment(address, place), **proxies},
+            folder=Path(place),
+            input_text=json.dumps(program.parts),
+        )
         wall_s = time.monotonic() - started_s
     return Ran(program, code, tuple((seen.path, seen.status) for seen in relay.seen), output, wall_s)
 

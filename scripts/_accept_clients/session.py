@@ -1,13 +1,8 @@
 """One client, one session: run in a place of its own, judged by what went over the wire. Prints nothing."""
 
-import contextlib
-import os
 import secrets
-import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +12,28 @@ from .clients import Client, Place
 from .faults import Fault
 from .install import binary, search_path
 from .outside import walled_in
+from .processes import run_program
 from .relay import Relay, Seen, relaying
 
-NOTES = ("note", "last")  # short: the demo copies the first out of a long prompt
-COMMANDS = tuple(f"cat {note}" for note in NOTES)
-PROMPT = f"Run `{COMMANDS[0]}`"
+NOTES = ("note", "last")
+PROMPT = f"Run `cat {NOTES[0]}`"  # short: the demo copies the command out of a long prompt
+# Qwen Code may lose what a command wrote just before it ended.
+SCRIPTED_COMMANDS = tuple(f"cat {note}; sleep 0.5" for note in NOTES)
+
+_NOT_STARTED = 127  # what a shell returns for a program that it cannot start
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of all sessions. `is_scripted`: the server makes one call after the other; a model makes those it wants."""
+
+    folder: Path  # of the installed clients
+    url: str
+    model: str
+    window: int
+    is_trimmed: bool
+    limit_s: float
+    is_scripted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +48,23 @@ class Outcome:
     wall_s: float
     is_right: bool
     elsewhere: list[str]
+    is_scripted: bool
 
     @property
-    def errors(self) -> list[str]:
-        """Of the protocol, where none was put in between."""
-        found = [f"{each.method} {each.path}: {each.status}" for each in self.seen if _is_refused(each)]
+    def complaints(self) -> list[str]:
+        """Why the session is not accepted: none if it is."""
+        found = []
+        if self.exit_code != 0:
+            found.append("it had to be ended" if self.exit_code is None else f"it ended with code {self.exit_code}")
+        if not self.seen:
+            found.append("it sent no request")
+        elif self.client.calls and self.is_scripted and not self.is_right:
+            found.append(f"of {len(NOTES)} commands, {self.num_calls} ran, and not every output came back")
+        elif self.client.calls and not self.num_calls:
+            found.append("it ran no call")
+        found += [f"{each.method} {each.path}: {each.status}" for each in self.seen if _is_refused(each)]
         found += [f"{each.path}: an error in the stream" for each in self.seen if each.num_errors]
         return found
-
-    @property
-    def is_accepted(self) -> bool:
-        has_called = self.num_calls > 0 or not self.client.calls
-        return self.exit_code == 0 and bool(self.seen) and has_called and not self.errors
 
     @property
     def num_calls(self) -> int:
@@ -61,19 +78,6 @@ def _is_refused(seen: Seen) -> bool:
     return seen.fault is None and not is_look and not 200 <= seen.status < 300
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Of all sessions."""
-
-    folder: Path  # of the installed clients
-    url: str
-    model: str
-    window: int
-    is_trimmed: bool
-    limit_s: float
-    num_calls: int = 1  # that the model makes
-
-
 def run_session(client: Client, setting: Setting, fault: Fault | None = None) -> Outcome:
     marks = [secrets.token_hex(6) for _ in NOTES]
     relay = Relay(setting.url, fault)
@@ -84,11 +88,24 @@ def run_session(client: Client, setting: Setting, fault: Fault | None = None) ->
             (place.work / note).write_text(mark + "\n")
         with walled_in(elsewhere) as environment:
             started_s = time.monotonic()
-            exit_code, output = _run(client, setting, place, environment)
+            try:
+                exit_code, output = _run(client, setting, place, environment)
+            except OSError as error:
+                exit_code, output = _NOT_STARTED, f"It did not start: {error}"
             wall_s = time.monotonic() - started_s
     results = "".join(result for each in relay.seen for result in each.results)
-    is_right = all(mark in results for mark in marks[: setting.num_calls])
-    return Outcome(client, fault, relay.seen, exit_code, output, wall_s, is_right, sorted(set(elsewhere)))
+    is_right = all(mark in results for mark in (marks if setting.is_scripted else marks[:1]))
+    return Outcome(
+        client=client,
+        fault=fault,
+        seen=relay.seen,
+        exit_code=exit_code,
+        output=output,
+        wall_s=wall_s,
+        is_right=is_right,
+        elsewhere=sorted(set(elsewhere)),
+        is_scripted=setting.is_scripted,
+    )
 
 
 def _place(folder: Path, setting: Setting, url: str) -> Place:
@@ -106,44 +123,13 @@ def _run(client: Client, setting: Setting, place: Place, environment: dict[str, 
     variables = {**clean, **environment, **plan.environment}
     outputs = []
     for arguments in client.runs(place, PROMPT):
-        code, output = _run_once([str(binary(client, setting.folder)), *arguments], place, variables, setting.limit_s)
+        code, output = run_program(
+            [str(binary(client, setting.folder)), *arguments],
+            limit_s=setting.limit_s,
+            environment=variables,
+            folder=place.work,
+        )
         outputs.append(output)
         if code != 0:
             return code, "".join(outputs)
     return 0, "".join(outputs)
-
-
-def _run_once(command: list[str], place: Place, environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
-    process = subprocess.Popen(
-        command,
-        cwd=place.work,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    with _ended(process):
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-            return process.returncode, output
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            output, _ = process.communicate()
-            return None, output
-
-
-@contextlib.contextmanager
-def _ended(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """Clients leave helpers behind: the whole session goes."""
-    try:
-        yield
-    finally:
-        _kill(process)
-
-
-def _kill(process: "subprocess.Popen[str]") -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,46 @@
+"""Runs a program until it ends, and ends whatever it leaves behind. Judges nothing."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    input_text: str = "",
+) -> tuple[int | None, str]:
+    """Run the command in a session of its own. Returns its exit code, and all that it wrote.
+
+    The code is None if the program had not ended after `limit_s` seconds and was killed.
+    """
+    # Files, not pipes: a helper that survives the program in a session of its own would keep a pipe open.
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+        given.write(input_text.encode())
+        given.seek(0)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=given,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return code, output.read().decode(errors="replace")

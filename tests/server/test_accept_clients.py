@@ -1,0 +1,129 @@
+"""scripts/accept-clients: one client after the other, whatever each of them does. The clients here are stand-ins."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts._accept_clients.__main__ import parse_arguments, run_clients
+from scripts._accept_clients.clients import CLIENTS, NOT_RUN, Client
+from scripts._accept_clients.install import binary
+from scripts._accept_clients.processes import run_program
+from scripts._accept_clients.session import SCRIPTED_COMMANDS
+from tests.support.running import serving
+from vllm_mlx.cli.client_table import CLIENTS as LAUNCHED
+
+from .fakes import FakeEngine
+from .scripted import ScriptedAgent
+
+AGENT = """
+import json, os, subprocess, sys, urllib.request
+messages, tool = [{"role": "user", "content": sys.argv[-1]}], {"type": "function", "function": {"name": "shell"}}
+while True:
+    body = json.dumps({"model": os.environ["GOOSE_MODEL"], "messages": messages, "tools": [tool]}).encode()
+    address = os.environ["OPENAI_HOST"] + "/v1/chat/completions"
+    request = urllib.request.Request(address, body, {"content-type": "application/json"})
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(message)
+    if not message.get("tool_calls"):
+        break
+    for call in message["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        output = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+"""
+
+FORGETFUL = AGENT.replace("text=True).stdout", "text=True).stdout[:0]")
+
+
+def client_of(launched: str) -> Client:
+    return next(client for client in CLIENTS if client.launched == launched)
+
+
+def stand_in(launched: str, folder: Path, code: str) -> None:
+    """A client that looks installed, and runs this code."""
+    client = client_of(launched)
+    package = folder / "node_modules" / client.package / "package.json"
+    package.parent.mkdir(parents=True)
+    package.write_text(json.dumps({"version": client.version}))
+    program = binary(client, folder)
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", code])} "$@"\n')
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that plays the script, on a machine without npm."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sh", "cat", "sleep"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(programs))
+    with serving(FakeEngine(play=ScriptedAgent(*SCRIPTED_COMMANDS).play)) as server:
+        yield server.url
+
+
+def accepts(url: str, folder: Path, *launched: str) -> bool:
+    names = (word for name in launched for word in ("--client", name))
+    return run_clients(
+        parse_arguments(["--url", url, "--scripted", "--limit-s", "20", "--folder", str(folder), *names])
+    )
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
+    return {first: rest for first, *rest in cells}
+
+
+def test_a_client_that_fails_does_not_end_the_run(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in("qwen", tmp_path, "import sys; sys.exit('no such model')")
+    stand_in("cline", tmp_path, "")
+    binary(client_of("cline"), tmp_path).write_text("#!/nowhere\n")  # it is there, and cannot be started
+    stand_in("goose", tmp_path, AGENT)
+    assert not accepts(url, tmp_path, "qwen", "cline", "pi", "goose")
+    told = capsys.readouterr()
+    table = rows(told.out)
+    assert table["Qwen Code"][-1] == "no: it ended with code 1; it sent no request"
+    assert table["Cline"][-1] == "no: it ended with code 127; it sent no request"
+    assert table["pi"][-1] == "not run: it cannot be installed. npm was not found: install Node.js."
+    assert table["goose"][1:3] == ["3", "2, the right ones"] and table["goose"][-1] == "yes"
+    assert "no such model" in told.err and "It did not start: " in told.err
+
+
+def test_a_run_is_accepted_if_all_its_clients_are(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in("goose", tmp_path, AGENT)
+    assert accepts(url, tmp_path, "goose")
+    assert "goose" in rows(capsys.readouterr().out)
+    binary(client_of("goose"), tmp_path).write_text(
+        f"#!/bin/sh\nexec {shlex.join([sys.executable, '-c', FORGETFUL])}\n"
+    )
+    assert not accepts(url, tmp_path, "goose")
+    assert "of 2 commands, 2 ran, and not every output came back" in rows(capsys.readouterr().out)["goose"][-1]
+
+
+def test_every_client_of_the_table_is_run_or_has_a_reason() -> None:
+    run = {client.launched for client in CLIENTS}
+    assert run | set(NOT_RUN) == set(LAUNCHED) and not run & set(NOT_RUN)
+
+
+def test_a_program_ends_although_what_it_started_goes_on(tmp_path: Path) -> None:
+    """The helper is in a session of its own, and holds the output open."""
+    code = "import subprocess; p = subprocess.Popen(['sleep', '30'], start_new_session=True); print(p.pid, flush=True)"
+    started_s = time.monotonic()
+    exit_code, output = run_program([sys.executable, "-c", code], limit_s=20)
+    assert exit_code == 0 and time.monotonic() - started_s < 15
+    subprocess.run(["kill", output.strip()], check=True)
+
+
+def test_a_program_that_does_not_end_is_ended() -> None:
+    started_s = time.monotonic()
+    code = "import time; print('begun', flush=True); time.sleep(60)"
+    assert run_program([sys.executable, "-c", code], limit_s=2) == (None, "begun\n")
+    assert time.monotonic() - started_s < 20
