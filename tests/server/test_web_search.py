@@ -15,6 +15,7 @@ from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.events import (
+    Finished,
     FinishReason,
     ReasoningDelta,
     Started,
@@ -22,6 +23,7 @@ from vllm_mlx.core.events import (
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
+    Usage,
 )
 from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
@@ -95,6 +97,30 @@ def test_a_message_holds_the_search_and_what_was_found(
     with claude.messages.stream(**MESSAGE, tools=[TOOL]) as stream:
         streamed = stream.get_final_message()
     assert streamed.model_dump(exclude={"id"}) == whole.model_dump(exclude={"id"})
+
+
+def test_the_usage_is_the_sum_of_all_generations(
+    claude: anthropic.Anthropic, gpt: openai.OpenAI, engine: FakeEngine
+) -> None:
+    last = Usage(prompt_tokens=30, cached_tokens=25, completion_tokens=4, reasoning_tokens=1)
+
+    def play(request: Request, index: int) -> Script:
+        if len(found := results(request)) < 2:
+            return calls("web_search", first=1 + len(found))
+        return Started(30, 25), TextDelta("It is new."), Finished(FinishReason.STOP, last)
+
+    engine.play = play
+    with claude.messages.stream(**MESSAGE, tools=[TOOL]) as stream:
+        streamed = stream.get_final_message()
+    for usage in (streamed.usage, asked(claude).usage):
+        assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (15, 29, 24)
+        assert usage.output_tokens_details.thinking_tokens == 1
+    ask: Any = {"model": "tiny", "tools": [{"type": "web_search"}], "store": False, "input": "x"}
+    *_, end = gpt.responses.create(**ask, stream=True)
+    for response in (end.response, gpt.responses.create(**ask)):
+        usage = response.usage
+        assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (44, 29)
+        assert (usage.output_tokens, usage.total_tokens) == (24, 68)
 
 
 def test_the_next_generation_and_the_next_turn_have_the_same_conversation(

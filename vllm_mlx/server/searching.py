@@ -74,8 +74,8 @@ class SearchingReply:
         self._reasoning = reasoning
         self._stack = AsyncExitStack()
         self._generation: Generation | None = None
-        self._first = Usage(prompt_tokens=0)
-        self._num_before = self._num_sampled = self._num_reasoning = self._num_searches = 0
+        self._usage = Usage(prompt_tokens=0)  # the sum of all generations that have ended
+        self._num_searches = 0
         self.num_prompt_tokens = 0
         self.prompt_change: PromptChange | None = None
 
@@ -112,7 +112,7 @@ class SearchingReply:
             for call in done.searches:
                 found.append(await self._search(call))
                 yield 0, found[-1]
-            self._count(end.usage, num_rounds)
+            self._count(end.usage)
             is_over = done.calls_client or not found or num_rounds > self._tool.max_uses + _MORE_ROUNDS
             if is_over:
                 yield 0, self._finished(end, end.reason if done.calls_client or not found else FinishReason.STOP)
@@ -169,24 +169,22 @@ class SearchingReply:
             continue_final_message=False,
         )
 
-    def _count(self, usage: Usage, num_rounds: int) -> None:
-        if num_rounds == 1:
-            self._first = usage
-        self._num_before = self._num_sampled
-        self._num_sampled += usage.completion_tokens
-        self._num_reasoning += usage.reasoning_tokens
+    def _count(self, usage: Usage) -> None:
+        before = self._usage
+        self._usage = Usage(
+            prompt_tokens=before.prompt_tokens + usage.prompt_tokens,
+            cached_tokens=before.cached_tokens + usage.cached_tokens,
+            completion_tokens=before.completion_tokens + usage.completion_tokens,
+            reasoning_tokens=before.reasoning_tokens + usage.reasoning_tokens,
+            receipt=before.receipt or usage.receipt,
+        )
 
     def _finished(self, end: Finished, reason: FinishReason) -> Finished:
-        """The end of the reply. What the model wrote counts once, and what it found counts as input."""
-        usage = replace(
-            end.usage,
-            prompt_tokens=max(self._first.prompt_tokens, end.usage.prompt_tokens - self._num_before),
-            cached_tokens=self._first.cached_tokens,
-            completion_tokens=self._num_sampled,
-            reasoning_tokens=self._num_reasoning,
-            num_searches=self._num_searches,
-            receipt=self._first.receipt,
-        )
+        """The end of the reply. Its usage is the sum of all generations, and the receipt is that of the first."""
+        limit = end.usage.clamped_max_tokens
+        if limit is not None:  # the limit of the last generation; the ones before it count as well
+            limit += self._usage.completion_tokens - end.usage.completion_tokens
+        usage = replace(self._usage, num_searches=self._num_searches, clamped_max_tokens=limit)
         return replace(end, reason=reason, usage=usage)
 
 
