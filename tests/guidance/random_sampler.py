@@ -29,10 +29,9 @@ class RandomSampler:
         fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
         self.tokenizer = OurTokenizer(fast)
         self.compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size)
-        self._added = {text: self.tokenizer.token_id(text) for text in self.tokenizer.marker_tokens}
 
     def writer(self) -> LarkWriter:
-        return LarkWriter(self._added)
+        return LarkWriter(self.compiler.added_tokens)
 
     def allowed(self, matcher: LLMatcher) -> np.ndarray:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)

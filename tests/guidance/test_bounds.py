@@ -12,7 +12,7 @@ from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.formats.family import NO_HEADER
 from vllm_mlx.guidance.grammars import GuidedTool, guide_grammar, required_calls
 from vllm_mlx.guidance.grammars.json_schema import checked_schema
-from vllm_mlx.guidance.grammars.lark import LarkWriter
+from vllm_mlx.guidance.grammars.lark import AddedTokens, LarkWriter
 from vllm_mlx.guidance.grammars.shapes import MAX_SHAPES
 
 from ..formats.test_tool_schema import WIDTH, folded
@@ -24,7 +24,7 @@ SPLIT = ("qwen3_xml", "minimax_m3", "gemma4", "lfm2")  # with a place of their o
 
 def written(name: str, *schemas: dict[str, Any], budget: SchemaBudget | None = None) -> str:
     """The grammar of forced calls to tools with these parameters."""
-    writer = LarkWriter({}, budget)
+    writer = LarkWriter(AddedTokens({}), budget)
     specs = [ToolSpec(f"f{number}", None, schema) for number, schema in enumerate(schemas)]
     tools = [
         GuidedTool.of(spec, f"tools[{number}]", is_strict=True, budget=writer.budget)
@@ -223,11 +223,11 @@ def test_alternatives_that_multiply_in_json_are_refused_before_they_are_joined(j
     schema = {"type": "object", "properties": {"a": joined}, "$defs": DEFINED}
     for inside in (schema, {"items": schema}, {"items": [schema], "$defs": DEFINED}):
         with pytest.raises(InvalidParameter, match="too complex"):
-            LarkWriter({}, param="response_format").json(inside | {"$defs": DEFINED})
+            LarkWriter(AddedTokens({}), param="response_format").json(inside | {"$defs": DEFINED})
 
 
 def test_many_alternatives_that_are_not_joined_are_taken() -> None:
     constants = {"anyOf": [{"const": number} for number in range(4000)], "description": "one of many"}
     budget = SchemaBudget()
-    LarkWriter({}, budget).json({"type": "object", "properties": {"a": constants}})
+    LarkWriter(AddedTokens({}), budget).json({"type": "object", "properties": {"a": constants}})
     assert budget.num_visits < 10_000

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.tokenizers import byte_level_backend, sentencepiece_backend
 from vllm_mlx.guidance.exact_tokenizer import ExactTokenizer
 from vllm_mlx.guidance.grammar_compiler import GrammarCompiler
-from vllm_mlx.guidance.grammars.lark import LarkWriter, literal
+from vllm_mlx.guidance.grammars.lark import AddedTokens, LarkWriter, literal
 from vllm_mlx.tokens.tokenizer import Tokenizer
 
 PARTS = (
@@ -120,7 +120,7 @@ def test_names_and_values_of_a_schema_come_back_as_they_were_declared(kind: str)
             "required": [text],
             "additionalProperties": False,
         }
-        writer = LarkWriter({})
+        writer = LarkWriter(AddedTokens({}))
         written = model.reply(writer.build(writer.json(schema)))
         assert json.loads(written) == {text: text}
 

@@ -111,6 +111,12 @@ class ToolSpec:
     strict: bool = False
     param: str = field(default="parameters", compare=False)  # the request field, for errors
 
+    @property
+    def name_param(self) -> str:
+        """The request field that holds the name, beside that of the parameters, for errors."""
+        path, dot, _ = self.param.rpartition(".")
+        return f"{path}{dot}name"
+
     def to_openai(self) -> dict[str, Any]:
         """The dict that chat templates expect: `{"type": "function", "function": {...}}`."""
         function: dict[str, Any] = {"name": self.name}

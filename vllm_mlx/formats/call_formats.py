@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from .bodies import Body, BodyContext, NewBody
+from .bodies.body import FUNCTION_PREFIX
 from .bodies.compose import Listing, Name, Step, StepsBody, Tag, after, choice, several
 from .bodies.json_body import JsonBody, ObjectBody
 from .bodies.nested_xml import NestedXmlBody
@@ -36,7 +37,7 @@ Tags = tuple[str, str]  # an opening and a closing tag
 
 SEPARATED = Listing(separators=";,")
 BARE_JSON: NewBody = partial(JsonBody, is_bare=True)
-FUNCTION_NAME = Name(prefix="functions.")
+FUNCTION_NAME = Name(prefix=FUNCTION_PREFIX)
 VERBATIM_TAGS = replace(FUNCTION_TAGS, trims_breaks=False)
 ARG_KEY_TAGS = XmlTags("<arg_key>", "</arg_value>", head_end="</arg_key>", value="<arg_value>")
 FUNCTION = xml(FUNCTION_TAGS)
@@ -71,7 +72,7 @@ def keyed(tags: XmlTags, *steps: Step) -> NewBody:
 
 def named(*steps: Step, trailer: str = "") -> NewBody:
     def finish(context: BodyContext, names: list[str]) -> Body:
-        return ObjectBody(context, names[0].removeprefix(FUNCTION_NAME.prefix), trailer=trailer)
+        return ObjectBody(context, context.tool_name(names[0]), trailer=trailer)
 
     return partial(StepsBody, steps=steps, finish=finish)
 
@@ -79,8 +80,8 @@ def named(*steps: Step, trailer: str = "") -> NewBody:
 def _kimi_body(context: BodyContext, names: list[str]) -> Body:
     """Make the body of a call whose name has a number at its end; name and number together are the call's id."""
     written = names[0]
-    name, _, number = written.removeprefix(FUNCTION_NAME.prefix).rpartition(":")
-    return ObjectBody(context, name if name and number.isdecimal() else written, call_id=written)
+    name, _, number = written.rpartition(":")
+    return ObjectBody(context, context.tool_name(name if name and number.isdecimal() else written), call_id=written)
 
 
 def _mistral_body(context: BodyContext, names: list[str]) -> Body:

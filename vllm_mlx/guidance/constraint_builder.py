@@ -1,9 +1,7 @@
 """Builds the constraint on a reply from the request: its schemas, tools and reasoning budget. Thread-safe."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from llguidance.gbnf_to_lark import any_to_lark
@@ -17,6 +15,7 @@ from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
+from .carried_names import CarriedNames
 from .grammar_compiler import GrammarCompiler
 from .grammars import GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .names import CheckpointNames, NameRule
@@ -92,7 +91,7 @@ class ConstraintBuilder:
     def _grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:
         guide, tools = request.sampling.guide, self._guided_tools(request, budget)
         most = 1 if request.tool_choice.name is not None else request.max_tool_calls or None
-        writer = LarkWriter(self._tokens, budget, "tools" if guide is None else guide.param)
+        writer = LarkWriter(self._grammars.added_tokens, budget, "tools" if guide is None else guide.param)
         if request.tool_choice.mode == "required":
             if guide is not None:
                 raise InvalidParameter(
@@ -121,7 +120,12 @@ class ConstraintBuilder:
         tools = [tool for tool in _declared(request) if choice.name in (None, tool.name)]
         if is_forced and not tools:
             raise InvalidParameter("`tool_choice` names none of the `tools`.", param="tool_choice")
+        carried = CarriedNames((tool.name for tool in _declared(request)), self._tools, self._grammars.added_tokens)
         is_strict = is_forced or self._tool_grammar == "strict"
+        if is_forced:
+            carried.check(tools)
+        elif is_strict or request.sampling.guide is not None or any(tool.strict for tool in tools):
+            tools = [tool for tool in tools if tool.name in carried]  # a grammar writes their calls
         return [GuidedTool.of(tool, tool.param, is_strict=is_strict or tool.strict, budget=budget) for tool in tools]
 
     def _name_rule(self, request: Request) -> NameRule | None:
@@ -149,11 +153,6 @@ class ConstraintBuilder:
         call_ids = (self._tokenizer.token_id(tag) for tag in call_tags(self._tools))
         start = matcher.deep_copy()
         return tuple(call_id for call_id in call_ids if call_id is not None and not start.validate_tokens([call_id]))
-
-    @cached_property
-    def _tokens(self) -> Mapping[str, int]:
-        known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
-        return {text: token_id for text, token_id in known.items() if token_id is not None}
 
     def _budget(self, request: Request) -> int | None:
         asked = request.sampling.thinking_token_budget

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from ..core.errors import InvalidParameter
 from ..tokens.tokenizer import Tokenizer
 from .exact_tokenizer import ExactTokenizer
+from .grammars import AddedTokens
 
 MAX_GRAMMAR_CHARS = 1 << 20
 _LIMIT_S = 10  # seconds to compile one grammar
@@ -98,6 +99,11 @@ class GrammarCompiler:
     @cached_property
     def tokens(self) -> ExactTokenizer:
         return ExactTokenizer(self._tokenizer, self.vocab_size)
+
+    @cached_property
+    def added_tokens(self) -> AddedTokens:
+        known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
+        return AddedTokens({text: token_id for text, token_id in known.items() if token_id is not None})
 
 
 class CompiledGrammars:

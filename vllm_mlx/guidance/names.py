@@ -25,7 +25,7 @@ from .grammars import CHOICES, LarkWriter, Lead, NameWriter, further, name_gramm
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]
 _ALL = np.uint32(0xFFFFFFFF)
-_MAX_NAME = 256  # characters; the parsers read no longer names
+_MAX_NAME = 256  # characters; longer names make long grammars, and most parsers read none
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ class CheckpointNames:
         """Return the rule for the names in one request's replies; None: this format has no marker before names."""
         self._prepare()
         readable = [name for name in names if len(name) <= _MAX_NAME]
-        written = _Leads(NameWriter(LarkWriter(self._tokens), readable, self._plain.markers), self._heads)
+        written = _Leads(
+            NameWriter(LarkWriter(self._compiler.added_tokens), readable, self._plain.markers), self._heads
+        )
         if not written.leads:
             return None
         matcher = self._compiler.compile_own(name_grammar(written.leads, written.writer), tenant)
@@ -114,15 +116,10 @@ class CheckpointNames:
         return not any(token in marker for token in self._tokenizer.marker_tokens)
 
     @cached_property
-    def _tokens(self) -> dict[str, int]:
-        known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
-        return {text: token_id for text, token_id in known.items() if token_id is not None}
-
-    @cached_property
     def always(self) -> Mask:
         """The mask of all tokens that are no text: added tokens and tokens that end a turn."""
         mask = np.zeros(self._compiler.mask_words, dtype=np.uint32)
-        for token_id in {*self._tokens.values(), *self._tokenizer.eos_token_ids}:
+        for token_id in {*self._compiler.added_tokens.ids.values(), *self._tokenizer.eos_token_ids}:
             mask[token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return mask
 

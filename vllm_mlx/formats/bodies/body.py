@@ -8,6 +8,7 @@ from enum import Enum, auto
 from .heads import Head
 from .tool_schema import Schemas
 
+FUNCTION_PREFIX = "functions."  # models write it before a tool's name
 _WHITE = re.compile(r"\s*")
 
 
@@ -30,6 +31,10 @@ class BodyContext:
     enclosing: tuple[str, ...] = ()
     may_call: bool = True
     encode: Callable[[str], str] = str
+
+    def tool_name(self, written: str) -> str:
+        """Return the name of a tool without the prefix, which is part of it only if a tool is declared so."""
+        return written if written in self.schemas else written.removeprefix(FUNCTION_PREFIX) or written
 
 
 class Body:

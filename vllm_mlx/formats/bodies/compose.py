@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
 from .heads import BehindHead, ChoiceHead, Head, ListHead, NameHead, RecipientHead
 from .json_body import ObjectBody
 
@@ -18,7 +18,6 @@ _SUFFIX = re.compile(r"[\w-]{0,64}")
 _READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
 _NAME_ENDS = " \t\r\n<>[](){}\"'`,;="
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
-_TO_FUNCTION = "functions."
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ class HeaderBody(Chooser):
         self._num_searched = 0
 
     def head(self) -> Head | None:
-        return RecipientHead("to=", _TO_FUNCTION, tuple(sorted(_READERS))) if self._route is harmony_route else None
+        return RecipientHead("to=", FUNCTION_PREFIX, tuple(sorted(_READERS))) if self._route is harmony_route else None
 
     def _choose(self, text: str, final: bool) -> int:
         end = text.find(self._end, max(0, self._num_searched - len(self._end)))
@@ -254,7 +253,7 @@ def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
         return BodyStatus.STUCK
     recipients: list[str] = _RECIPIENT.findall(plain)
     for recipient in recipients:
-        name = recipient if recipient in context.schemas else recipient.removeprefix(_TO_FUNCTION)
+        name = context.tool_name(recipient)
         is_tool = name in context.schemas or name != recipient or not context.schemas or "json" in words
         if context.may_call and recipient not in _READERS and is_tool:
             return ObjectBody(context, name)

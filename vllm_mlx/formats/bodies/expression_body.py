@@ -279,6 +279,7 @@ class ExpressionBody(Body):
         super().__init__()
         self._dialect = replace(dialect, quotes=tuple(map(context.encode, dialect.quotes)))
         self._opener = opener
+        self._declared = tuple(context.schemas)
         self._scanner: LiteralScanner | None = None
 
     def head(self) -> Head:
@@ -288,17 +289,27 @@ class ExpressionBody(Body):
         if self._scanner is not None:
             return self._scan(self._scanner, text, position, final)
         start = skip_white(text, position)
-        name = _CALL_NAME.match(text, start)
-        end = name.end() if name is not None else start
-        if end == len(text) and end - start <= _MAX_NAME and not final:
-            self.status = BodyStatus.WAITING
-        elif name is None or not text.startswith(self._opener, end):
-            self.status = BodyStatus.STUCK
-        else:
-            self.name = name.group()
+        end = self._name_end(text, start)
+        if end is not None:
+            self.name = text[start:end]
             self._scanner = LiteralScanner(self._dialect, _BRACKETS[self._opener])
             return end + 1
+        self.status = BodyStatus.WAITING if not final and self._may_be_name(text, start) else BodyStatus.STUCK
         return start
+
+    def _name_end(self, text: str, start: int) -> int | None:
+        """Return where the name ends that the opener follows. A declared name may have any characters."""
+        word = _CALL_NAME.match(text, start)
+        if word is not None and text.startswith(self._opener, word.end()):
+            return word.end()
+        found = (name for name in self._declared if name and text.startswith(name + self._opener, start))
+        return next((start + len(name) for name in found), None)
+
+    def _may_be_name(self, text: str, start: int) -> bool:
+        word = _CALL_NAME.match(text, start)
+        end = start if word is None else word.end()
+        is_word = end == len(text) and end - start <= _MAX_NAME
+        return is_word or any((name + self._opener).startswith(text[start:]) for name in self._declared)
 
     def _scan(self, scanner: LiteralScanner, text: str, position: int, final: bool) -> int:
         end = scanner.consume(text, position, final=final)

@@ -3,14 +3,13 @@
 import json
 from enum import Enum, auto
 
-from .body import Body, BodyContext, BodyStatus
+from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus
 from .heads import Head, JsonHead
 from .json_scanner import JsonScanner, json_value
 
 _WHITE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
-_PREFIX = "functions."
 _CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"})
 
 
@@ -31,6 +30,7 @@ class JsonBody(Body):
 
     def __init__(self, context: BodyContext, *, is_bare: bool = False, is_keyed: bool = False):
         super().__init__()
+        self._context = context
         self._name: str | None = None
         self._is_bare = is_bare
         self._is_keyed = is_keyed
@@ -47,7 +47,7 @@ class JsonBody(Body):
         return self._name if is_known else None
 
     def head(self) -> Head:
-        return JsonHead(()) if self._is_keyed else JsonHead(_NAME_KEYS, _PREFIX)
+        return JsonHead(()) if self._is_keyed else JsonHead(_NAME_KEYS, FUNCTION_PREFIX)
 
     def _read(self, text: str, position: int, final: bool) -> int:
         if self._scanner is not None:
@@ -139,7 +139,7 @@ class JsonBody(Body):
         if self._key in _NAME_KEYS and self._name is None:
             name = json.loads(value) if value.startswith('"') else ""
             if name:
-                self._name = name.removeprefix(_PREFIX)
+                self._name = self._context.tool_name(name)
             else:
                 self.status = BodyStatus.FAILED
         elif self._key in _ARGUMENT_KEYS and not self._has_arguments:

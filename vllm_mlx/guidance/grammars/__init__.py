@@ -2,12 +2,13 @@
 
 from .calls import calls, calls_in_text, required_calls
 from .guide_grammar import guide_grammar
-from .lark import LarkWriter
+from .lark import AddedTokens, LarkWriter
 from .names import CHOICES, Lead, NameWriter, further, name_grammar
 from .shapes import GuidedTool
 
 __all__ = [
     "CHOICES",
+    "AddedTokens",
     "GuidedTool",
     "LarkWriter",
     "Lead",

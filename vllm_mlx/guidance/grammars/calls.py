@@ -1,10 +1,10 @@
 """Writes grammars of the calls that a reply must or may make, by the spellings in the families' table."""
 
 import html
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...formats.call_frame import call_frame
 from ...formats.families import CallChoice, call_format, spelling
 from ...formats.family import (
     CallKind,
@@ -97,28 +97,26 @@ def _other_markers(choice: CallChoice) -> Iterable[str]:
 
 def call_expression(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
     """Return an expression for one call to the tool, up to and including `close`."""
+    frame = call_frame(kind, tool.name)
+    number = '":" /[0-9]{1,2}/' if frame.is_numbered else ""
+    parts = (writer.text(frame.before), writer.plain(frame.name), number, writer.text(frame.behind))
+    head = " ".join(filter(None, parts))
+    return f"{head} {_arguments(kind, tool, writer, close)} {writer.text(frame.end + close)}".strip()
+
+
+def _arguments(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
     match kind:
-        case JsonCall():
-            name = json.dumps(tool.name)
-            before = f'{{"{kind.name}": {name}, "{kind.arguments}": ' if kind.name else f"{{{name}: "
-            return f"{writer.plain(before)} {writer.json(tool.parameters)} {writer.text('}' + close)}"
-        case NamedCall():
-            return _named_call(kind, tool, writer, close)
+        case JsonCall() | NamedCall():
+            return writer.json(tool.parameters)
         case XmlCall():
-            return _XmlWriter(kind, tool, writer, close).call()
+            return _XmlWriter(kind, tool, writer, close).arguments()
         case NestedXmlCall():
-            return _nested_xml_call(kind.prefix, tool, writer, close)
+            return _nested_xml_arguments(kind.prefix, tool, writer)
         case ExpressionCall():
-            return _expression_call(kind, tool, writer, close)
+            return _expression_arguments(kind, tool, writer)
 
 
-def _named_call(kind: NamedCall, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-    number = '":" /[0-9]{1,2}/' if kind.is_numbered else ""
-    head = f"{writer.text(kind.before)} {writer.plain(tool.name)} {number} {writer.text(kind.behind)}"
-    return f"{head} {writer.json(tool.parameters)} {writer.text(kind.trailer + close)}".strip()
-
-
-def _nested_xml_call(prefix: str, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
+def _nested_xml_arguments(prefix: str, tool: GuidedTool, writer: LarkWriter) -> str:
     values = Values(writer, tool.parameters, tool.param)
 
     def elements(shape: ObjectShape) -> Iterable[str]:
@@ -129,12 +127,10 @@ def _nested_xml_call(prefix: str, tool: GuidedTool, writer: LarkWriter, close: s
             writer.spend(expression)
             yield expression if is_required else f"({expression})?"
 
-    body = _one_of([" ".join(elements(shape)) for shape in _shapes(tool, writer)])
-    head = writer.text(f'{prefix}<invoke name="{tool.name}">')
-    return f"{head} {body} {writer.text(f'{prefix}</invoke>{close}')}"
+    return _one_of([" ".join(elements(shape)) for shape in _shapes(tool, writer)])
 
 
-def _expression_call(kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
+def _expression_arguments(kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter) -> str:
     dialect, values = kind.dialect, Values(writer, tool.parameters, tool.param)
     literals = Literals(values, writer, dialect.quotes[0])
 
@@ -148,30 +144,22 @@ def _expression_call(kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter,
             written.append((f"{writer.plain(key + dialect.assign)} {value}", is_required))
         return separated(written, literal(kind.separator), writer)
 
-    body = _one_of([arguments(shape) for shape in _shapes(tool, writer)])
-    return f"{writer.plain(tool.name + kind.opener)} {body} {writer.text(kind.closer + close)}"
+    return _one_of([arguments(shape) for shape in _shapes(tool, writer)])
 
 
 class _XmlWriter:
-    """Writes one call with a tag for each argument."""
+    """Writes the arguments of one call, a tag for each."""
 
     def __init__(self, kind: XmlCall, tool: GuidedTool, writer: LarkWriter, close: str):
         self._kind = kind
         self._tags = tags = kind.tags
         self._tool = tool
         self._writer = writer
-        self._close = close
         self._values = Values(writer, tool.parameters, tool.param)
         self._without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
 
-    def call(self) -> str:
-        tags, writer, name = self._tags, self._writer, self._tool.name
-        if tags.function:
-            head = writer.text(self._head() + self._break("head"))
-        else:
-            head = f"{writer.plain(name)} {writer.text(self._break('head'))}"
-        shapes = [" ".join(self._parameters(shape)) for shape in _shapes(self._tool, writer)]
-        return f"{head} {_one_of(shapes)} {writer.text(tags.end_function + self._close)}".strip()
+    def arguments(self) -> str:
+        return _one_of([" ".join(self._parameters(shape)) for shape in _shapes(self._tool, self._writer)])
 
     def _parameters(self, shape: ObjectShape) -> Iterable[str]:
         writer, param = self._writer, self._tool.param
@@ -210,12 +198,6 @@ class _XmlWriter:
             case "string":
                 return "true" if is_text else "false"
         return "string" if is_text else "object"
-
-    def _head(self) -> str:
-        tags, name = self._tags, self._tool.name
-        if not tags.has_attributes:
-            return f"{tags.function}{name}{tags.head_end}"
-        return f'{tags.function} {self._kind.name_key}="{html.escape(name)}"{tags.head_end}'
 
     def _break(self, place: str) -> str:
         return "\n" if place in self._kind.breaks else ""

@@ -14,24 +14,36 @@ _SLASH_OR_DIGIT = re.compile(r"\\d|\\.|/|\n", re.DOTALL)
 _REGEX_SPECIALS = re.compile(r"([.^$*+?()\[\]{}|\\/~&#\-])")
 
 
+class AddedTokens:
+    """A tokenizer's added tokens, text to id, and the search for them. Some have 6,000, so this is made once."""
+
+    def __init__(self, ids: Mapping[str, int]):
+        self.ids = ids
+        self.texts = frozenset(ids)
+        longest_first = sorted(ids, key=len, reverse=True)
+        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+    def parts(self, text: str) -> list[str]:
+        """Split `text` into tokens and the plain text between them."""
+        return [part for part in self._pattern.split(text) if part] if self._pattern else [text] if text else []
+
+
 class LarkWriter:
-    """Collects the rules of one grammar and names them. `tokens`: the tokenizer's added tokens, text to id.
+    """Collects the rules of one grammar and names them.
 
     Written text is paid for from `budget`. `param` is the request field that errors name.
     """
 
-    def __init__(self, tokens: Mapping[str, int], budget: SchemaBudget | None = None, param: str = "tools"):
+    def __init__(self, tokens: AddedTokens, budget: SchemaBudget | None = None, param: str = "tools"):
         self.budget = SchemaBudget() if budget is None else budget
         self._tokens = tokens
         self._param = param
-        longest_first = sorted(tokens, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         self._lines: dict[str, str] = {}  # definition -> name
         self._options: list[str] = []
 
     @property
     def token_texts(self) -> frozenset[str]:
-        return frozenset(self._tokens)
+        return self._tokens.texts
 
     def spend(self, text: str) -> None:
         """Pay for grammar text. Raises InvalidParameter when the budget is spent."""
@@ -40,10 +52,10 @@ class LarkWriter:
     def parts(self, text: str) -> list[str]:
         """Split `text` into tokens and the plain text between them."""
         self.spend(text)
-        return [part for part in self._pattern.split(text) if part] if self._pattern else [text] if text else []
+        return self._tokens.parts(text)
 
     def is_token(self, part: str) -> bool:
-        return part in self._tokens
+        return part in self._tokens.ids
 
     def text(self, text: str) -> str:
         """Return an expression for exactly this text."""
@@ -93,7 +105,7 @@ class LarkWriter:
         return "\n".join([f"start: {start}", *lines])
 
     def _part(self, part: str) -> str:
-        return f"<[{self._tokens[part]}]>" if part in self._tokens else literal(part)
+        return f"<[{self._tokens.ids[part]}]>" if self.is_token(part) else literal(part)
 
     def _name(self, prefix: str, definition: str, options: str) -> str:
         self.spend(definition)

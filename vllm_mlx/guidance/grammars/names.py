@@ -125,7 +125,8 @@ class NameWriter:
         return self._writer.terminal(either(map(literal, written))) if written else None
 
     def _json(self, head: JsonHead) -> str | None:
-        texts = [prefix + name for prefix, name in _prefixed(self._names, [head.prefix, ""] if head.prefix else [""])]
+        prefixes = dict.fromkeys((head.prefix, ""))
+        texts = [prefix + name for name in self._names for prefix in prefixes]
         name = self._any_of(form for text in texts for form in (json.dumps(text), json.dumps(text, ensure_ascii=False)))
         if name is None:
             return None
@@ -143,9 +144,10 @@ class NameWriter:
         self, ends: str, prefixes: Sequence[str], *, numbered: bool = False, others: Sequence[str] = ()
     ) -> str | None:
         names = [name for name in self._names if name and not any(char in ends for char in name)]
-        plain = [prefix + name for prefix, name in _prefixed(names, prefixes) if not (numbered and prefix)]
+        prefixed = [prefix + name for name in names for prefix in prefixes]
+        plain = names if numbered else prefixed
         options = [] if (name := self._any_of([*plain, *others] if plain else [])) is None else [name]
-        if numbered and (name := self._any_of(prefix + name for prefix, name in _prefixed(names, prefixes))):
+        if numbered and (name := self._any_of(prefixed)):
             options.append(f'{name} ":" {self._writer.terminal("/[0-9]{1,4}/")}')
         if not options:
             return None
@@ -245,15 +247,6 @@ def further(head: Head) -> Iterator[ListHead]:
 
 def quoted_class(chars: str) -> str:
     return "".join(quoted_regex(char) if char in "\n\t\r" or not char.isalnum() else char for char in chars)
-
-
-def _prefixed(names: Iterable[str], prefixes: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Pair names with prefixes. A name that begins with a prefix needs it twice: the parser drops the first."""
-    known = next((prefix for prefix in prefixes if prefix), None)
-    for name in names:
-        for prefix in prefixes:
-            if prefix or known is None or not name.startswith(known):
-                yield prefix, name
 
 
 def _is_open(head: Head) -> bool:

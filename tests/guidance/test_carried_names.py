@@ -1,0 +1,66 @@
+"""A format carries a name exactly if its parser reads it back from whatever its grammar lets a model write."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.messages import ToolSpec
+from vllm_mlx.formats.families import FAMILIES
+from vllm_mlx.formats.family import NO_HEADER
+from vllm_mlx.guidance.carried_names import CarriedNames
+from vllm_mlx.guidance.grammars import GuidedTool, required_calls
+
+from .test_calls import NOTHING, sampler_of
+
+ORDINARY = ("mcp__files-2", "server.tool", "Größe", "functions.exec")  # every format carries them
+ODD = (
+    "server:tool", "e\u0301", "a b", " a", "a\nb", "a>b", "f(x", 'a"b', "a&amp;b", "<|im_end|>", "</tool_call>",
+    "a:1", "",
+)  # fmt: skip
+FORMATS = {id(family.calls): family.call_choices[0] for family in FAMILIES if family.calls is not None}
+
+
+def is_read_back(name: str, tools: str, *, has_tokens: bool) -> bool:
+    """Whether a forced call to a tool of this name is read as one."""
+    one = sampler_of(tools, has_tokens=has_tokens)
+    spec = ToolSpec(name, None, NOTHING)
+    guided = [GuidedTool.of(spec, "tools", is_strict=True)]
+    ids = one.draw_reply(required_calls(guided, tools, one.writer(), NO_HEADER, 1), most=900)
+    assert ids is not None
+    read = one.read(ids, tools, [spec])
+    return read.calls == [(name, {})] and read.num_open == 0 and not read.text.strip()
+
+
+def carried(names: Sequence[str], tools: str, *, has_tokens: bool = True) -> CarriedNames:
+    return CarriedNames(names, tools, sampler_of(tools, has_tokens=has_tokens).compiler.added_tokens)
+
+
+@pytest.mark.parametrize(("number", "tools"), [pytest.param(*item, id=item[1]) for item in enumerate(FORMATS.values())])
+def test_a_name_is_carried_if_it_is_read_back(number: int, tools: str) -> None:
+    has_tokens = number % 2 == 0
+    for name in (*ORDINARY, *ODD):
+        is_carried = name in carried([name], tools, has_tokens=has_tokens)
+        assert is_carried == is_read_back(name, tools, has_tokens=has_tokens), name
+        assert is_carried or name not in ORDINARY
+
+
+@pytest.mark.parametrize("tools", ["hermes", "qwen3_xml", "kimi_k2", "gpt_oss", "lfm2"])
+def test_declared_names_that_begin_alike_are_all_carried(tools: str) -> None:
+    names = ["exec", "exec_all", "exec.all", "e", "functions.read"]
+    assert all(name in carried(names, tools) for name in names)
+
+
+@pytest.mark.parametrize(("tools", "is_carried"), [("hermes", True), ("qwen3_xml", False), ("glm45", False)])
+def test_a_long_name_is_carried_where_its_parser_reads_so_much(tools: str, is_carried: bool) -> None:
+    name = "x" * 300
+    assert (name in carried([name], tools)) == is_read_back(name, tools, has_tokens=True) == is_carried
+
+
+def test_a_name_that_is_not_carried_is_refused_where_it_stands() -> None:
+    specs = [ToolSpec(name, None, NOTHING, param=f"tools[{at}].input_schema") for at, name in enumerate(("ok", "a>b"))]
+    names = carried([spec.name for spec in specs], "qwen3_xml")
+    names.check(specs[:1])
+    with pytest.raises(InvalidParameter, match="'a>b' can be forced") as caught:
+        names.check(specs)
+    assert caught.value.param == "tools[1].name"
