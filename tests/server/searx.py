@@ -26,6 +26,8 @@ class Searx:
     mcp: Any = field(default_factory=lambda: {"structuredContent": {"results": PAGES}})
     events: bool = False
     sessions: list[str | None] = field(default_factory=list)
+    num_ended: int = 0  # sessions
+    is_hasty: bool = False  # closes the connection in place of an answer to the end of a session
 
     def rpc(self, call: Any) -> Any:
         match call["method"]:
@@ -54,7 +56,11 @@ def searx() -> Iterator[Searx]:
             self.reply(*found.answer(query["q"][0]))
 
         def do_DELETE(self) -> None:
-            self.reply(200, b"")
+            found.num_ended += 1
+            if found.is_hasty:
+                self.close_connection = True
+            else:
+                self.reply(200, b"")
 
         def do_POST(self) -> None:
             call = json.loads(self.rfile.read(int(self.headers["content-length"])))

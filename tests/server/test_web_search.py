@@ -346,9 +346,13 @@ def test_an_mcp_server_is_asked_within_a_session(web: Searx, events: bool) -> No
     web.mcp = {"content": [{"type": "text", "text": "1. Title (https://a.example.org/x)\nWords"}]}
     [page] = asyncio.run(SearchClient(f"{web.url}/mcp").search("news"))
     assert page.url == "https://a.example.org/x" and page.text.endswith("Words")
-    web.mcp = {"isError": True, "content": []}
-    with pytest.raises(SearchFailed):
-        search(SearchClient(f"{web.url}/mcp"))
+    web.is_hasty = True
+    assert len(asyncio.run(SearchClient(f"{web.url}/mcp").search("news"))) == 1, "the answer came before"
+    for answer in ({"isError": True, "content": []}, 5):
+        web.mcp, num_ended = answer, web.num_ended
+        with pytest.raises(SearchFailed):
+            search(SearchClient(f"{web.url}/mcp"))
+        assert web.num_ended == num_ended + 1, "the session is ended also after a failure"
 
 
 def test_queries_are_checked_before_they_are_sent(web: Searx) -> None:

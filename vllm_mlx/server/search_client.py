@@ -8,7 +8,8 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -86,13 +87,11 @@ class SearchClient:
         return list(_pages(answer))
 
     async def _ask_mcp(self, http: httpx.AsyncClient, query: str) -> list[FoundPage]:
-        session = _McpSession(http, self._url)
-        await session.open()
-        name, argument = _search_of(await session.call("tools/list", {}))
-        result = await session.call("tools/call", {"name": name, "arguments": {argument: query}})
-        await session.close()
+        async with _McpSession(http, self._url) as session:
+            name, argument = _search_of(await session.call("tools/list", {}))
+            result = await session.call("tools/call", {"name": name, "arguments": {argument: query}})
         if result.get("isError"):
-            raise SearchFailed("unavailable")
+            raise ValueError("its tool reports an error")
         texts = [part["text"] for part in result.get("content", ()) if part.get("type") == "text"]
         for value in (result.get("structuredContent"), *map(_json, texts)):
             if pages := list(_pages(value)):
@@ -109,12 +108,19 @@ class _McpSession:
         self._headers = {"accept": "application/json, text/event-stream"}
         self._number = 0
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         client = {"name": "vllm-mlx", "version": __version__}
         given = {"protocolVersion": _MCP_VERSION, "capabilities": {}, "clientInfo": client}
         result = await self.call("initialize", given)
         self._headers["mcp-protocol-version"] = str(result.get("protocolVersion", _MCP_VERSION))[:40]
         await self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the session, unless there is no time left. The answer counts even if the session cannot be ended."""
+        if "mcp-session-id" in self._headers and (kind is None or issubclass(kind, Exception)):
+            with suppress(httpx.HTTPError):
+                await self._http.delete(self._url, headers=self._headers)
 
     async def call(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Raises one of `_FAILURES`."""
@@ -124,10 +130,6 @@ class _McpSession:
             if message.get("id") == self._number:
                 return dict(message["result"])
         raise ValueError("the call was not answered")
-
-    async def close(self) -> None:
-        if "mcp-session-id" in self._headers:
-            await self._http.delete(self._url, headers=self._headers)
 
     async def _post(self, message: Mapping[str, Any]) -> str:
         headers, body = await _answer(self._http, "POST", self._url, json=message, headers=self._headers)
