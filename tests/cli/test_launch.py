@@ -17,7 +17,7 @@ import yaml
 from tests.server.fakes import FakeEngine
 from tests.support.commands import refusal, run
 from tests.support.running import serving
-from vllm_mlx.cli.client_files import JsonEntries, Lasting, OwnFile, TextLines, write_lasting, write_own
+from vllm_mlx.cli.client_files import JsonEntries, OwnFile, SettingsChange, TextLines, write_own, write_settings
 from vllm_mlx.cli.client_table import CLIENTS
 from vllm_mlx.cli.clients import NO_KEY, Plan, Target
 from vllm_mlx.cli.launch import is_public, steps
@@ -36,9 +36,9 @@ TARGET = Target(
 )
 
 
-WRITING = [name for name in CLIENTS if CLIENTS[name].plan(TARGET).lasting is not None]
+WRITING = [name for name in CLIENTS if CLIENTS[name].plan(TARGET).settings is not None]
 STARTED = [name for name in CLIENTS if CLIENTS[name].program]  # the others are editors with settings only
-OURS = [name for name in WRITING if isinstance(CLIENTS[name].plan(TARGET).lasting, OwnFile)]
+OURS = [name for name in WRITING if isinstance(CLIENTS[name].plan(TARGET).settings, OwnFile)]
 KEYLESS = {"codex", "goose", "zed"}  # they read a key from a variable only
 THEIRS = {  # settings that users have already, in the format of each client's file
     ".json": '{"theme": "dark", "env": {"EDITOR": "vi"}, "model": {"old": 1}, "provider": {"other": {"npm": "x"}}}',
@@ -63,10 +63,10 @@ def plan_of(name: str, home: Path = HOME, **other: Any) -> Plan:
     return CLIENTS[name].plan(replace(TARGET, home=home, **other))
 
 
-def entries_of(name: str, home: Path, **other: Any) -> Lasting:
-    lasting = plan_of(name, home, folder=home / "state", **other).lasting
-    assert lasting is not None
-    return lasting
+def entries_of(name: str, home: Path, **other: Any) -> SettingsChange:
+    settings = plan_of(name, home, folder=home / "state", **other).settings
+    assert settings is not None
+    return settings
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -119,9 +119,9 @@ def test_a_key_that_others_can_see_is_said() -> None:
 def test_codex_is_given_valid_toml() -> None:
     [command] = plan_of("codex").commands
     overrides = tomllib.loads("\n".join(command[2::2]))
-    lasting = plan_of("codex").lasting
-    assert isinstance(lasting, OwnFile)
-    assert tomllib.loads(lasting.text) == overrides
+    settings = plan_of("codex").settings
+    assert isinstance(settings, OwnFile)
+    assert tomllib.loads(settings.text) == overrides
     assert overrides["model_context_window"] == 40960
 
 
@@ -187,8 +187,8 @@ def test_a_tunnel_without_a_key_is_not_enough() -> None:
 def test_writing_keeps_what_is_there_and_the_file_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"theme": "dark", "env": {"EDITOR": "vi"}}')
-    write_lasting(JsonEntries(file, {"env": {"A": "1"}}))
-    write_lasting(JsonEntries(file, {"env": {"A": "2"}}))
+    write_settings(JsonEntries(file, {"env": {"A": "1"}}))
+    write_settings(JsonEntries(file, {"env": {"A": "2"}}))
     assert json.loads(file.read_text()) == {"theme": "dark", "env": {"EDITOR": "vi", "A": "2"}}
     assert (tmp_path / "settings.json.before-vllm-mlx").read_text() == '{"theme": "dark", "env": {"EDITOR": "vi"}}'
 
@@ -196,7 +196,7 @@ def test_writing_keeps_what_is_there_and_the_file_as_it_was(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", WRITING)
 def test_what_is_written_where_nothing_was(name: str, tmp_path: Path) -> None:
     entries = entries_of(name, tmp_path)
-    assert write_lasting(entries) == f"Wrote {entries.path}."
+    assert write_settings(entries) == f"Wrote {entries.path}."
     [written] = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert written == entries.path and written.stat().st_mode & 0o077 == 0
     golden = GOLDEN / f"{name}{written.suffix}"
@@ -211,11 +211,11 @@ def test_writing_again_changes_what_is_ours_alone(name: str, tmp_path: Path) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     held = "[]" if name == "vscode" else THEIRS[path.suffix]
     path.write_text(held)
-    write_lasting(entries)
+    write_settings(entries)
     first = path.read_text()
-    assert write_lasting(entries_of(name, tmp_path)) == f"{path} needs no change."
+    assert write_settings(entries_of(name, tmp_path)) == f"{path} needs no change."
     assert path.read_text() == first
-    write_lasting(entries_of(name, tmp_path, url="http://127.0.0.1:9000"))
+    write_settings(entries_of(name, tmp_path, url="http://127.0.0.1:9000"))
     assert read(path.read_text()) == read(first.replace(TARGET.url, "http://127.0.0.1:9000"))
     backup = path.with_name(path.name + ".before-vllm-mlx")
     assert backup.read_text() == held
@@ -230,12 +230,12 @@ def test_writing_again_changes_what_is_ours_alone(name: str, tmp_path: Path) -> 
 def test_a_file_of_our_own_is_replaced_and_nobody_else_s_is(tmp_path: Path) -> None:
     file = entries_of("codex", tmp_path).path
     for url in ("http://127.0.0.1:9000", "http://127.0.0.1:9001"):
-        write_lasting(entries_of("codex", tmp_path, url=url))
+        write_settings(entries_of("codex", tmp_path, url=url))
         assert tomllib.loads(file.read_text())["model_providers"]["vllm-mlx"]["base_url"] == f"{url}/v1"
     assert list(file.parent.iterdir()) == [file]
     file.write_text('model = "theirs"\n')
     with pytest.raises(CommandFailed, match="left alone"):
-        write_lasting(entries_of("codex", tmp_path))
+        write_settings(entries_of("codex", tmp_path))
     assert file.read_text() == 'model = "theirs"\n'
 
 
@@ -243,14 +243,14 @@ def test_a_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
     real, link = tmp_path / "dotfiles.json", tmp_path / "settings.json"
     real.write_text("{}")
     link.symlink_to(real)
-    write_lasting(JsonEntries(link, {"a": 1}))
+    write_settings(JsonEntries(link, {"a": 1}))
     assert link.is_symlink() and json.loads(real.read_text()) == {"a": 1}
 
 
 def test_models_of_other_providers_stay(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"models": [{"id": "a", "n": 1}, {"id": "b"}], "words": ["x"]}')
-    write_lasting(JsonEntries(file, {"models": [{"id": "a", "n": 2}], "words": ["y"]}))
+    write_settings(JsonEntries(file, {"models": [{"id": "a", "n": 2}], "words": ["y"]}))
     assert json.loads(file.read_text()) == {"models": [{"id": "a", "n": 2}, {"id": "b"}], "words": ["y", "x"]}
 
 
@@ -258,13 +258,13 @@ def test_what_cannot_be_merged_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"a": 1, // why\n}')
     with pytest.raises(CommandFailed, match="left alone"):
-        write_lasting(JsonEntries(file, {"b": 2}))
+        write_settings(JsonEntries(file, {"b": 2}))
     assert file.read_text() == '{"a": 1, // why\n}'
     lines = TextLines(tmp_path / "config.toml", "[a]", "[a]\nb = 1\n")
     for theirs in ("[a]\nb = 2\n", "# vllm-mlx launch: begin\nb = 2\n"):
         lines.path.write_text(theirs)
         with pytest.raises(CommandFailed, match="left alone"):
-            write_lasting(lines)
+            write_settings(lines)
         assert lines.path.read_text() == theirs
 
 
@@ -272,7 +272,7 @@ def test_providers_of_other_names_stay_in_a_list(tmp_path: Path) -> None:
     entries = entries_of("vscode", tmp_path)
     other = {"name": "other", "vendor": "ollama"}
     write_own(entries.path, json.dumps([other, {"name": "vllm-mlx", "models": []}]))
-    write_lasting(entries)
+    write_settings(entries)
     ours, kept = json.loads(entries.path.read_text())
     assert kept == other and ours["models"][0]["id"] == TARGET.model
 

@@ -1,4 +1,4 @@
-"""What the clients' own settings and variables hold, as templates for the table of clients."""
+"""The contents of clients' settings files and environment variables, as templates for the table of clients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from .clients import PROVIDER
 
 _IDLE_MS = 300_000
 FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
-_SILENCE_MS = 1_800_000  # the longest that Claude Code takes; pings are silence to it
+_SILENCE_MS = 1_800_000  # the longest limit that Claude Code accepts; it counts pings as silence
 
 CLAUDE_VARIABLES = {
     "ANTHROPIC_BASE_URL": "{url}",
@@ -73,7 +73,7 @@ AIDER_MODEL = "openai/{model}"
 AIDER_ROLES = ("model", "weak-model", "editor-model")
 
 
-# pi and OpenClaw describe a model in the same words.
+# pi and OpenClaw describe a model in the same way.
 _PI_MODEL = {
     "id": "{model}",
     "name": "{model}",

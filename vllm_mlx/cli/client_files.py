@@ -1,4 +1,4 @@
-"""The files that clients read: how each kind is written, and how the user's own is kept. Knows no client."""
+"""Writes the files that clients read, and keeps a copy of the user's own. Knows no client."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from .terminal import CommandFailed
 
 @dataclass(frozen=True, slots=True)
 class JsonEntries:
-    """Values for a JSON file of the client's user; the other values of that file stay."""
+    """Values for a JSON file of the user, whose other values stay."""
 
     path: Path
     values: Any  # an object or a list
@@ -20,7 +20,7 @@ class JsonEntries:
 
 @dataclass(frozen=True, slots=True)
 class TextLines:
-    """Lines for the end of a file of the client's user, unless one of its lines begins with `marker` already."""
+    """Lines for the end of a file of the user. A file that has a line beginning with `marker` is refused."""
 
     path: Path
     marker: str
@@ -29,17 +29,17 @@ class TextLines:
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """A file in the client's folder that only we write."""
+    """A file in the client's folder that nobody but `launch` writes."""
 
     path: Path
     text: str
 
 
-Lasting = JsonEntries | TextLines | OwnFile
+SettingsChange = JsonEntries | TextLines | OwnFile
 
 
 def text_of(path: Path, document: Any) -> str:
-    """A document of JSON values in the language that the file's name says."""
+    """Write a document of JSON values in the format of the file's suffix."""
     match path.suffix:
         case ".toml":
             return "\n".join(_toml(document)) + "\n"
@@ -54,7 +54,7 @@ def pretty(values: Any) -> str:
 
 
 def _toml(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
-    """Lines of TOML. JSON's texts, numbers and lists of them are TOML too."""
+    """Yield lines of TOML. JSON's texts, numbers and lists of these are TOML, too."""
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
     if table and lines:
@@ -65,7 +65,7 @@ def _toml(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
 
 
 def _yaml(values: Any) -> Iterator[str]:
-    """Lines of YAML. JSON's texts and numbers are YAML too."""
+    """Yield lines of YAML. JSON's texts and numbers are YAML, too."""
     if isinstance(values, list):
         for entry in values:
             first, *rest = _yaml(entry)
@@ -88,7 +88,7 @@ _OURS = "# Written by vllm-mlx launch, which replaces it.\n"
 
 
 def write_own(path: Path, text: str) -> None:
-    """Replace a file at once. Only its owner may read it, because it may hold a key. Raises CommandFailed."""
+    """Write a file as a whole. Only its owner may read it, because it may hold a key. Raises CommandFailed."""
     path = path.resolve()  # a link stays a link
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,7 +97,7 @@ def write_own(path: Path, text: str) -> None:
         raise CommandFailed(f"Cannot write {path}: {error.strerror}.") from error
 
 
-def write_lasting(entries: Lasting) -> str:
+def write_settings(entries: SettingsChange) -> str:
     """Write a client's settings, and keep a copy of the user's file. Returns what was done. Raises CommandFailed."""
     path = entries.path
     old = _read(path)
@@ -120,7 +120,7 @@ def _read(path: Path) -> str:
         raise CommandFailed(f"Cannot read {path}, so it is left alone: {type(error).__name__}.") from error
 
 
-def _new(old: str, entries: Lasting) -> str:
+def _new(old: str, entries: SettingsChange) -> str:
     match entries:
         case JsonEntries():
             return _merged(entries.path, old, entries)
@@ -145,7 +145,7 @@ def _merged(path: Path, old: str, entries: JsonEntries) -> str:
 
 
 def _merge(held: Any, new: Any) -> Any:
-    """`new` wins, object by object. In a list it comes first, and replaces the entry with the same `id` or name."""
+    """Merge objects; `new` wins. Entries of a new list come first, and replace the ones of the same `id` or name."""
     if isinstance(held, dict) and isinstance(new, dict):
         return held | {key: _merge(held.get(key), value) for key, value in new.items()}
     if isinstance(held, list) and isinstance(new, list):
@@ -158,7 +158,7 @@ def _identity(entry: Any) -> Any:
 
 
 def _with_lines(old: str, entries: TextLines) -> str:
-    """The file with our lines at its end, or in the place of our earlier lines."""
+    """Return the file's text with the lines at its end, or in the place of the ones that `launch` wrote before."""
     before, begin, rest = old.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if begin and not end:

@@ -22,7 +22,7 @@ from .client_documents import (
     VSCODE_MODELS,
     ZED_SETTINGS,
 )
-from .clients import PROVIDER, AsJson, Client, Kept
+from .clients import PROVIDER, AsJson, Client, SettingsFile
 
 
 def _codex_flags() -> tuple[str | AsJson, ...]:
@@ -39,7 +39,7 @@ CLIENTS: Mapping[str, Client] = {
         environment=CLAUDE_VARIABLES,
         unset=("ANTHROPIC_API_KEY",),
         first_prompt=12_500,
-        kept=Kept("{home}/.claude/settings.json", {"env": CLAUDE_VARIABLES}),
+        settings=SettingsFile("{home}/.claude/settings.json", {"env": CLAUDE_VARIABLES}),
     ),
     "codex": Client(
         title="Codex",
@@ -48,10 +48,10 @@ CLIENTS: Mapping[str, Client] = {
         flags=_codex_flags(),
         environment={CODEX_KEY: "{key}"},
         first_prompt=10_000,
-        kept=Kept(
+        settings=SettingsFile(
             f"{{home}}/.codex/{PROVIDER}.config.toml",  # a profile
             {**CODEX_SETTINGS, "model_providers": {PROVIDER: CODEX_PROVIDER}},
-            "our",
+            "own",
         ),
         after_writing=f"Start it with `{CODEX_KEY}=KEY codex --profile {PROVIDER}`.",
     ),
@@ -61,7 +61,7 @@ CLIENTS: Mapping[str, Client] = {
         program="opencode",
         environment={"OPENCODE_CONFIG_CONTENT": AsJson(OPENCODE_CONFIG), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         first_prompt=8_000,
-        kept=Kept("{home}/.config/opencode/opencode.json", OPENCODE_CONFIG),
+        settings=SettingsFile("{home}/.config/opencode/opencode.json", OPENCODE_CONFIG),
     ),
     "qwen": Client(
         title="Qwen Code",
@@ -77,7 +77,7 @@ CLIENTS: Mapping[str, Client] = {
         },
         files={"qwen/settings.json": QWEN_SETTINGS},
         first_prompt=20_000,
-        kept=Kept("{home}/.qwen/settings.json", {**QWEN_SETTINGS, "env": {"OPENAI_API_KEY": "{key}"}}),
+        settings=SettingsFile("{home}/.qwen/settings.json", {**QWEN_SETTINGS, "env": {"OPENAI_API_KEY": "{key}"}}),
     ),
     "cline": Client(
         title="Cline",
@@ -119,7 +119,7 @@ CLIENTS: Mapping[str, Client] = {
             }
         },
         first_prompt=2_500,
-        kept=Kept(
+        settings=SettingsFile(
             "{home}/.aider.conf.yml",
             {
                 **dict.fromkeys(AIDER_ROLES, AIDER_MODEL),
@@ -143,7 +143,9 @@ CLIENTS: Mapping[str, Client] = {
             )
         },
         first_prompt=1_500,
-        kept=Kept("{home}/.pi/agent/models.json", {"providers": {PROVIDER: {**PI_PROVIDER, "apiKey": "{key}"}}}),
+        settings=SettingsFile(
+            "{home}/.pi/agent/models.json", {"providers": {PROVIDER: {**PI_PROVIDER, "apiKey": "{key}"}}}
+        ),
         after_writing=f"Start it with `pi --provider {PROVIDER} --model {{model}}`.",
     ),
     "continue": Client(
@@ -154,17 +156,19 @@ CLIENTS: Mapping[str, Client] = {
         environment={"CONTINUE_TELEMETRY_ENABLED": "0"},
         files={"continue/config.yaml": CONTINUE_CONFIG},
         first_prompt=2_000,
-        kept=Kept(f"{{home}}/.continue/{PROVIDER}.yaml", CONTINUE_CONFIG, "our"),
+        settings=SettingsFile(f"{{home}}/.continue/{PROVIDER}.yaml", CONTINUE_CONFIG, "own"),
         after_writing=f"Start it with `cn --config ~/.continue/{PROVIDER}.yaml`.",
     ),
     "goose": Client(
         title="goose",
         install="brew install block-goose-cli",
         program="goose",
-        alone=("session",),
+        default_arguments=("session",),
         environment={**GOOSE_SETTINGS, "OPENAI_API_KEY": "{key}"},
         first_prompt=5_000,
-        kept=Kept("{home}/.config/goose/config.yaml", {**GOOSE_SETTINGS, "GOOSE_CONTEXT_LIMIT": "{context}"}, "append"),
+        settings=SettingsFile(
+            "{home}/.config/goose/config.yaml", {**GOOSE_SETTINGS, "GOOSE_CONTEXT_LIMIT": "{context}"}, "append"
+        ),
         after_writing="Start it with `OPENAI_API_KEY=KEY goose session`: it reads no key from that file.",
     ),
     "kilo": Client(
@@ -173,28 +177,28 @@ CLIENTS: Mapping[str, Client] = {
         program="kilo",
         environment={"KILO_CONFIG_CONTENT": AsJson(OPENCODE_CONFIG), "KILO_DISABLE_MODELS_FETCH": "1"},
         first_prompt=13_000,
-        kept=Kept("{home}/.config/kilo/kilo.json", OPENCODE_CONFIG),
+        settings=SettingsFile("{home}/.config/kilo/kilo.json", OPENCODE_CONFIG),
     ),
     "roo": Client(
         title="Roo Code",
         install="code --install-extension RooVeterinaryInc.roo-cline",
         files={"roo/roo-code-settings.json": ROO_SETTINGS},
         first_prompt=10_000,
-        kept=Kept("{folder}/roo/roo-code-settings.json", ROO_SETTINGS),
+        settings=SettingsFile("{folder}/roo/roo-code-settings.json", ROO_SETTINGS),
         after_writing="In Roo Code, choose Settings, About Roo Code, Import, and that file.",
     ),
     "openclaw": Client(
         title="OpenClaw",
         install="npm install -g openclaw",
         program="openclaw",
-        alone=("tui", "--local"),
+        default_arguments=("tui", "--local"),
         environment={
             "OPENCLAW_STATE_DIR": "{folder}/openclaw",
             "OPENCLAW_CONFIG_PATH": "{folder}/openclaw/openclaw.json",
         },
         files={"openclaw/openclaw.json": OPENCLAW_CONFIG},
         first_prompt=9_000,
-        kept=Kept("{home}/.openclaw/openclaw.json", OPENCLAW_CONFIG),
+        settings=SettingsFile("{home}/.openclaw/openclaw.json", OPENCLAW_CONFIG),
     ),
     "hermes": Client(
         title="Hermes",
@@ -204,7 +208,7 @@ CLIENTS: Mapping[str, Client] = {
         files={"hermes/config.yaml": HERMES_CONFIG},
         first_prompt=14_000,
         least_context=64_000,
-        kept=Kept("{home}/.hermes/config.yaml", HERMES_CONFIG, "append"),
+        settings=SettingsFile("{home}/.hermes/config.yaml", HERMES_CONFIG, "append"),
     ),
     "copilot": Client(
         title="GitHub Copilot CLI",
@@ -229,14 +233,14 @@ CLIENTS: Mapping[str, Client] = {
         flags=("--settings", "{folder}/droid/settings.json"),
         files={"droid/settings.json": DROID_SETTINGS},
         first_prompt=11_500,
-        kept=Kept("{home}/.factory/settings.json", DROID_SETTINGS),
+        settings=SettingsFile("{home}/.factory/settings.json", DROID_SETTINGS),
     ),
     "vscode": Client(
         title="VS Code",
         install="brew install --cask visual-studio-code",
         files={"vscode/chatLanguageModels.json": VSCODE_MODELS},
         first_prompt=10_000,
-        kept=Kept("{support}/Code/User/chatLanguageModels.json", VSCODE_MODELS),
+        settings=SettingsFile("{support}/Code/User/chatLanguageModels.json", VSCODE_MODELS),
         after_writing="In VS Code, choose {model} in the model picker of the chat.",
     ),
     "zed": Client(
@@ -244,7 +248,7 @@ CLIENTS: Mapping[str, Client] = {
         install="brew install --cask zed",
         files={"zed/settings.json": ZED_SETTINGS},
         first_prompt=5_000,
-        kept=Kept("{home}/.config/zed/settings.json", ZED_SETTINGS),
+        settings=SettingsFile("{home}/.config/zed/settings.json", ZED_SETTINGS),
         after_writing="Start it with `VLLM_MLX_API_KEY=KEY zed`, or type the key under Agent Settings: it reads no key "
         "from that file.",
     ),
@@ -255,6 +259,6 @@ CLIENTS: Mapping[str, Client] = {
         environment={"AICHAT_CONFIG_FILE": "{folder}/aichat/config.yaml"},
         files={"aichat/config.yaml": AICHAT_CONFIG},
         first_prompt=100,
-        kept=Kept("{support}/aichat/config.yaml", AICHAT_CONFIG, "append"),
+        settings=SettingsFile("{support}/aichat/config.yaml", AICHAT_CONFIG, "append"),
     ),
 }

@@ -1,6 +1,6 @@
-"""The clients that `launch` starts: one table says how each is installed, and its environment, file and flags.
+"""The types of the table of clients, which says how `launch` installs each client, sets it up and starts it.
 
-The table holds templates: `{model}` and the other names of `Target.values` stand for the server's own. This module
+The table holds templates: `{model}` and the other names of `Target.values` stand for the server's values. This module
 starts and writes nothing. See docs/clients.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .client_files import JsonEntries, Lasting, OwnFile, TextLines, text_of
+from .client_files import JsonEntries, OwnFile, SettingsChange, TextLines, text_of
 from .terminal import one_line
 
 NO_KEY = "none"  # sent where the server asks for none
@@ -22,13 +22,13 @@ PROVIDER = "vllm-mlx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server that a client shall use, and the folders in which the client's files are."""
+    """The server that a client is set up for, and the folders of the client's files."""
 
     url: str  # without /v1
     model: str
     context: int  # tokens of prompt and reply
     api_key: str  # `NO_KEY` if the server needs none
-    folder: Path  # where our own files for clients are
+    folder: Path  # where `launch` writes its own files
     home: Path = field(default_factory=Path.home)
     is_mac: bool = sys.platform == "darwin"
 
@@ -60,20 +60,22 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How to install a client, start it, and set it up for a server."""
+    """The steps to install a client, to set it up for a server, and to start it."""
 
     title: str
     install: str
-    commands: tuple[tuple[str, ...], ...]  # the last one is the client itself; none: it is an editor with settings only
-    alone: tuple[str, ...]  # the last arguments: what the user gives, or what is needed without any
+    commands: tuple[
+        tuple[str, ...], ...
+    ]  # the last one starts the client; none: it is an editor, which has only settings
+    arguments: tuple[str, ...]  # the client's last ones: the user's, or the ones that it needs if the user gives none
     environment: Mapping[str, str]
     unset: tuple[str, ...]
     files: Mapping[Path, str]  # in the target's folder
     first_prompt: int
     least_context: int  # tokens without which the client does not start
     warning: str  # what the user should know before the client starts
-    lasting: Lasting | None  # what `--write` writes; None: the client has no such file
-    after_writing: str  # what to do then
+    settings: SettingsChange | None  # made by `--write`; None: the client has no settings file
+    after_writing: str  # what the user has to do after that
 
     def script(self, title: str) -> str:
         """A shell script that does what `launch` does."""
@@ -83,19 +85,19 @@ class Plan:
             lines += [f"cat > {shlex.quote(str(path))} <<'END'", text.rstrip("\n"), "END", ")"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         lines += [f"unset {name}" for name in self.unset]
-        if not self.commands and self.lasting is not None:
-            lines += [f"# Merge that file into {self.lasting.path}, or let --write do it."]
+        if not self.commands and self.settings is not None:
+            lines += [f"# Merge that file into {self.settings.path}, or let --write do it."]
         return "\n".join([*lines, *(shlex.join(command) for command in self.runs)]) + "\n"
 
     @property
     def runs(self) -> tuple[tuple[str, ...], ...]:
         """The commands, with the last arguments of the client."""
-        return (*self.commands[:-1], (*self.commands[-1], *self.alone)) if self.commands else ()
+        return (*self.commands[:-1], (*self.commands[-1], *self.arguments)) if self.commands else ()
 
 
 @dataclass(frozen=True, slots=True)
 class AsJson:
-    """A document that is given on one line, as a variable, a flag or a part of a file, between two texts."""
+    """A document as JSON on one line, between two texts: a variable, a flag or a part of a file."""
 
     document: Any
     prefix: str = ""
@@ -103,12 +105,12 @@ class AsJson:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The user's own file that `--write` changes: `merge` a document, `append` lines, or write a file of `our` own."""
+class SettingsFile:
+    """The settings file that `--write` changes: `merge` a document into it, `append` lines, or write an `own` file."""
 
     path: str
     document: Any
-    how: Literal["merge", "append", "our"] = "merge"
+    how: Literal["merge", "append", "own"] = "merge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +119,17 @@ class Client:
 
     title: str
     install: str
-    program: str = ""  # empty: an editor, which takes its models from its settings only
+    program: str = ""  # empty: an editor, which takes its models only from its settings
     flags: tuple[str | AsJson, ...] = ()
-    alone: tuple[str, ...] = ()  # arguments if the user gives none
-    before: tuple[str, ...] = ()  # arguments of a first run, which signs in
+    default_arguments: tuple[str, ...] = ()  # the last ones, if the user gives none
+    before: tuple[str, ...] = ()  # arguments of a run before the client's, which signs in
     environment: Mapping[str, str | AsJson] = field(default_factory=dict)
     unset: tuple[str, ...] = ()  # variables that would override these
     files: Mapping[str, Any] = field(default_factory=dict)  # documents by path below the target's folder
-    first_prompt: int = 0  # tokens of the client's first prompt, about
+    first_prompt: int = 0  # about how many tokens the client's first prompt has
     least_context: int = 0
     shows_key: str = ""  # a warning, if the server has a key
-    kept: Kept | None = None
+    settings: SettingsFile | None = None
     after_writing: str = ""
 
     def plan(self, target: Target) -> Plan:
@@ -142,22 +144,22 @@ class Client:
             title=self.title,
             install=self.install,
             commands=tuple((self.program, *run) for run in runs) if self.program else (),
-            alone=self.alone,
+            arguments=self.default_arguments,
             environment={name: _on_one_line(value, values) for name, value in self.environment.items()},
             unset=self.unset,
             files={path: _file(path, document, values) for path, document in files.items()},
             first_prompt=self.first_prompt,
             least_context=self.least_context,
             warning=self.shows_key if target.api_key != NO_KEY else "",
-            lasting=None if self.kept is None else _lasting(self.kept, values),
+            settings=None if self.settings is None else _settings_change(self.settings, values),
             after_writing=str(fill(self.after_writing, values)),
         )
 
 
 def fill(template: Any, values: Mapping[str, str | int]) -> Any:
-    """The template with its names replaced.
+    """Replace the names in a template by their values.
 
-    A text that is one name alone becomes its value, which may be a number; `{context!s}` stays a text.
+    A text that is only one name becomes its value, which may be a number; with `!s`, as in `{context!s}`, it is a text.
     """
     match template:
         case str():
@@ -188,13 +190,13 @@ def _file(path: Path, template: Any, values: Mapping[str, str | int]) -> str:
     return text_of(path, fill(template, values))
 
 
-def _lasting(kept: Kept, values: Mapping[str, str | int]) -> Lasting:
-    path, document = Path(str(fill(kept.path, values))), fill(kept.document, values)
-    match kept.how:
+def _settings_change(file: SettingsFile, values: Mapping[str, str | int]) -> SettingsChange:
+    path, document = Path(str(fill(file.path, values))), fill(file.document, values)
+    match file.how:
         case "merge":
             return JsonEntries(path, document)
         case "append":
             text = text_of(path, document)
             return TextLines(path, text.partition(":")[0] + ":", text)
-        case "our":
+        case "own":
             return OwnFile(path, text_of(path, document))

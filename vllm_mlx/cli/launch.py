@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from .client_files import write_lasting, write_own
+from .client_files import write_own, write_settings
 from .client_table import CLIENTS
 from .clients import NO_KEY, Client, Plan, Target
 from .options import load_settings
@@ -73,12 +73,7 @@ def launch(
             raise
         if (to_serve := _model_to_serve(model)) is None:
             raise CommandFailed(f"{error.message} Or name a model with --model, and launch starts a server.") from error
-        program = _program(row)
-        with own_server(server, to_serve, _state_folder() / "server.log"):
-            target = _target(server, None, context, is_own=True)
-            plan = _plan(row, target, arguments)
-            code = run_client(plan.runs[-1], program, _prepared(plan, target, program))
-        sys.exit(code)
+        sys.exit(_run_with_server(row, server, to_serve, context, arguments))
     plan = _plan(row, target, arguments)
     if print_only:
         print(plan.script(f"{plan.title} with {target.model} at {target.url}"), end="")
@@ -87,6 +82,15 @@ def launch(
     else:
         program = _program(row)
         os.execve(program, plan.runs[-1], _prepared(plan, target, program))  # this process becomes the client
+
+
+def _run_with_server(row: Client, server: Remote, model: str, context: int | None, arguments: list[str] | None) -> int:
+    """Start a server of `model`, and the client with it. Returns the client's exit code."""
+    program = _program(row)
+    with own_server(server, model, _state_folder() / "server.log"):
+        target = _target(server, None, context, is_own=True)
+        plan = _plan(row, target, arguments)
+        return run_client(plan.runs[-1], program, _prepared(plan, target, program))
 
 
 def _state_folder() -> Path:
@@ -117,7 +121,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
 
 
 def _served_name(model: str | None) -> str | None:
-    """The name under which a checkpoint is served: that of a folder is its own, not its path."""
+    """The name under which a checkpoint is served: a folder is served by its own name, without its path."""
     return None if model is None else Settings(model=model).served_model_names[0]
 
 
@@ -129,7 +133,7 @@ def _model_to_serve(name: str | None) -> str | None:
 
 def _plan(row: Client, target: Target, arguments: list[str] | None) -> Plan:
     plan = row.plan(target)
-    return replace(plan, alone=tuple(arguments)) if arguments else plan
+    return replace(plan, arguments=tuple(arguments)) if arguments else plan
 
 
 def _warn(plan: Plan, target: Target) -> None:
@@ -150,11 +154,11 @@ def _warn(plan: Plan, target: Target) -> None:
 
 
 def _write(plan: Plan) -> None:
-    if plan.lasting is None:
+    if plan.settings is None:
         raise CommandFailed(
             f"{plan.title} has no settings file that can be written: start it with launch, or see --print."
         )
-    print(write_lasting(plan.lasting))
+    print(write_settings(plan.settings))
     if plan.after_writing:
         print(plan.after_writing)
 
