@@ -20,12 +20,12 @@ _WHOLE = 1 << 40  # an eviction removes all tokens of a node, because files are 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Use:
-    """What all parts of the tree hold that need one record's file, and the records that continue it.
+    """The use of one record's file, shared by the parts of the tree that need it and by records that continue it.
 
-    When the last of them goes, it goes too.
+    It ends with the last of them.
     """
 
-    before: "_Use | None"  # that of the record that this one continues, without which it cannot be found
+    before: "_Use | None"  # the use of the record that this one continues, without which it cannot be found
 
 
 @dataclass(frozen=True, slots=True)

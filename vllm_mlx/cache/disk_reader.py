@@ -29,7 +29,7 @@ from .tree import PrefixTree
 logger = logging.getLogger(__name__)
 
 MIN_GAIN = 32  # tokens: reading fewer is not worth a file's opening
-_READ_S = 0.005  # what a read takes beside its bytes: it is queued, and the sequence waits for a step to end
+_READ_S = 0.005  # what a read takes in addition to its bytes: it is queued, and the sequence waits for a step to end
 _AHEAD_BYTES = 256 << 20  # arrays that are made before they are read: a disk reads less in a step of other rows
 _MADE_BYTES = 32 << 20  # arrays that are made at a time
 _NUM_READERS = 2
@@ -39,7 +39,7 @@ _MALFORMED = (
     TypeError,
     ValueError,
     AttributeError,
-)  # layouts that nobody of ours wrote raise these
+)  # raised by layouts that this program did not write
 
 
 class Comparison(Protocol):
@@ -60,7 +60,7 @@ class Check(Protocol):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Reading:
-    """What one sequence waits for."""
+    """A read that one sequence waits for."""
 
     seq_id: int
     key: bytes  # ends at the resume point
@@ -71,8 +71,8 @@ class _Reading:
     state: Record | None
     loads: tuple[tuple[Record, int], ...]  # the tensors to read, as a record and an index, in the order of the files
     num_gained: int  # tokens beyond what memory holds
-    num_bytes: int = field(init=False)  # that are read
-    current: Record | None = None  # what is being read
+    num_bytes: int = field(init=False)  # bytes to read
+    current: Record | None = None  # the record that is being read
     arrays: dict[Key, mx.array] = field(default_factory=dict)
     empty: SimpleQueue[tuple[mx.array, memoryview] | None] = field(default_factory=SimpleQueue)  # arrays to fill
     num_made: int = 0  # arrays were made for the first ones of `loads`

@@ -1,4 +1,4 @@
-"""Removes what is on disk: for room, because it is damaged or gone, or because somebody asks for it.
+"""Removes cached state from disk: for room, because files are damaged or gone, or because somebody asks for it.
 
 The engine thread does this in small pieces between its steps. Files are removed on the writer's thread.
 """
@@ -30,7 +30,7 @@ class DiskRemoval:
         self._folder, self._memory, self._index, self._plan, self._submit = folder, memory, index, plan, submit
         self._chores: deque[Iterator[None]] = deque()
         self._num_clears = 0
-        self._checks: set[bool] = set()  # what is to be looked for in memory; True: what is lost is written again
+        self._checks: set[bool] = set()  # checks of memory that are due; True: what has lost its file is written again
 
     @property
     def is_busy(self) -> bool:
@@ -41,7 +41,7 @@ class DiskRemoval:
         for _ in range(PIECES):
             if not self._chores:
                 return
-            chore = self._chores.popleft()  # it is gone if it raises an error
+            chore = self._chores.popleft()  # one that raises an error is dropped
             with suppress(StopIteration):
                 next(chore)
                 self._chores.appendleft(chore)
@@ -62,7 +62,7 @@ class DiskRemoval:
             self._folder.remove(record)
 
     def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
-        """Remove the files of least worth, until `num_bytes` more fit. `then` hears whether anything was removed."""
+        """Remove the files of least worth, until `num_bytes` more fit. `then` gets whether anything was removed."""
         self._chores.append(self._making_room(num_bytes, then))
 
     def _making_room(self, num_bytes: int, then: Callable[[bool], None]) -> Iterator[None]:
@@ -80,7 +80,7 @@ class DiskRemoval:
         then(freed_bytes > 0)
 
     def clear(self, salts: str) -> None:
-        """Nothing of salts that begin with `salts` is found any more. Their files are removed soon."""
+        """Forget the state of all salts that begin with `salts`. Its files are removed soon."""
         self._index.drop_repeated()
         self._num_clears += 1  # victims may be among what is cleared
         self._chores.append(self._letting_go(self._index.tree.detach(salts=salts)))
@@ -111,9 +111,9 @@ class DiskRemoval:
         self._check_memory(is_lost=True)
 
     def _check_memory(self, *, is_lost: bool) -> None:
-        """Nodes in memory may be kept nowhere else any more.
+        """Check which nodes in memory have no file any more.
 
-        What is lost is written again. What was evicted is not: it was of least worth.
+        State whose file was lost is written again, but not state that was evicted from disk: it was of least worth.
         """
         if is_lost not in self._checks:
             self._checks.add(is_lost)

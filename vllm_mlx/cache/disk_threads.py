@@ -1,4 +1,4 @@
-"""Threads that do what they are given, in its order, and what their users need of the tier.
+"""Threads that do the work they are given, in order, and the part of the tier that its reader and writer use.
 
 The threads are daemons: a disk that hangs keeps no process alive.
 """
@@ -29,7 +29,7 @@ class Owner(Protocol):
         ...
 
     def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
-        """Remove the files of least worth. `then` hears whether any was removed."""
+        """Remove the files of least worth. `then` gets whether any was removed."""
         ...
 
     def sweep(self) -> None:
@@ -60,12 +60,12 @@ class Workers:
             thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """`work` may raise nothing. After the end, it is dropped."""
+        """Run `work`, which must not raise, after the work before it. Once the threads are closed, it is dropped."""
         if not self._is_closed:
             self._queue.put(work)
 
     def close(self, timeout_s: float) -> None:
-        """Do what was given, then end. Wait for that, but for no longer than `timeout_s`."""
+        """Let the threads end after the work that they were given, and wait for that, at most `timeout_s`."""
         self._is_closed = True
         for _ in self._threads:
             self._queue.put(None)

@@ -79,9 +79,6 @@ class Stack:
         return keys[:, :, start:end], values[:, :, start:end]
 
 
-EMPTY = Stack((), ())
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
     """Attention KV of successive tokens. `kv` holds keys and values of each layer in turn."""

@@ -256,6 +256,6 @@ def _starts(kept: Kept) -> dict[str, str]:
 
 
 def _start_ids(conversation: Conversation) -> list[int]:
-    """Its own first token ids, and words that stand for images."""
+    """The first token ids of its own, and words in the places of images."""
     words = conversation.own_words[: _START_TOKENS * WORD_BYTES]
     return [int.from_bytes(words[at : at + WORD_BYTES], "big") for at in range(0, len(words), WORD_BYTES)]

@@ -31,7 +31,7 @@ class KeyLine:
 
 
 def all_keys(given: Iterable[str], key_file: Path | None, admin_file: Path | None) -> tuple[APIKey, ...]:
-    """Of the flags, then of --api-key-file, then of --admin-key-file. Raises ConfigError."""
+    """Collect the keys of the flags, then of --api-key-file, then of --admin-key-file. Raises ConfigError."""
     lines = [] if key_file is None else read_keys(key_file, "--api-key-file")
     admins = [] if admin_file is None else read_keys(admin_file, "--admin-key-file")
     flagged = [secret for secret in dict.fromkeys(given) if secret not in {line.secret for line in lines}]

@@ -84,7 +84,7 @@ class Layout:
     """Positions of tokens that are laid out in a grid, counted from the position at which they begin."""
 
     positions: Any  # numpy, (3, tokens), int32
-    advance: int  # how far on from there what follows begins
+    advance: int  # positions from there to the first token after the grid
 
 
 class EncoderInputs(Protocol):
@@ -126,7 +126,7 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptInputs:
-    """What processing hands to the engine."""
+    """A prompt as the engine takes it."""
 
     token_ids: tuple[int, ...]
     media: tuple[MediaItem, ...] = ()

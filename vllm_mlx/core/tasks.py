@@ -53,7 +53,7 @@ def settle(result: "Future[T]", work: Callable[[], T]) -> None:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The first that fails ends the others, and is what is raised."""
+    """Run the tasks at the same time. The first that fails ends the others, and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in work]

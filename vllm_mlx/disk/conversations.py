@@ -119,7 +119,7 @@ def unused_since(records: Iterable[Record], unix_s: float) -> list[Record]:
 
 
 def least_recently_used(records: Iterable[Record], num_bytes: int) -> list[Record]:
-    """Records of together at least so many bytes, as far as there are so many; children before parents."""
+    """Return records that have at least `num_bytes` together, or else all; children come before parents."""
     everything = {record.name: record for record in records}
     num_children = Counter(record.header.parent for record in everything.values())
     ends = [(record.used_s, name) for name, record in everything.items() if not num_children[name]]

@@ -21,7 +21,7 @@ VERSION = 1  # a file of another version of the format has another name
 _SUFFIX = f".v{VERSION}.journal"
 _TEMPORARY = ".new"
 Charge = Callable[[int], bool]  # bytes that are about to be written -> whether they may be
-_FULL_SHARE = 3 / 4  # so much of a full file stays
+_FULL_SHARE = 3 / 4  # the part of a full file that stays
 _LOCK_S = 10.0  # to wait for another server that writes
 _LOOK_S = 0.02
 

@@ -23,7 +23,7 @@ TensorData = tuple[str, str, tuple[int, ...], Data]  # name, dtype as safetensor
 
 
 class Damaged(Exception):
-    """The bytes are not the ones that were written, or the file is none of ours."""
+    """The bytes are not the ones that were written, or this program did not write the file."""
 
 
 class UnknownVersion(Exception):

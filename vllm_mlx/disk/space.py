@@ -87,7 +87,7 @@ class Space:
 
     @contextlib.contextmanager
     def writing(self, path: Path, size: int) -> Iterator[int]:
-        """An open file of the given size to be, which becomes `path` when all went well.
+        """Open a file that will have the given size, and that becomes `path` if the block ends without an error.
 
         Raises NoRoom before, and FileExistsError after the writing if another server wrote the same file meanwhile.
         """

@@ -143,12 +143,12 @@ def _media_requests(config: EngineConfig, vision: VisionProcessor | None, thread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """In memory, and what running it takes here."""
+    """A model in memory, and what running it takes on this machine."""
 
     model: Model
     calibration: Calibration
     images: ImageCost | None = None  # None: it takes none
-    video_fault: str | None = None  # why what the processor makes of a video cannot be served
+    video_fault: str | None = None  # why videos, as the processor prepares them, cannot be served
 
 
 def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionProbe | None = None) -> MeasuredModel:

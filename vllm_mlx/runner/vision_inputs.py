@@ -1,4 +1,4 @@
-"""What the language model of a vision checkpoint takes beside ids: features of images and videos, positions, masks.
+"""The inputs of a vision checkpoint's language model besides ids: features of images and videos, positions, masks.
 
 Knows no cache and no batch.
 """

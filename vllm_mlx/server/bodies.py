@@ -38,7 +38,7 @@ from .json_bytes import LARGE_BYTES, read_json
 from .log import record_of
 
 LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
-BODIES = 4  # running requests may hold so many bodies of the largest size together
+BODIES = 4  # running requests may hold this many bodies of the largest size together
 SMALL_BYTES = 64 * 1024  # a body of this size is always accepted
 BUSY_S = 5  # `retry-after` if there is no room for a body
 _BUSY = (

@@ -1,4 +1,4 @@
-"""One log line for each request, at its end, without any word of a prompt or a reply; and the facts behind it."""
+"""Collects the facts about each request, and logs one line at its end, without any word of a prompt or a reply."""
 
 import asyncio
 import logging
@@ -293,7 +293,7 @@ class RequestRecord:
         }
 
     def facts(self, ended_s: float) -> dict[str, Any]:
-        """What is recorded of the request beside its body."""
+        """The facts that are recorded with the body of the request."""
         usage = total_usage(self._usages, self._choices_per_prompt) if self._usages else None
         response = {
             "status": self.status,

@@ -35,7 +35,7 @@ LAST_EVENTS_S = 5  # streams can send their last event during this time, once th
 SWITCH_S = 0.0005
 
 DUE = 10  # collections of the middle generation after which Python would start a full one
-MAX_OBJECTS = 500_000  # objects created since loading; a full collection of so many takes tens of milliseconds
+MAX_OBJECTS = 500_000  # objects created since loading; a full collection of this many takes tens of milliseconds
 MAX_WAIT_S = 60.0  # the longest wait for a quiet moment
 _NEVER = 1 << 30
 

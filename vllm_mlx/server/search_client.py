@@ -197,7 +197,7 @@ def _pages(value: Any) -> Iterator[FoundPage]:
 
 
 def _free_pages(text: str, query: str) -> list[FoundPage]:
-    """An answer in words is one page, at the first address that it names."""
+    """Turn an answer in words into one page, at the first address in it."""
     found = _URL.search(text)
     if not text.strip() or found is None or len(found[0]) > _MAX_URL_CHARS:
         return []

@@ -32,14 +32,14 @@ _MORE_ROUNDS = 2  # generations after the last search that a request allows
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What one generation wrote."""
+    """The results of one generation."""
 
     blocks: list[BlockEnd]
     end: Finished
 
     @property
     def searches(self) -> list[ToolCallPart]:
-        """The searches to run; none if the reply has ended otherwise."""
+        """The searches to run; none if a limit or a stop string ended the reply."""
         if self.end.reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or self.end.stop is not None:
             return []
         return [part for part in self.parts if isinstance(part, ToolCallPart) and part.name == SEARCH_NAME]
@@ -61,12 +61,12 @@ def _part(block: BlockEnd) -> Part:
 
 
 class SearchingReply:
-    """A generation, as which it is used: further ones follow where the model searches."""
+    """Has the interface of a `Generation`. After the searches of a generation, another one continues the reply."""
 
     def __init__(
         self, engine: EngineClient, client: SearchClient, request: Request, tool: SearchTool, reasoning: ReasoningMode
     ):
-        """`reasoning`: how the client gets it, and so sends it back."""
+        """`reasoning`: the form in which the client gets it, and in which it would send it back."""
         self._engine = engine
         self._client = client
         self._request = request
@@ -189,7 +189,7 @@ class SearchingReply:
 
 
 def _continued(begun: tuple[Part, ...], parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """The text that the client began, and what followed, as one text."""
+    """Join the text that the client began with the text that follows it."""
     match begun, parts:
         case (*head, TextPart(start)), (TextPart(rest), *tail):
             return (*head, TextPart(start + rest), *tail)

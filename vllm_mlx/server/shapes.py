@@ -1,7 +1,7 @@
 """The shape of a request body: its structure, kinds and lengths, without its texts; and a body of the same shape.
 
-A word is kept if the protocols define it, in a field that holds such words. A name or an id becomes `name1`, the same
-one wherever it stands. Any other text becomes an object that tells its length. Does no I/O.
+A word is kept if the protocols define it, in a field that has such words. A name or an id becomes `name1`, the same one
+in every place. Any other text becomes an object that has its length. Does no I/O.
 """
 
 import hashlib
@@ -96,14 +96,14 @@ FIELDS, WORDS, _WORD_FIELDS, _FREE_FIELDS = _vocabulary()
 
 
 class Shaper:
-    """Makes the shape of one body. Equal texts under one `salt` have one mark, which nobody can tell without it."""
+    """Makes the shape of one body. Equal texts have the same mark, which nobody can compute without the `salt`."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
         self._names: dict[str, str] = {}
 
     def shape(self, value: Any, field: str = "", *, is_free: bool = False) -> Any:
-        """`field`: where the value stands. `is_free`: inside an object whose fields the protocol does not define."""
+        """`field`: the name of the value's field. `is_free`: it is in an object whose fields no protocol defines."""
         match value:
             case dict() if field == "logit_bias":
                 return {BIASES: len(value)}
@@ -124,7 +124,7 @@ class Shaper:
                 return value
 
     def _field(self, name: str, is_free: bool) -> str:
-        """The name of a field: a client's own only where no object of any form begins."""
+        """Return the name of a field, or a replacement for a name that only the client defines."""
         is_plain = _FIELD.fullmatch(name) and not _PSEUDONYM.fullmatch(name)
         if name in FIELDS or (is_plain and not is_free):
             return name
@@ -167,7 +167,7 @@ def _json(text: str) -> Any:
 
 
 def without_quotes(message: str) -> str:
-    """An error's message, without what it quotes of the client; paths of the protocol's own fields stay."""
+    """Return an error's message without the client's words that it quotes. Paths of the protocol's own fields stay."""
 
     def keep(quote: re.Match[str]) -> str:
         words = re.findall(r"[^\W\d]\w*", quote[2])
@@ -177,7 +177,7 @@ def without_quotes(message: str) -> str:
 
 
 def filled(shape: Any) -> Any:
-    """A body of this shape. Texts have the same lengths in characters and bytes, and equal ones are equal again."""
+    """Make a body of this shape. Texts are as long in characters and bytes as they were, and equal ones are equal."""
     match shape:
         case {"~text": int(num_chars)}:
             return _filler(num_chars, shape.get("bytes", num_chars), str(shape.get("same", "")))
@@ -199,7 +199,7 @@ def filled(shape: Any) -> Any:
 
 
 def _filler(num_chars: int, num_bytes: int, seed: str) -> str:
-    """Words of small letters. What the bytes exceed the characters by is in the letters at the start."""
+    """Make words of small letters. If there are more bytes than characters, the first letters have several bytes."""
     extra = max(0, min(num_bytes - num_chars, 3 * num_chars))
     size, rest = divmod(extra, num_chars) if num_chars else (0, 0)
     wide = ("e", "é", "語", "😀", "😀")
