@@ -1,7 +1,6 @@
 """The `anthropic` package against the server, over a real socket."""
 
 import asyncio
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import anthropic
 import pytest
 
 from tests.support.rows import row
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -262,16 +261,6 @@ def test_a_failure_is_a_500_in_a_whole_reply_and_an_event_in_a_stream(
         client.messages.create(**ASK)
     with pytest.raises(anthropic.APIStatusError, match="The row broke"), client.messages.stream(**ASK) as stream:
         stream.get_final_message()
-
-
-def test_a_client_that_goes_ends_its_generation(server: Running, engine: FakeEngine) -> None:
-    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Pause())
-    connection = server.connect()
-    connection.sendall(post_bytes("/v1/messages", json.dumps({**ASK, "stream": True})))
-    eventually(lambda: bool(engine.running))
-    connection.close()
-    eventually(lambda: not engine.running)
-    assert len(engine.aborted) == 1
 
 
 def test_silence_is_broken_by_pings_in_the_prefill_too() -> None:

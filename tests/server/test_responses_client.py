@@ -1,13 +1,12 @@
 """The `openai` package's Responses against the server, over a real socket."""
 
 import asyncio
-import json
 from typing import Any
 
 import openai
 import pytest
 
-from tests.support.running import Running, eventually, post_bytes, serving
+from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.errors import ContextLengthExceeded, GenerationError, Overloaded
 from vllm_mlx.core.events import (
     Failed,
@@ -240,16 +239,6 @@ def test_a_limit_leaves_an_incomplete_response(client: openai.OpenAI, engine: Fa
     reply = client.responses.create(**ASK, max_output_tokens=5)
     assert reply.status == "incomplete" and reply.incomplete_details is not None
     assert reply.incomplete_details.reason == "max_output_tokens"
-
-
-def test_a_client_that_goes_ends_its_generation(server: Running, engine: FakeEngine) -> None:
-    engine.play = lambda request, index: (Started(7, 0), TextDelta("a"), Pause())
-    connection = server.connect()
-    connection.sendall(post_bytes("/v1/responses", json.dumps({**ASK, "stream": True})))
-    eventually(lambda: bool(engine.running))
-    connection.close()
-    eventually(lambda: not engine.running)
-    assert len(engine.aborted) == 1
 
 
 def test_silence_is_broken_by_the_response_so_far() -> None:
