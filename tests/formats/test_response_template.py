@@ -172,6 +172,10 @@ def test_parts_that_the_rules_leave_out_are_none() -> None:
     ("template", "words"),
     [
         ("<think>", "no `fields`"),
+        ({"fields": {"reasoning": {"open_pattern": "<think>\\", "close": "</think>"}}}, "more than text"),
+        ({"fields": {"reasoning": {"open": 5, "close": "</think>"}}}, "neither a text nor a list"),
+        ({"fields": {"tool_calls": {"open_pattern": r"\s*"}}}, "no opening tag"),
+        ({"fields": {"tool_calls": {"open": "\n", "content": "json"}}}, "no opening tag"),
         ({"version": 2, "fields": {}}, "version"),
         ({"fields": {"thinking": "<think>"}}, "no object"),
         ({"fields": {"thinking": {"close": "</think>"}}}, "no opening"),

@@ -21,9 +21,13 @@ from .layouts import IN_A_ROW, JSON, JSON_LIST, tags
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _MAX_PATTERN = 1000  # characters
 _NAME_KEYS, _ARGUMENT_KEYS = ("name", "tool_name"), ("arguments", "parameters", "args")  # that the JSON body reads
-_GROUP = re.compile(r"\((?:\?P<(\w+)>|\?:)?")
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{[\d,]*\})\??")
+_QUANTIFIER = r"(?:[*+?]|\{[\d,]*\})\??"
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
+_PIECE = re.compile(  # one piece of a pattern: the beginning of a group, what matches any text, or a character
+    rf"(?P<other>\(\?(?!:|P<)|\\\Z)|(?P<group>\((?:\?P<(?P<name>\w+)>|\?:)?)"
+    rf"|{_CLASS.pattern}|{_QUANTIFIER}|\\[^\W\d_]|[.^$|)]|\\?(?P<char>.)(?P<quantifier>{_QUANTIFIER})?",
+    re.DOTALL,
+)
 _NAMED = "\0"  # stands for a named group among the literal parts of a pattern
 
 
@@ -77,7 +81,10 @@ def _anchors(field: Mapping[str, Any], key: str) -> list[list[str]]:
     """Return the literal parts of each text that may begin or end a field."""
     given = field.get(key)
     if given is not None:
-        return [[text] for text in ([given] if isinstance(given, str) else given) if isinstance(text, str)]
+        texts = given if isinstance(given, list) else [given]
+        if not all(isinstance(text, str) for text in texts):
+            raise UnreadableTemplate(f"`{key}` is neither a text nor a list of texts")
+        return [[text] for text in texts]
     pattern = field.get(f"{key}_pattern")
     return [] if pattern is None else [_literals(pattern)]
 
@@ -85,38 +92,23 @@ def _anchors(field: Mapping[str, Any], key: str) -> list[list[str]]:
 def _literals(pattern: Any) -> list[str]:
     """Return the literal parts of a pattern, in order; `_NAMED` is in the place of a named group.
 
-    Optional parts are left out. Raises UnreadableTemplate if the pattern looks ahead or back.
+    Optional parts are left out. Raises UnreadableTemplate if the pattern looks ahead or back, or is invalid.
     """
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
         raise UnreadableTemplate(f"a pattern is no text, or longer than {_MAX_PATTERN} characters")
     parts = [""]
     position = 0
-    while position < len(pattern):
-        char = pattern[position]
-        if pattern.startswith("(?", position) and not pattern.startswith(("(?:", "(?P<"), position):
+    while found := _PIECE.match(pattern, position):
+        position = found.end()
+        if found["other"]:
             raise UnreadableTemplate(f"the pattern {pattern!r} is more than text and groups")
-        if group := _GROUP.match(pattern, position):
-            position = group.end()
-            if group[1]:
-                position = _end_of_group(pattern, position)
-                parts += [_NAMED, ""]
-        elif found := _CLASS.match(pattern, position) or _QUANTIFIER.match(pattern, position):
+        if found["name"]:
+            position = _end_of_group(pattern, position)
+            parts += [_NAMED, ""]
+        elif found["char"] and not found["quantifier"]:
+            parts[-1] += found["char"]
+        elif not found["group"]:
             parts.append("")
-            position = found.end()
-        elif char == "\\" and pattern[position + 1 : position + 2].isalpha():
-            parts.append("")
-            position += 2
-        elif char in ".^$|)":
-            parts.append("")
-            position += 1
-        else:
-            length = 2 if char == "\\" else 1
-            if quantifier := _QUANTIFIER.match(pattern, position + length):
-                position = quantifier.end()
-                parts.append("")
-            else:
-                parts[-1] += pattern[position + length - 1]
-                position += length
     return [part for part in parts if part]
 
 
@@ -133,10 +125,9 @@ def _end_of_group(pattern: str, position: int) -> int:
 
 
 def _calls(field: Mapping[str, Any]) -> Calls:
-    anchors = _anchors(field, "open")
-    if not anchors or anchors[0][0] == _NAMED:
+    runs = next(iter(_anchors(field, "open")), [])
+    if not runs or runs[0] == _NAMED or not runs[0].strip():
         raise UnreadableTemplate("tool_calls has no opening tag")
-    runs = anchors[0]
     closes = _tags_of(field, "close")
     arguments = field.get("content_args")
     pattern = arguments.get("tag_pattern") if isinstance(arguments, Mapping) else None
