@@ -116,13 +116,15 @@ def test_a_key_that_others_can_see_is_said() -> None:
     assert not plan_of("cline", api_key=NO_KEY).warning
 
 
-def test_codex_is_given_valid_toml() -> None:
-    [command] = plan_of("codex").commands
+@pytest.mark.parametrize("model", [TARGET.model, 'My "ł" 🦙'])
+def test_settings_of_any_model_are_valid(model: str) -> None:
+    codex, cn = plan_of("codex", model=model), plan_of("continue", model=model)
+    [command] = codex.commands
     overrides = tomllib.loads("\n".join(command[2::2]))
-    settings = plan_of("codex").settings
-    assert isinstance(settings, OwnFile)
-    assert tomllib.loads(settings.text) == overrides
-    assert overrides["model_context_window"] == 40960
+    assert isinstance(codex.settings, OwnFile) and isinstance(cn.settings, OwnFile)
+    assert tomllib.loads(codex.settings.text) == overrides
+    assert (overrides["model"], overrides["model_context_window"]) == (model, 40960)
+    assert yaml.safe_load(cn.settings.text)["models"][0]["model"] == model
 
 
 def fake_client(folder: Path, name: str) -> str:

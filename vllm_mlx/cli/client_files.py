@@ -49,6 +49,11 @@ def text_of(path: Path, document: Any) -> str:
             return pretty(document)
 
 
+def as_json(value: Any) -> str:
+    """Return JSON on one line that is also TOML and YAML: these do not join two escapes to one character."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def pretty(values: Any) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
@@ -56,7 +61,7 @@ def pretty(values: Any) -> str:
 def _toml(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
     """Yield lines of TOML. JSON's texts, numbers and lists of these are TOML, too."""
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
+    lines = [f"{key} = {as_json(value)}" for key, value in values.items() if key not in tables]
     if table and lines:
         yield from ("", f"[{table}]")
     yield from lines
@@ -73,14 +78,14 @@ def _yaml(values: Any) -> Iterator[str]:
             yield from (f"  {line}" for line in rest)
     elif isinstance(values, Mapping):
         for key, value in values.items():
-            name = key if key.replace("-", "").replace("_", "").isalnum() else json.dumps(key)
+            name = key if key.replace("-", "").replace("_", "").isalnum() else as_json(key)
             if isinstance(value, Mapping | list) and value:
                 yield f"{name}:"
                 yield from (f"  {line}" for line in _yaml(value))
             else:
-                yield f"{name}: {json.dumps(value)}"
+                yield f"{name}: {as_json(value)}"
     else:
-        yield json.dumps(values)
+        yield as_json(values)
 
 
 _BEGIN, _END = "# vllm-mlx launch: begin\n", "# vllm-mlx launch: end\n"

@@ -4,7 +4,6 @@ The table holds templates: `{model}` and the other names of `Target.values` stan
 starts and writes nothing. See docs/clients.
 """
 
-import json
 import re
 import shlex
 import sys
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .client_files import JsonEntries, OwnFile, SettingsChange, TextLines, text_of
+from .client_files import JsonEntries, OwnFile, SettingsChange, TextLines, as_json, text_of
 from .terminal import one_line
 
 NO_KEY = "none"  # sent where the server asks for none
@@ -181,7 +180,7 @@ def _on_one_line(template: str | AsJson, values: Mapping[str, str | int]) -> str
     if isinstance(template, str):
         return str(fill(template, values))
     document = fill(template.document, values)
-    return template.prefix + json.dumps(document) + template.suffix
+    return template.prefix + as_json(document) + template.suffix
 
 
 def _file(path: Path, template: Any, values: Mapping[str, str | int]) -> str:
