@@ -85,6 +85,35 @@ def test_one_call_where_one_is_allowed(name: str) -> None:
     assert one.read(ids, name, TOOLS).calls == [("noop", {})]
 
 
+@pytest.mark.parametrize("name", ["qwen3_xml", "glm45", "deepseek_v32", "minimax_m3", "gemma4", "lfm2"])
+@pytest.mark.parametrize("schema", [{"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}])
+def test_a_text_of_any_length_holds_no_special_token(name: str, schema: dict[str, Any]) -> None:
+    """Above all not the one that ends the reply."""
+    spec = ToolSpec("f", None, {"properties": {"a": schema}, "required": ["a"], "additionalProperties": False})
+    one = sampler_of(name, has_tokens=True)
+    grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], name, one.writer(), NO_HEADER, 1)
+    for seed in range(3):
+        ids = one.draw_reply(grammar, seed, most=60, ends=1.0)
+        assert ids is None or one.read(ids, name, [spec]).num_open == 0
+
+
+@pytest.mark.parametrize("types", ["string", ["string", "null"], []])
+def test_arguments_that_are_no_object_are_refused(types: Any) -> None:
+    with pytest.raises(InvalidParameter, match="schema of an object") as caught:
+        GuidedTool.of(ToolSpec("f", None, {"type": types}), "tools[0].input_schema", is_strict=True)
+    assert caught.value.param == "tools[0].input_schema"
+
+
+def test_arguments_that_may_also_be_null_are_an_object() -> None:
+    one = sampler()
+    schema = {"type": ["null", "object"], "properties": {"a": {"const": 1}}, "required": ["a"]}
+    spec = ToolSpec("f", None, {**schema, "additionalProperties": False})
+    grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], "hermes", one.writer(), NO_HEADER, 1)
+    for seed in range(6):
+        ids = one.draw_reply(grammar, seed)
+        assert ids is not None and one.read(ids, "hermes", [spec]).calls == [("f", {"a": 1})]
+
+
 @pytest.mark.parametrize(
     "name", ["hermes", "qwen3_xml", "glm45", "deepseek_v32", "kimi_k2", "lfm2", "gemma4", "mistral"]
 )

@@ -30,9 +30,10 @@ class GuidedTool:
         if not is_strict:
             return cls(tool.name, {"type": "object"}, param, is_strict=False)
         schema = checked_schema(tool.parameters or {}, param, budget)
-        if not isinstance(schema, Mapping):
+        types = schema.get("type", "object") if isinstance(schema, Mapping) else ()
+        if "object" not in ([types] if isinstance(types, str) else types):
             raise refused(param, " must be the schema of an object.")
-        return cls(tool.name, {"type": "object", **schema}, param)
+        return cls(tool.name, {**schema, "type": "object"}, param)
 
 
 @dataclass(frozen=True, slots=True)
