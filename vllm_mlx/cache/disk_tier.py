@@ -32,7 +32,7 @@ _LOAD_S = 10.0  # the longest wait for the index at start
 _BATCH = 64  # records that are added to the index at a time
 _QUEUE_SHARE = 16  # a sixteenth of the memory is kept for what is evicted and waits to be written
 _NOTE_S = 60.0  # a record's last use is noted at most so often
-_COMPARE_S = 30.0  # between two looks at what other servers did
+_COMPARE_S = 30.0  # between two looks at the changes of other servers
 
 
 class DiskTier:
@@ -222,7 +222,7 @@ class DiskTier:
 
     @contextmanager
     def _leaving(self, node: Node, leaf: Node) -> Iterator[None]:
-        """Around an eviction from the tree in memory."""
+        """Use it around an eviction from the tree in memory."""
         with ExitStack() as after:
             if self.is_on:
                 self._contain(lambda: after.enter_context(self._writer.leaving(node, leaf)))
@@ -285,7 +285,7 @@ class DiskTier:
         self._removal.clear(salts)
 
     def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
-        """Remove the files of least worth, so that `num_bytes` more fit. `then` hears whether anything was removed."""
+        """Remove the files of least worth, so that `num_bytes` more fit. `then` gets whether anything was removed."""
         self._removal.make_room(num_bytes, then)
 
     def sweep(self) -> None:
@@ -303,7 +303,7 @@ class DiskTier:
         self._removal.lost(names)
 
     def _compare(self) -> None:
-        """Look what other servers did, and whether too much is kept. Runs on the writer's thread."""
+        """Take in the changes of other servers, and check whether too much is kept. Runs on the writer's thread."""
         changes = self._folder.changes()
         self.post(self._works)
         for at in range(0, len(changes.added), _BATCH):
@@ -317,7 +317,7 @@ class DiskTier:
     # -- the state of the tier
 
     def fail(self, error: Exception) -> None:
-        """Something could not be done. The tier goes on if only the folder is missing, because it may come back."""
+        """Note that something failed. The tier stays on if only the folder is missing, because it may come back."""
         if device_fault(error) is not None:
             self._fault = error
             self._reader.cancel()

@@ -38,12 +38,12 @@ class PrefixTree:
         self._max_buffers = max_buffers or 1 << 62
         self._s_per_token = s_per_token
         self._speeds: dict[str, float] = {}  # seconds to recompute a token, by model fingerprint
-        self.read_bytes_per_s: float | None = None  # at which nodes with `is_copied` come back; None: never
+        self.read_bytes_per_s: float | None = None  # how fast nodes with `is_copied` are read again; None: never
         self._min_cut = min_cut
         self._worth = worth
         self._store = NodeStore()
         self.changed = self._store.changed
-        self.leaving: Leaving | None = None  # set by the one who keeps what is evicted
+        self.leaving: Leaving | None = None  # set by the disk tier, which keeps what is evicted
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed

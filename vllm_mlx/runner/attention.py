@@ -22,7 +22,7 @@ FUSED_WIDTHS = frozenset({64, 72, 80, 96, 128, 192, 256})
 # MLX prefers matrix products for these, which are faster and take memory (`use_fallback` in the same file).
 UNPREFERRED_WIDTHS = frozenset({192, 256})
 _FORCED_BYTES = 2  # bytes of an element; with more, they exceed a threadgroup's 32 KB (steel_attention.h)
-_FEW_QUERIES = 8  # up to so many, other kernels are used, and scores are small
+_FEW_QUERIES = 8  # this many or fewer take other kernels, and their scores are small
 _COPIES = 2  # scores and masked scores live at once (the fallback of `scaled_dot_product_attention` in mlx/fast.cpp)
 
 

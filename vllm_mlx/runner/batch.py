@@ -75,7 +75,7 @@ class Group:
         return [seq.seq_id for seq in self.seqs]
 
     def grow(self, num_tokens: int) -> None:
-        """Note that a forward pass has added so many tokens to each row."""
+        """Note that a forward pass has added `num_tokens` tokens to each row."""
         self.lengths = [length + num_tokens for length in self.lengths]
         if self.counters is None:
             self.counters = layers.length_counters(self.kv)

@@ -20,7 +20,7 @@ _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     tokens_per_s: float
-    overhead_s: float  # seconds of a chunk beside those of its tokens: the weights are read, kernels are started
+    overhead_s: float  # seconds of a chunk in addition to those of its tokens: weights are read, kernels are started
     chunk_bytes_per_token: float  # activations at their peak
     attention: frozenset[AttentionShape] = frozenset()
 
@@ -46,7 +46,7 @@ def calibrate(model: Model) -> Calibration:
 
 
 def overhead_of(short_s: float, probe_s: float) -> float:
-    """Seconds of a chunk beside those of its tokens, from the seconds of a short probe and of a longer one."""
+    """Seconds of a chunk in addition to those of its tokens, from the seconds of a short probe and of a longer one."""
     per_token_s = (probe_s - short_s) / (_PROBE_TOKENS - _SHORT_PROBE_TOKENS)
     overhead_s = short_s - _SHORT_PROBE_TOKENS * per_token_s
     return max(0.0, min(overhead_s, _MOST_OVERHEAD * short_s, _MOST_OVERHEAD * probe_s))

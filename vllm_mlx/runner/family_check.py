@@ -1,6 +1,6 @@
-"""Proof at load that a vision family is served right: two images, put together by us, against mlx-vlm's own way.
+"""Proof at load that a vision family is served right: its results for two images are compared with mlx-vlm's own.
 
-And a video, which is refused where it fails, while images are served.
+A video is compared too. If its results differ, videos are refused, and images are served.
 """
 
 import logging
@@ -45,7 +45,7 @@ def check_family(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[s
 
 
 def media_fault(model: MultimodalModel, prompt: PromptInputs, inputs: Mapping[str, np.ndarray]) -> str | None:
-    """In what our way with the prompt's images or video differs from mlx-vlm's; `inputs`: the tensors of all in one."""
+    """Say how the results for a prompt's images or video differ from mlx-vlm's. `inputs`: the tensors of all media."""
     try:
         fault = _difference(model, prompt, inputs)
     except (Unsupported, ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:

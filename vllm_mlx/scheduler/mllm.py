@@ -79,7 +79,7 @@ class MLLMScheduler(Scheduler):
         return True
 
     def _has_room(self, item: MediaItem) -> bool:
-        """Whether the features fit beside the ones that this step needs. Alone, an image of any size is encoded."""
+        """Whether the features fit with the ones that this step needs. A single image of any size is encoded."""
         held_bytes = self._media.held_bytes
         return not held_bytes or held_bytes + item.length * self._media_bytes_per_token <= self._media.max_bytes
 
