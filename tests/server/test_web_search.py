@@ -15,47 +15,21 @@ from vllm_mlx.core.errors import ContextLengthExceeded
 from vllm_mlx.core.events import (
     Finished,
     FinishReason,
-    ReasoningDelta,
     Started,
     TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
     Usage,
 )
 from vllm_mlx.core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from vllm_mlx.core.request import Request
 from vllm_mlx.engine.loading import start_engine
 
-from .fakes import FakeEngine, Script, finished, says
+from .fakes import FakeEngine, Script
+from .searching import TEXT, as_codex_sends, calls, once, results
 from .searx import PAGES, Searx, searx
 
-TEXT = "[1] A\nhttps://en.example.org/a\nabout a\n\n[2] B\nhttps://news.example.com/b\nabout b"
 ASK: Any = [{"role": "user", "content": "What is new?"}]
 TOOL: Any = {"type": "web_search_20250305", "name": "web_search"}
 MESSAGE: Any = {"model": "tiny", "max_tokens": 100, "messages": ASK}
-
-
-def calls(*names: str, query: str = "news", before: str = "Let me look. ", first: int = 1) -> Script:
-    events: list[Any] = [Started(7, 2), ReasoningDelta("hm"), TextDelta(before)]
-    for number, name in enumerate(names, first):
-        call = [
-            ToolCallStart(0, f"call_{number}", name),
-            ToolCallDelta(0, '{"query":'),
-            ToolCallDelta(0, f' "{query}"}}'),
-        ]
-        events += [*call, ToolCallEnd(0)]
-    return (*events, finished(FinishReason.TOOL_CALLS, 10))
-
-
-def results(request: Request) -> list[ToolResultPart]:
-    parts = (part for message in request.messages or () for part in message.parts)
-    return [part for part in parts if isinstance(part, ToolResultPart)]
-
-
-def once(request: Request, index: int) -> Script:
-    """It searches once, and then answers."""
-    return says("It is ", "new.") if results(request) else calls("web_search")
 
 
 @pytest.fixture(scope="module")
@@ -265,51 +239,6 @@ def test_a_search_that_fails_is_told(
     )
 
 
-def test_responses_hold_the_search_and_send_it_back(gpt: openai.OpenAI, engine: FakeEngine) -> None:
-    ask: Any = {"model": "tiny", "tools": [{"type": "web_search"}], "store": False}
-    include: Any = ["web_search_call.action.sources"]
-    whole = gpt.responses.create(**ask, input="What is new?", include=include)
-    assert [item.type for item in whole.output] == ["reasoning", "message", "web_search_call", "message"]
-    call: Any = whole.output[2]
-    assert call.status == "completed" and call.action.query == "news" and len(call.action.sources) == 2
-    events = list(gpt.responses.create(**ask, input="What is new?", include=include, stream=True))
-    last: Any = events[-1]
-    hidden = {"__all__": {"id", "encrypted_content"}}
-    assert [item.model_dump(exclude={"id"}) for item in last.response.output] == [
-        item.model_dump(exclude={"id"}) for item in whole.output
-    ], hidden
-    names = [event.type for event in events if "web_search_call" in event.type]
-    assert names == [f"response.web_search_call.{step}" for step in ("in_progress", "searching", "completed")]
-    done = [event for event in events if event.type == "response.output_item.done"]
-    assert [event.output_index for event in done] == [0, 1, 2, 3]
-    second = engine.requests[1]
-    sent: Any = [
-        {"role": "user", "content": "What is new?"},
-        *(item.model_dump(exclude_none=True) for item in whole.output),
-    ]
-    gpt.responses.create(**ask, input=[*sent, {"role": "user", "content": "And?"}])
-    third = engine.requests[4]
-    assert second.messages is not None and third.messages is not None
-    assert third.messages[: len(second.messages)] == second.messages
-    assert third.messages[len(second.messages)].parts == (TextPart("It is new."),)
-
-
-def test_responses_limit_and_narrow_searches(gpt: openai.OpenAI, engine: FakeEngine, web: Searx) -> None:
-    tool: Any = {"type": "web_search", "filters": {"allowed_domains": ["example.org"]}, "search_context_size": "low"}
-    gpt.responses.create(model="tiny", input="x", tools=[tool], tool_choice={"type": "web_search"})  # type: ignore[call-overload]
-    assert web.queries == ["news site:example.org"] and engine.requests[0].tool_choice.name == "web_search"
-    engine.play = lambda request, _: calls("web_search", first=1 + len(results(request)), before="")
-    response = gpt.responses.create(model="tiny", input="x", tools=[{"type": "web_search"}], max_tool_calls=1)
-    statuses = [item.status for item in response.output if item.type == "web_search_call"]
-    assert statuses[:2] == ["completed", "failed"] and len(statuses) <= 4
-
-
-def test_a_stored_response_goes_on_with_its_search(gpt: openai.OpenAI, engine: FakeEngine) -> None:
-    first = gpt.responses.create(model="tiny", input="What is new?", tools=[{"type": "web_search"}])
-    gpt.responses.create(model="tiny", input="And?", previous_response_id=first.id)
-    assert results(engine.requests[-1])[0].content == (TextPart(TEXT),)
-
-
 def test_without_a_search_server_a_request_for_one_names_the_setting() -> None:
     other = {"name": "ls", "input_schema": {"type": "object"}}
     forced = {"tools": [TOOL, other], "tool_choice": {"type": "tool", "name": "web_search"}}
@@ -346,3 +275,9 @@ def test_the_second_generation_and_the_next_turn_begin_in_the_prefix_cache(web: 
         second = http.post("/v1/messages", json={**body, "messages": turns}).json()["usage"]
         whole = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
         assert second["cache_read_input_tokens"] >= whole - 32
+        ask_gpt = {"max_output_tokens": 400, "tools": [{"type": "web_search"}], "temperature": 0, "store": False}
+        forced = {"input": ask, "tool_choice": {"type": "web_search"}}
+        third = http.post("/v1/responses", json={**ask_gpt, **forced}).json()
+        items = [ask[0], *(as_codex_sends(item) for item in third["output"])]
+        fourth = http.post("/v1/responses", json={**ask_gpt, "input": items}).json()["usage"]
+        assert fourth["input_tokens_details"]["cached_tokens"] >= fourth["input_tokens"] - 32 > whole - 64

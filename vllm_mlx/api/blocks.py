@@ -91,9 +91,7 @@ class BlockSplitter:
     reasoning that the client does not see separately is one block.
     """
 
-    def __init__(self, reasoning: ReasoningMode = "separate", *, numbers_searches: bool = True) -> None:
-        """`numbers_searches`: whether the result of a search is a block of its own."""
-        self._numbers_searches = numbers_searches
+    def __init__(self, reasoning: ReasoningMode = "separate") -> None:
         self._view = None if reasoning == "separate" else ReasoningView(reasoning)
         self._num_blocks = 0
         self._open: BlockStart | None = None
@@ -118,7 +116,7 @@ class BlockSplitter:
                 if self._texts:
                     return self.close()
                 return (self._add("call", "{}"), *self.close())
-            case SearchDone() if self._numbers_searches:
+            case SearchDone():
                 ended = self.close()
                 self._num_blocks += 1
                 index = self._num_blocks - 1

@@ -122,8 +122,8 @@ class TokenNames(Protocol):
 class FoldedChoice:
     """What one choice of a reply has said so far. `logprobs` are those of its text."""
 
-    def __init__(self, reasoning: ReasoningMode = "separate", *, numbers_searches: bool = True) -> None:
-        self._splitter = BlockSplitter(reasoning, numbers_searches=numbers_searches)
+    def __init__(self, reasoning: ReasoningMode = "separate") -> None:
+        self._splitter = BlockSplitter(reasoning)
         self._end: Finished | None = None
         self.blocks: list[BlockEnd] = []
         self.searches: dict[str, SearchDone] = {}  # by the ids of their calls
@@ -169,10 +169,9 @@ class ReplyFold:
         *,
         num_choices: int = 1,
         reasoning: ReasoningMode = "separate",
-        numbers_searches: bool = True,
     ) -> None:
         self._write = write
-        self._choices = [FoldedChoice(reasoning, numbers_searches=numbers_searches) for _ in range(num_choices)]
+        self._choices = [FoldedChoice(reasoning) for _ in range(num_choices)]
 
     def feed(self, index: int, event: GenerationEvent) -> None:
         self._choices[index].feed(event)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 from ..core.errors import InvalidParameter, setting
@@ -131,10 +131,10 @@ def split_searches(parts: Sequence[Part]) -> list[Message]:
     return messages or [Message("assistant", ())]
 
 
-def packed_search(done: SearchDone, arguments: Mapping[str, Any]) -> str:
+def packed_search(done: SearchDone) -> str:
     """A search and its call as JSON, for clients that send both back as one item."""
     pages = [[page.url, page.title, page.text] for page in done.pages]
-    return json.dumps([done.call_id, dict(arguments), pages, done.error], ensure_ascii=False)
+    return json.dumps([done.call_id, dict(done.arguments), pages, done.error], ensure_ascii=False)
 
 
 def unpacked_search(text: str) -> tuple[ToolCallPart, ToolResultPart] | None:

@@ -3,9 +3,10 @@
 Order: Started, any number of PromptProgress, any number of content events, then Finished or Failed once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from .errors import VLLMMLXError
 from .receipt import CacheReceipt
@@ -98,6 +99,7 @@ class SearchDone:
     query: str
     pages: tuple[FoundPage, ...] = ()
     error: SearchError | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # the call's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,14 +139,14 @@ class SearchingReply:
             pages = await self._client.search(query.strip(), self._tool.suffix)
         except SearchFailed as failed:
             return self._failed(call, query, failed.error)
-        return SearchDone(call.call_id, query, self._chosen(pages))
+        return SearchDone(call.call_id, query, self._chosen(pages), arguments=call.arguments)
 
     def _chosen(self, pages: tuple[FoundPage, ...]) -> tuple[FoundPage, ...]:
         return tuple(page for page in pages if self._tool.allows(page.url))[: self._tool.num_pages]
 
     @staticmethod
     def _failed(call: ToolCallPart, query: str, error: SearchError) -> SearchDone:
-        return SearchDone(call.call_id, query, error=error)
+        return SearchDone(call.call_id, query, error=error, arguments=call.arguments)
 
     def _following(self, request: Request, done: _Round, found: list[SearchDone]) -> Request:
         """The request of the next generation: the conversation as the client would send it back."""

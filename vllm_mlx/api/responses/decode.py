@@ -4,6 +4,7 @@ Ids of items are not decoded, since every session has new ones. A tool of a name
 again.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -185,7 +186,7 @@ def decode_items(items: Sequence[schema.InputItem], custom: frozenset[str] = fro
     `custom`: the names of custom tools, whose calls may come back as calls of functions.
     """
     messages: list[Message] = []
-    for role, neighbours in groupby(_decode_each(items, custom), key=attrgetter("role")):
+    for role, neighbours in groupby(_Items(custom).decode(items), key=attrgetter("role")):
         if role != "assistant":
             messages += neighbours
         elif parts := tuple(part for message in neighbours for part in message.parts):
@@ -193,29 +194,39 @@ def decode_items(items: Sequence[schema.InputItem], custom: frozenset[str] = fro
     return messages
 
 
-def _decode_each(items: Sequence[schema.InputItem], custom: frozenset[str]) -> Iterator[Message]:
-    names: dict[str, str] = {}
-    unsealer = Unsealer()
-    for number, item in enumerate(items):
-        path = f"input[{number}]"
+class _Items:
+    """Decodes the items of one request, each into one message, and a search into its call and its result."""
+
+    def __init__(self, custom: frozenset[str]) -> None:
+        self._custom = custom
+        self._names: dict[str, str] = {}  # names of calls, by id
+        self._unsealer = Unsealer()
+        self._messages: list[Message] = []
+        self._searches: dict[str, deque[int]] = defaultdict(deque)  # by query: places where a search's call is missing
+
+    def decode(self, items: Sequence[schema.InputItem]) -> list[Message]:
+        for number, item in enumerate(items):
+            self._add(item, f"input[{number}]")
+        return self._messages
+
+    def _add(self, item: schema.InputItem, path: str) -> None:
+        messages = self._messages
         match item:
             case schema.MessageItem():
                 role: Role = "system" if item.role == "developer" else item.role
-                yield Message(role, _parts(item.content, f"{path}.content"))
+                messages.append(Message(role, _parts(item.content, f"{path}.content")))
             case schema.ReasoningItem():
-                yield Message("assistant", _reasoning(item, unsealer, path))
+                self._add_reasoning(item, path)
             case schema.FunctionCallItem() | schema.CustomCallItem():
-                call = _call(item, custom)
-                names[call.call_id] = call.name
-                yield Message("assistant", (call,))
-            case schema.WebSearchCallItem(encrypted_content=sealed):
-                search = unpacked_search(unsealer.unseal(sealed or "", path) or "")
-                if search is not None:
-                    yield Message("assistant", (search[0],))
-                    yield Message("tool", (search[1],))
+                call = _call(item, self._custom)
+                self._names[call.call_id] = call.name
+                messages.append(Message("assistant", (call,)))
+            case schema.WebSearchCallItem(action=schema.SearchAction(query=str(query))):
+                self._searches[query].append(len(messages))
+                messages.append(Message("assistant", ()))
             case schema.CallOutputItem(call_id=call_id):
                 parts = _parts(item.output, f"{path}.output")
-                yield Message("tool", (ToolResultPart(call_id, parts, names.get(call_id)),))
+                messages.append(Message("tool", (ToolResultPart(call_id, parts, self._names.get(call_id)),)))
             case schema.ItemReference(id=item_id):
                 raise InvalidParameter(
                     f"`{path}`: no item `{shown(item_id)}` is stored. Send the item itself.", param=path
@@ -223,22 +234,31 @@ def _decode_each(items: Sequence[schema.InputItem], custom: frozenset[str]) -> I
             case schema.OtherItem(type=kind) if kind not in schema.SKIPPED_ITEMS:
                 raise Unsupported(f"`{path}.type` '{shown(kind)}' is not supported.", param=f"{path}.type")
 
+    def _add_reasoning(self, item: schema.ReasoningItem, path: str) -> None:
+        """The text of the item, or its sealed text, or its summary, which this server fills with the text too.
+
+        A sealed text may be a search: its call belongs where its own item stands, and its result here.
+        """
+        text = "".join(part.text for part in item.content or ())
+        sealed = "" if text else self._unsealer.unseal(item.encrypted_content or "", path) or ""
+        if (search := unpacked_search(sealed)) is not None:
+            call, result = search
+            query = call.arguments.get("query")
+            places = self._searches[query if isinstance(query, str) else ""]
+            if places:
+                self._messages[places.popleft()] = Message("assistant", (call,))
+            else:
+                self._messages.append(Message("assistant", (call,)))
+            self._messages.append(Message("tool", (result,)))
+        elif text := text or sealed or "\n".join(part.text for part in item.summary or ()):
+            self._messages.append(Message("assistant", (ReasoningPart(text),)))
+
 
 def _call(item: schema.FunctionCallItem | schema.CustomCallItem, custom: frozenset[str]) -> ToolCallPart:
     if isinstance(item, schema.CustomCallItem):
         return ToolCallPart(item.call_id, item.name, {CUSTOM_INPUT: item.input})
     arguments = past_arguments(item.arguments, is_custom=item.name in custom)
     return ToolCallPart(item.call_id, flat_name(item.namespace, item.name), arguments)
-
-
-def _reasoning(item: schema.ReasoningItem, unsealer: Unsealer, path: str) -> tuple[ReasoningPart, ...]:
-    """The text of the item, or its sealed text, or its summary, which this server fills with the text too."""
-    text = (
-        "".join(part.text for part in item.content or ())
-        or unsealer.unseal(item.encrypted_content or "", path)
-        or "\n".join(part.text for part in item.summary or ())
-    )
-    return (ReasoningPart(text),) if text else ()
 
 
 def _parts(content: str | Sequence[schema.ContentPart], path: str) -> tuple[SentPart, ...]:

@@ -15,10 +15,10 @@ class ResponseStream:
 
     def __init__(self, spec: replies.ResponseSpec) -> None:
         self._spec = spec
-        self._blocks = BlockSplitter(numbers_searches=False)
+        self._blocks = BlockSplitter()
         self._searches: dict[str, BlockEnd] = {}  # calls whose results are awaited, by their ids
         self._num_events = 0
-        self._items: list[replies.OutputItem] = []
+        self._items: dict[int, replies.OutputItem] = {}  # complete ones, by their place in the output
         self._place = ""  # fields that say which item and part a delta belongs to
         self._summary_place = ""
         self._shows_arguments = True
@@ -28,27 +28,29 @@ class ResponseStream:
         return self._response("created") + self._response("in_progress")
 
     def keep_alive(self) -> bytes:
-        self.reply = replies.response(self._spec, "in_progress", self._items)
+        self.reply = replies.response(self._spec, "in_progress", self._output)
         return self._response("in_progress")
 
     def feed(self, index: int, event: GenerationEvent) -> bytes:
-        if isinstance(event, SearchDone):
-            return self._searched(event)
+        searched = self._searched(event) if isinstance(event, SearchDone) else b""
         status: replies.ItemStatus = replies.final_status(event) if isinstance(event, Finished) else "completed"
-        wire = b"".join([self._block(block, status) for block in self._blocks.feed(event)])
+        wire = searched + b"".join([self._block(block, status) for block in self._blocks.feed(event)])
         if isinstance(event, Finished):
             for call in self._searches.values():  # the reply ended before they ran
-                self._items.append(replies.item(self._spec, call, status))
-                wire += self._item("done", call.index, self._items[-1])
-            self.reply = replies.response(self._spec, replies.final_status(event), self._items, usage=event.usage)
+                wire += self._ended(call.index, replies.item(self._spec, call, status))
+            self.reply = replies.response(self._spec, replies.final_status(event), self._output, usage=event.usage)
         return wire
+
+    @property
+    def _output(self) -> list[replies.OutputItem]:
+        return [self._items[index] for index in sorted(self._items)]
 
     def close(self) -> bytes:
         return self._response(self.reply.status)
 
     def fail(self, error: VLLMMLXError) -> bytes:
         """Open items are not ended: the event says that the response has failed."""
-        self.reply = replies.response(self._spec, "failed", self._items, error=error)
+        self.reply = replies.response(self._spec, "failed", self._output, error=error)
         return self._response("failed")
 
     def _response(self, name: str) -> bytes:
@@ -86,6 +88,8 @@ class ResponseStream:
     def _start(self, event: BlockStart) -> bytes:
         started = replies.item(self._spec, event, "in_progress")
         wire = self._item("added", event.index, started)
+        if event.search is not None:
+            return wire
         place = f'"item_id":"{started.id}","output_index":{event.index}'
         self._summary_place = f'{place},"summary_index":0'
         self._shows_arguments = isinstance(started, replies.FunctionCall)
@@ -107,17 +111,20 @@ class ResponseStream:
         if (call := self._searches.pop(found.call_id, None)) is None:
             return b""
         ended = replies.item(self._spec, call, "completed", found)
-        self._items.append(ended)
         place = f'"item_id":"{ended.id}","output_index":{call.index}'
-        return self._event("web_search_call.completed", place) + self._item("done", call.index, ended)
+        return self._event("web_search_call.completed", place) + self._ended(call.index, ended)
 
     def _end(self, event: BlockEnd, status: replies.ItemStatus) -> bytes:
         if event.call is not None and replies.is_search(self._spec, event.call):
             self._searches[event.call.call_id] = event
             return self._event("web_search_call.searching", self._place)
         ended = replies.item(self._spec, event, status)
-        self._items.append(ended)
-        return self._end_of_part(ended) + self._item("done", event.index, ended)
+        end_of_part = b"" if event.search is not None else self._end_of_part(ended)
+        return end_of_part + self._ended(event.index, ended)
+
+    def _ended(self, index: int, item: replies.OutputItem) -> bytes:
+        self._items[index] = item
+        return self._item("done", index, item)
 
     def _end_of_part(self, ended: replies.OutputItem) -> bytes:
         match ended:
@@ -162,13 +169,12 @@ def response_fold(spec: replies.ResponseSpec, keep: Callable[[replies.ResponseRe
         items = [
             replies.item(spec, block, status if number == last else "completed", _found(block, choice.searches))
             for number, block in enumerate(choice.blocks)
-            if block.search is None
         ]
         reply = replies.response(spec, status, items, usage=choice.finished.usage)
         keep(reply)
         return reply
 
-    return ReplyFold(write, numbers_searches=False)
+    return ReplyFold(write)
 
 
 def _found(block: BlockEnd, searches: Mapping[str, SearchDone]) -> SearchDone | None:

@@ -13,7 +13,7 @@ from ..blocks import BlockEnd, BlockStart, ReasoningMode
 from ..error_replies import response_code
 from ..replies import CacheShortfall, ErrorText, Reply, given, shortfall_of
 from ..search import SEARCH_NAME, SearchTool, packed_search
-from ..text import custom_input, decode_arguments, seal
+from ..text import custom_input, seal
 
 Namespaces = Mapping[str, tuple[str, str]]  # the name that the model sees -> (namespace, name inside it)
 
@@ -129,14 +129,13 @@ class SearchResult(Reply):
 
 
 class WebSearchCall(Reply):
-    """`encrypted_content` holds the call and its result for the next turn. It is packed, not encrypted."""
+    """The `encrypted_content` of a reasoning item after it holds the call and its result for the next turn."""
 
     id: str
     type: Literal["web_search_call"] = "web_search_call"
     status: Literal["in_progress", "completed", "failed"]
     action: SearchAction | None = None
     results: list[SearchResult] | None = None
-    encrypted_content: str | None = None
 
 
 OutputItem = OutputMessage | Reasoning | FunctionCall | CustomCall | WebSearchCall
@@ -245,9 +244,11 @@ def item(
     Its id is as unique as the response's own, and always the same for a block. `found`: by the block's search.
     """
     unique = f"{spec.reply_id.removeprefix('resp_')}{block.index:02}"
+    if block.search is not None:
+        return _result(f"rs_{unique}", block.search, is_complete=isinstance(block, BlockEnd))
     texts = [block.text] if isinstance(block, BlockEnd) else []
     if block.call is not None and is_search(spec, block.call):
-        return _search(spec, f"ws_{unique}", block.call, "".join(texts), found)
+        return _search(spec, f"ws_{unique}", found)
     if block.call is not None:
         return _call(spec, block.call, "".join(texts), status, unique)
     if block.kind == "text":
@@ -266,9 +267,7 @@ def is_search(spec: ResponseSpec, call: ToolCallStart) -> bool:
     return spec.tools.search is not None and call.name == SEARCH_NAME
 
 
-def _search(
-    spec: ResponseSpec, item_id: str, call: ToolCallStart, arguments: str, found: SearchDone | None
-) -> WebSearchCall:
+def _search(spec: ResponseSpec, item_id: str, found: SearchDone | None) -> WebSearchCall:
     if found is None:
         return WebSearchCall(id=item_id, status="in_progress")
     pages = [SearchResult(url=page.url, title=page.title, text=page.text) for page in found.pages]
@@ -278,8 +277,17 @@ def _search(
         status="completed" if found.error is None else "failed",
         action=SearchAction(query=found.query, **given(sources=sources)),
         **given(results=pages if spec.shows_results else None),
-        encrypted_content=seal(packed_search(found, decode_arguments(arguments))),
     )
+
+
+def _result(item_id: str, found: SearchDone, *, is_complete: bool) -> Reasoning:
+    """What the client sends back, so that the next turn has the call and its result.
+
+    It is an item of reasoning, because clients keep the `encrypted_content` of reasoning alone.
+    """
+    status: ItemStatus = "completed" if is_complete else "in_progress"
+    sealed = seal(packed_search(found)) if is_complete else None
+    return Reasoning(id=item_id, status=status, summary=[], content=[], **given(encrypted_content=sealed))
 
 
 def _call(

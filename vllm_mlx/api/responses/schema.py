@@ -44,11 +44,7 @@ ITEM_FIELDS: ExtraFields = {
     "type": Ignored("there is one type in this place"),
     "async": _WAITS,
 }
-SEARCH_FIELDS: ExtraFields = {
-    **ITEM_FIELDS,
-    "action": Ignored("`encrypted_content` holds it too"),
-    "results": Ignored("`encrypted_content` holds them too"),
-}
+_IN_REASONING = Ignored("the item of reasoning after it holds the search and its result")
 PART_FIELDS: ExtraFields = {
     "annotations": Ignored("citations that an earlier reply carried; the text holds them too"),
     "logprobs": Ignored("they describe an earlier reply"),
@@ -124,7 +120,7 @@ ContentPart = Annotated[InputText | RefusalPart | InputImage | InputFile, Field(
 
 
 class _Item(Wire):
-    extras = ITEM_FIELDS
+    extras: ClassVar[ExtraFields | None] = ITEM_FIELDS
     tolerates_unknown = True
 
 
@@ -166,12 +162,23 @@ class ReasoningItem(_Item):
     encrypted_content: str | None = None
 
 
-class WebSearchCallItem(_Item):
-    """A search of an earlier reply. Without `encrypted_content` it is another server's, or the client left it out."""
+class SearchAction(Wire):
+    extras: ClassVar[ExtraFields | None] = dict.fromkeys(
+        ("type", "queries", "sources", "url", "pattern"), _IN_REASONING
+    )
+    query: str | None = None
 
-    extras = SEARCH_FIELDS
+
+class WebSearchCallItem(_Item):
+    """The place of a search in an earlier reply. An item of reasoning after it holds the call and what was found."""
+
+    extras: ClassVar[ExtraFields | None] = {
+        **ITEM_FIELDS,
+        "results": _IN_REASONING,
+        "encrypted_content": _IN_REASONING,
+    }
     type: Literal["web_search_call"]
-    encrypted_content: str | None = None
+    action: SearchAction | None = None
 
 
 class ItemReference(_Item):
