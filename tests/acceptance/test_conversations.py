@@ -65,7 +65,7 @@ def assert_all_known_was_cached(agent: Agent) -> None:
 
 CASES = [
     pytest.param("qwen3", "after the last question", marks=pytest.mark.full),
-    ("gemma3_text", "after the last question"),
+    pytest.param("gemma3_text", "after the last question", marks=pytest.mark.full),
     pytest.param("qwen3_5", "after the last question", marks=pytest.mark.full),
     ("qwen3_5", "keeps reasoning"),
 ]
@@ -175,6 +175,7 @@ def test_reasoning_that_is_part_of_the_text_stays(engine_with: Callable[..., Eng
 
 
 @row("S1-11")
+@pytest.mark.full
 def test_the_benchmark_compares_the_policies(tmp_path: Path) -> None:
     path = rote_checkpoint(tmp_path, "qwen3", thought_tokens=24)
     size = thoughts.Size(num_turns=2, num_conversations={thoughts.QUESTIONS: 1, thoughts.TOOL_LOOP: 1})

@@ -13,6 +13,7 @@ from vllm_mlx.cli.remote import Reply
 SIZES = Sizes(prompt_words=20, turns=3)
 
 
+@pytest.mark.full
 def test_all_workloads_are_measured_and_drawn(demo_url: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     sizes = ("--requests", "3", "--prompt-words", "60", "--reply-tokens", "4", "--turns", "3")

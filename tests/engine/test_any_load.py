@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.checkpoints import ARCHITECTURES, OWN_STATE
 from tests.support.drawing import examples
 from tests.support.engine_driver import Driver, plain_loop
-from tests.support.rows import row
+from tests.support.rows import cases, row
 from vllm_mlx.core.events import FinishReason
 
 from .faults import SEAMS, Faults, faults
@@ -108,7 +108,7 @@ def check_any_load(path: Path) -> None:
 
 
 @row("S1-4")
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", cases(USUAL, ["gpt_oss", "nemotron_h", "qwen3_5"]))
 def test_every_reply_is_the_plain_loops(checkpoint: Callable[..., Path], name: str) -> None:
     check_any_load(checkpoint(name))
 

@@ -44,7 +44,7 @@ def disk_of(llm: LLM) -> DiskStatus:
     return disk
 
 
-@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, {"qwen3", "qwen3_5", "gpt_oss"}))
+@pytest.mark.parametrize("architecture", cases(ARCHITECTURES, ["gpt_oss", "qwen3_5"]))
 def test_a_second_process_computes_the_same_from_what_the_first_one_left(architecture: str, tmp_path: Path) -> None:
     prompts = {"same": SAME, "longer": LONGER, "forked": FORKED}
     with opened(architecture, None, prefix_cache=False) as llm:
@@ -61,7 +61,7 @@ def test_a_second_process_computes_the_same_from_what_the_first_one_left(archite
             assert disk["tokens_read"] >= 600
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("architecture", cases(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def test_files_count_as_used_when_memory_serves_their_tokens(architecture: str, tmp_path: Path) -> None:
     with opened(architecture, tmp_path) as llm:
         tokens_of(llm, FIRST)

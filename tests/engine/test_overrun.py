@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support.engine_driver import Driver
+from tests.support.rows import cases
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.memory import Pressure, SystemMemory
 from vllm_mlx.engine.client import EngineClient
@@ -20,7 +21,7 @@ PROMPTS = [[(13 * row + 5 * place) % 500 for place in range(600)] for row in ran
 GB = 1 << 30
 
 
-@pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
+@pytest.mark.parametrize("name", cases(["qwen3", "nemotron_h"], ["nemotron_h"]))
 def test_chunks_and_cache_and_rows_give_way(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
     free = Driver(path)

@@ -64,7 +64,7 @@ def extends(session: Session, turn: Turn) -> bool:
 
 
 @row("S0-11")
-@pytest.mark.parametrize("has_tags", [True, False])
+@pytest.mark.parametrize("has_tags", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("family", "spelling"), CASES)
 def test_the_next_prompt_extends_it(
     tokenizer: NewTokenizer, family: ProductFamily, spelling: Family, has_tags: bool

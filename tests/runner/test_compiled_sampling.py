@@ -56,7 +56,9 @@ def inputs(name: str, rows: int, vocab: int, dtype: mx.Dtype = mx.float32, first
     return [*given, column(rows, 0.9, 1.0), column(rows, 5, vocab), mx.arange(vocab)[None]]
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(mx.float32, id="float32"), pytest.param(mx.bfloat16, id="bfloat16", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("name", ["draw", "draw_sorted", "penalise"])
 def test_compiled_or_not_the_result_is_the_same(name: str, dtype: mx.Dtype) -> None:
     for rows, vocab in SHAPES:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.api.openai.decode import decode_chat
@@ -105,6 +107,7 @@ def told(found: PreparedRequest) -> tuple[Any, ...]:
     return found.prompt.token_ids, points, media, found.chat.request.messages, found.compared.expectation
 
 
+@pytest.mark.full  # with every run: restarts between the turns of a conversation with an image
 def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Path) -> None:
     with started(tmp_path) as running:
         messages = conversation(running)
