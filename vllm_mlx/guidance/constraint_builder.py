@@ -15,9 +15,8 @@ from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
-from .carried_names import CarriedNames
 from .grammar_compiler import GrammarCompiler
-from .grammars import GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
+from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .names import CheckpointNames, NameRule
 from .reasoning import CheckpointReasoning
 

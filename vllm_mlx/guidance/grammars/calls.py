@@ -1,13 +1,11 @@
 """Writes grammars of the calls that a reply must or may make, by the spellings in the families' table."""
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from ...formats.call_frame import call_frame
+from ...formats.call_frame import argument_frame, call_frame
 from ...formats.families import CallChoice, call_format, spelling
 from ...formats.family import (
-    CallKind,
     ExpressionCall,
     Header,
     JsonCall,
@@ -17,6 +15,7 @@ from ...formats.family import (
     Spelling,
     XmlCall,
 )
+from .carried import CarriedKeys
 from .guide_grammar import grammars
 from .json_schema import refused
 from .lark import TEXT, LarkWriter, either, interrupted_text, literal, optional
@@ -29,8 +28,8 @@ _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 def calls(tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, most: int | None) -> str:
     """Return an expression for one or several calls. `choice`: the format; `most`: calls, None: MAX_CALLS."""
-    written = spelling(choice, writer.token_texts)
-    return f"{writer.text(written.begin)} {_section(tools, written, writer, _most(written, most))}".strip()
+    written = spelling(choice, writer.tokens.texts)
+    return f"{writer.text(written.begin)} {_section(tools, choice, written, writer, _most(written, most))}".strip()
 
 
 def required_calls(
@@ -45,7 +44,7 @@ def calls_in_text(
     tools: Sequence[GuidedTool], choice: CallChoice, writer: LarkWriter, header: Header, most: int | None
 ) -> str:
     """Write the grammar of free text in which text that begins like a call is a call."""
-    written = spelling(choice, writer.token_texts)
+    written = spelling(choice, writer.tokens.texts)
     most = _most(written, most)
     if header.answer:  # a call is a message of its own here
         answer = f"{writer.text(header.answer)} ({writer.terminal(TEXT)})?"
@@ -62,18 +61,23 @@ def _interrupted(
 ) -> str:
     marker = written.marker
     if written.begin:
-        body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, written, writer, most)}"
+        body = f"{writer.text(written.begin[len(marker) :])} {_section(tools, choice, written, writer, most)}"
     else:
-        body = _section(tools, written, writer, most, without_first=marker)
+        body = _section(tools, choice, written, writer, most, without_first=marker)
     others = [tag for tag in _other_markers(choice) if tag not in marker and marker not in tag]
     return interrupted_text({marker: body}, writer, without=others, most="?" if most == 1 else "*")
 
 
 def _section(
-    tools: Sequence[GuidedTool], written: Spelling, writer: LarkWriter, most: int, without_first: str = ""
+    tools: Sequence[GuidedTool],
+    choice: CallChoice,
+    written: Spelling,
+    writer: LarkWriter,
+    most: int,
+    without_first: str = "",
 ) -> str:
     """Write the calls of a section, without its `begin`. `without_first`: the part of `open` written already."""
-    call = writer.rule(either(call_expression(written.kind, tool, writer, written.close) for tool in tools))
+    call = writer.rule(either(map(CallWriter(choice, written, writer).call, tools)))
     first = f"{writer.text(written.open[len(without_first) :])} {call}".strip()
     more = f"{writer.text(written.between)} {writer.text(written.open)} {call}".strip()
     others = f"({more}){{0,{most - 1}}}" if most > 1 else ""
@@ -95,120 +99,98 @@ def _other_markers(choice: CallChoice) -> Iterable[str]:
 # One call
 
 
-def call_expression(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-    """Return an expression for one call to the tool, up to and including `close`."""
-    frame = call_frame(kind, tool.name)
-    number = '":" /[0-9]{1,2}/' if frame.is_numbered else ""
-    parts = (writer.text(frame.before), writer.plain(frame.name), number, writer.text(frame.behind))
-    head = " ".join(filter(None, parts))
-    return f"{head} {_arguments(kind, tool, writer, close)} {writer.text(frame.end + close)}".strip()
+class CallWriter:
+    """Writes calls as one of the spellings of a format."""
+
+    def __init__(self, choice: CallChoice, written: Spelling, writer: LarkWriter):
+        self._kind = written.kind
+        self._close = written.close
+        self._writer = writer
+        self._keys = CarriedKeys(choice, writer.tokens)
+
+    def call(self, tool: GuidedTool) -> str:
+        """Return an expression for one call to the tool, up to and including the tag that closes it."""
+        frame, writer = call_frame(self._kind, tool.name), self._writer
+        number = '":" /[0-9]{1,2}/' if frame.is_numbered else ""
+        parts = (writer.text(frame.before), writer.plain(frame.name), number, writer.text(frame.behind))
+        head = " ".join(filter(None, parts))
+        return f"{head} {self._arguments(tool)} {writer.text(frame.end + self._close)}".strip()
+
+    def _arguments(self, tool: GuidedTool) -> str:
+        match self._kind:
+            case JsonCall() | NamedCall():
+                return self._writer.json(tool.parameters)
+            case XmlCall() | NestedXmlCall() as kind:
+                write = _Elements(kind, tool, self._writer, self._close).write
+            case ExpressionCall() as kind:
+                write = _Expressions(kind, tool, self._writer, self._keys).write
+        shapes = object_shapes(tool.parameters, tool.param, self._writer.budget, self._keys)
+        if not shapes:
+            raise refused(tool.param, " allows no arguments at all.")
+        return _one_of([write(shape) for shape in shapes])
 
 
-def _arguments(kind: CallKind, tool: GuidedTool, writer: LarkWriter, close: str) -> str:
-    match kind:
-        case JsonCall() | NamedCall():
-            return writer.json(tool.parameters)
-        case XmlCall():
-            return _XmlWriter(kind, tool, writer, close).arguments()
-        case NestedXmlCall():
-            return _nested_xml_arguments(kind.prefix, tool, writer)
-        case ExpressionCall():
-            return _expression_arguments(kind, tool, writer)
+class _Elements:
+    """Writes the arguments of one call, each in tags of its own."""
 
-
-def _nested_xml_arguments(prefix: str, tool: GuidedTool, writer: LarkWriter) -> str:
-    values = Values(writer, tool.parameters, tool.param)
-
-    def elements(shape: ObjectShape) -> Iterable[str]:
-        for key, schema, is_required in shape.arguments:
-            path = f"{tool.param}.properties.{key}"
-            options = [value for _, value in values.value(schema, path, f"{prefix}</{key}>", without=(prefix,))]
-            expression = f"{writer.text(f'{prefix}<{key}>')} {either(options)}"
-            writer.spend(expression)
-            yield expression if is_required else f"({expression})?"
-
-    return _one_of([" ".join(elements(shape)) for shape in _shapes(tool, writer)])
-
-
-def _expression_arguments(kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter) -> str:
-    dialect, values = kind.dialect, Values(writer, tool.parameters, tool.param)
-    literals = Literals(values, writer, dialect.quotes[0])
-
-    def arguments(shape: ObjectShape) -> str:
-        written = []
-        for key, schema, is_required in shape.arguments:
-            if dialect.has_escapes:
-                value = values.json(schema, json_allowed_escapes='nrtbf\\"u')
-            else:
-                value = literals.value(schema, f"{tool.param}.properties.{key}")
-            written.append((f"{writer.plain(key + dialect.assign)} {value}", is_required))
-        return separated(written, literal(kind.separator), writer)
-
-    return _one_of([arguments(shape) for shape in _shapes(tool, writer)])
-
-
-class _XmlWriter:
-    """Writes the arguments of one call, a tag for each."""
-
-    def __init__(self, kind: XmlCall, tool: GuidedTool, writer: LarkWriter, close: str):
+    def __init__(self, kind: XmlCall | NestedXmlCall, tool: GuidedTool, writer: LarkWriter, close: str):
         self._kind = kind
-        self._tags = tags = kind.tags
-        self._tool = tool
+        self._param = tool.param
         self._writer = writer
         self._values = Values(writer, tool.parameters, tool.param)
-        self._without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
+        self._without: tuple[str, ...]
+        if isinstance(kind, NestedXmlCall):
+            self._without = (kind.prefix,)
+        else:
+            tags = kind.tags
+            self._without = (tags.end_parameter, tags.end_function, tags.parameter, close.strip())
 
-    def arguments(self) -> str:
-        return _one_of([" ".join(self._parameters(shape)) for shape in _shapes(self._tool, self._writer)])
+    def write(self, shape: ObjectShape) -> str:
+        return " ".join(self._elements(shape))
 
-    def _parameters(self, shape: ObjectShape) -> Iterable[str]:
-        writer, param = self._writer, self._tool.param
+    def _elements(self, shape: ObjectShape) -> Iterable[str]:
         for key, schema, is_required in shape.arguments:
-            written = html.escape(key) if self._tags.has_attributes else key
-            expression = self._parameter(writer.plain(written), schema, f"{param}.properties.{key}")
-            writer.spend(expression)
+            expression = self._element(key, schema, f"{self._param}.properties.{key}")
+            self._writer.spend(expression)
             yield expression if is_required else f"({expression})?"
-        if shape.others is not None:
-            expression = self._parameter(writer.terminal(_ANY_KEY), shape.others, f"{param}.additionalProperties")
-            yield f"({writer.rule(expression)})*"
+        if shape.others is not None and isinstance(self._kind, XmlCall):
+            expression = self._element(None, shape.others, f"{self._param}.additionalProperties")
+            yield f"({self._writer.rule(expression)})*"
 
-    def _parameter(self, key: str, schema: Any, path: str) -> str:
-        end = self._break("value") + self._tags.end_parameter + self._break("parameter")
-        tells_type = bool(self._kind.kind)
+    def _element(self, key: str | None, schema: Any, path: str) -> str:
+        """Write the argument `key`; None: any argument."""
+        end = argument_frame(self._kind, key or "").end
+        tells_type = isinstance(self._kind, XmlCall) and bool(self._kind.kind)
         written = self._values.value(schema, path, end, without=self._without, tells_type=tells_type)
         return _one_of([f"{self._open(key, is_text)} {value}" for is_text, value in written])
 
-    def _open(self, key: str, is_text: bool) -> str:
-        tags, writer, kind = self._tags, self._writer, self._type(is_text)
-        if not tags.has_attributes:
-            typed = writer.text(f"{tags.type}{kind}{tags.end_type}") if kind else ""
-            before, after = writer.text(tags.parameter), writer.text(tags.head_end + self._break("key"))
-            value = writer.text(tags.value + self._break("value"))
-            return " ".join(part for part in (before, key, after, typed, value) if part)
-        attribute = "key" if self._kind.name_key == "tool" else "name"
-        before = writer.text(f'{tags.parameter} {attribute}="')
-        behind = f'" {self._kind.kind}="{kind}"' if kind else '"'
-        return f"{before} {key} {writer.text(behind + tags.head_end)}"
+    def _open(self, key: str | None, is_text: bool) -> str:
+        writer, frame = self._writer, argument_frame(self._kind, key or "", is_text=is_text)
+        name = writer.terminal(_ANY_KEY) if key is None else writer.plain(frame.key)
+        return f"{writer.text(frame.before)} {name} {writer.text(frame.behind)}"
 
-    def _type(self, is_text: bool) -> str:
-        """Return the type that a tag names; "" if the family's tags name none."""
-        match self._kind.kind:
-            case "":
-                return ""
-            case "string":
-                return "true" if is_text else "false"
-        return "string" if is_text else "object"
 
-    def _break(self, place: str) -> str:
-        return "\n" if place in self._kind.breaks else ""
+class _Expressions:
+    """Writes the arguments of one call as names and literals."""
+
+    def __init__(self, kind: ExpressionCall, tool: GuidedTool, writer: LarkWriter, keys: Container[str]):
+        self._kind = kind
+        self._param = tool.param
+        self._writer = writer
+        self._values = Values(writer, tool.parameters, tool.param)
+        self._literals = Literals(self._values, writer, kind.dialect.quotes[0], keys)
+
+    def write(self, shape: ObjectShape) -> str:
+        written = []
+        for key, schema, is_required in shape.arguments:
+            if self._kind.dialect.has_escapes:
+                value = self._values.json(schema, json_allowed_escapes='nrtbf\\"u')
+            else:
+                value = self._literals.value(schema, f"{self._param}.properties.{key}")
+            frame = argument_frame(self._kind, key)
+            written.append((f"{self._writer.plain(frame.key + frame.behind)} {value}", is_required))
+        return separated(written, literal(self._kind.separator), self._writer)
 
 
 def _one_of(options: list[str]) -> str:
     return either(options) if len(options) > 1 else options[0]
-
-
-def _shapes(tool: GuidedTool, writer: LarkWriter) -> list[ObjectShape]:
-    shapes = object_shapes(tool.parameters, tool.param, writer.budget)
-    if not shapes:
-        raise refused(tool.param, " allows no arguments at all.")
-    return shapes

@@ -36,14 +36,10 @@ class LarkWriter:
 
     def __init__(self, tokens: AddedTokens, budget: SchemaBudget | None = None, param: str = "tools"):
         self.budget = SchemaBudget() if budget is None else budget
-        self._tokens = tokens
+        self.tokens = tokens
         self._param = param
         self._lines: dict[str, str] = {}  # definition -> name
         self._options: list[str] = []
-
-    @property
-    def token_texts(self) -> frozenset[str]:
-        return self._tokens.texts
 
     def spend(self, text: str) -> None:
         """Pay for grammar text. Raises InvalidParameter when the budget is spent."""
@@ -52,10 +48,10 @@ class LarkWriter:
     def parts(self, text: str) -> list[str]:
         """Split `text` into tokens and the plain text between them."""
         self.spend(text)
-        return self._tokens.parts(text)
+        return self.tokens.parts(text)
 
     def is_token(self, part: str) -> bool:
-        return part in self._tokens.ids
+        return part in self.tokens.ids
 
     def text(self, text: str) -> str:
         """Return an expression for exactly this text."""
@@ -105,7 +101,7 @@ class LarkWriter:
         return "\n".join([f"start: {start}", *lines])
 
     def _part(self, part: str) -> str:
-        return f"<[{self._tokens.ids[part]}]>" if self.is_token(part) else literal(part)
+        return f"<[{self.tokens.ids[part]}]>" if self.is_token(part) else literal(part)
 
     def _name(self, prefix: str, definition: str, options: str) -> str:
         self.spend(definition)

@@ -1,11 +1,12 @@
 """The sets of arguments that a tool's schema allows, for formats that write each argument by itself."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
+from ...core.errors import shown
 from ...core.messages import ToolSpec
 from ...formats.bodies.tool_schema import SchemaBudget, schemas_in
 from .json_schema import checked_schema, refused
@@ -44,8 +45,13 @@ class ObjectShape:
     others: Any = None  # the schema of undeclared arguments; None: they are not allowed
 
 
-def object_shapes(schema: Mapping[str, Any], param: str, budget: SchemaBudget) -> list[ObjectShape]:
-    """Return a shape for each alternative of the schema. Raises InvalidParameter for keywords that join arguments."""
+def object_shapes(
+    schema: Mapping[str, Any], param: str, budget: SchemaBudget, keys: Container[str]
+) -> list[ObjectShape]:
+    """Return a shape for each alternative of the schema. Raises InvalidParameter for keywords that join arguments.
+
+    `keys`: the names of arguments that can be written. Others are left out, and refused if they are required.
+    """
     num_shapes = _num_alternatives(schema)
     if num_shapes > MAX_SHAPES:
         keyword = next(name for name in (*_ALTERNATIVES, "allOf") if isinstance(schema.get(name), list))
@@ -54,7 +60,7 @@ def object_shapes(schema: Mapping[str, Any], param: str, budget: SchemaBudget) -
             "Alternatives of `anyOf`, `oneOf` and `allOf` multiply: use fewer."
         )
         raise refused(f"{param}.{keyword}", why)
-    return [_shape(parts, budget, param) for parts in _alternatives(schema, param)]
+    return [_shape(parts, budget, param, keys) for parts in _alternatives(schema, param)]
 
 
 def _num_alternatives(schema: Any) -> int:
@@ -88,7 +94,7 @@ def _check_keywords(schema: Mapping[str, Any], param: str) -> None:
             raise refused(f"{param}.{keyword}", " cannot be enforced in this model's tool-call format.")
 
 
-def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str) -> ObjectShape:
+def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str, keys: Container[str]) -> ObjectShape:
     """Merge schemas that the arguments must follow together; a later schema of an argument replaces an earlier one."""
     properties: dict[str, Any] = {}
     required: dict[str, None] = {}
@@ -101,8 +107,15 @@ def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str)
         others = part.get("additionalProperties", others)
     for key in required:
         properties.setdefault(key, others)
+        if key not in keys:
+            why = " has a name that this model's tool-call format cannot carry. Rename it, best to letters, digits, "
+            raise refused(f"{param}.properties.{shown(key)}", f"{why}`_`, `-` and `.` alone.")
     first = [(key, inner, True) for key, inner in properties.items() if key in required]
-    rest = [(key, inner, False) for key, inner in properties.items() if key not in required and inner is not False]
+    rest = [
+        (key, inner, False)
+        for key, inner in properties.items()
+        if key not in required and inner is not False and key in keys
+    ]
     return ObjectShape((*first, *rest), None if properties or others is False else others)
 
 

@@ -1,7 +1,7 @@
 """Writes argument values without JSON's quotes, or as literals in a family's own quotes."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter
@@ -162,10 +162,12 @@ def _branches_of(pattern: str) -> list[str]:
 class Literals:
     """Values of one tool's arguments. Each schema is written once, however many others refer to it."""
 
-    def __init__(self, values: Values, writer: LarkWriter, quote: str):
+    def __init__(self, values: Values, writer: LarkWriter, quote: str, keys: Container[str]):
+        """`keys`: the names of arguments that the dialect can write."""
         self._values = values
         self._writer = writer
         self._quote = quote
+        self._keys = keys
         self._written: dict[int, tuple[Any, str]] = {}  # by the id of the schema, which is kept: its id stays its own
         self._open: set[int] = set()  # ids of the schemas that are currently written
 
@@ -222,7 +224,7 @@ class Literals:
 
     def _object(self, schema: Mapping[str, Any], path: str) -> str:
         options = []
-        for shape in object_shapes(schema, path, self._writer.budget):
+        for shape in object_shapes(schema, path, self._writer.budget, self._keys):
             members = []
             for key, inner, is_required in shape.arguments:
                 value = self.value(inner, f"{path}.properties.{key}")

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from vllm_mlx.core.errors import InvalidParameter
+from vllm_mlx.core.errors import InvalidParameter, shown
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats.families import FAMILIES
 from vllm_mlx.formats.family import NO_HEADER
-from vllm_mlx.guidance.carried_names import CarriedNames
-from vllm_mlx.guidance.grammars import GuidedTool, required_calls
+from vllm_mlx.guidance.grammars import CarriedNames, GuidedTool, required_calls
 
 from .test_calls import NOTHING, sampler_of
 
@@ -55,6 +54,46 @@ def test_declared_names_that_begin_alike_are_all_carried(tools: str) -> None:
 def test_a_long_name_is_carried_where_its_parser_reads_so_much(tools: str, is_carried: bool) -> None:
     name = "x" * 300
     assert (name in carried([name], tools)) == is_read_back(name, tools, has_tokens=True) == is_carried
+
+
+ORDINARY_KEYS = ("a.b", "$filter", "x-y", "@type", "é", "e\u0301", "1")
+ODD_KEYS = (
+    "a>b",
+    " a",
+    "\n",
+    'a"b',
+    "a=b",
+    "user:id",
+    "a b",
+    "</parameter>",
+    "<|im_end|>",
+    "a,b",
+    "f[0]",
+    "",
+    "x" * 300,
+)
+
+
+@pytest.mark.parametrize(("number", "tools"), [pytest.param(*item, id=item[1]) for item in enumerate(FORMATS.values())])
+def test_arguments_have_the_declared_names_or_are_not_written(number: int, tools: str) -> None:
+    """A required argument whose name the format cannot carry is refused, an optional one is left out."""
+    one = sampler_of(tools, has_tokens=number % 2 == 0)
+
+    def arguments(key: str, *required: str) -> object:
+        schema = {**NOTHING, "properties": {key: {"const": 1}}, "required": list(required)}
+        spec = ToolSpec("f", None, schema, param="tools[0].parameters")
+        guided = [GuidedTool.of(spec, spec.param, is_strict=True)]
+        ids = one.draw_reply(required_calls(guided, tools, one.writer(), NO_HEADER, 1), most=900)
+        assert ids is not None
+        [(_, read)] = one.read(ids, tools, [spec]).calls
+        return read
+
+    for key in (*ORDINARY_KEYS, *ODD_KEYS):
+        try:
+            assert arguments(key, key) == {key: 1}
+        except InvalidParameter as error:
+            assert error.param == f"tools[0].parameters.properties.{shown(key)}" and key not in ORDINARY_KEYS
+            assert arguments(key) == {}
 
 
 def test_a_name_that_is_not_carried_is_refused_where_it_stands() -> None:
