@@ -135,14 +135,12 @@ def strangers(tmp_path: Path) -> Path:
     return root
 
 
+KINDS = ("missing", "a file", "below a file", "empty", "of others", "a link to nothing")
 CHANGES = [("--verify",), ("--prune", "1GB", "--yes"), ("--clear", "--yes"), ("--clear", "--salt", "a", "--yes"),
            ("--export", "file", "--id", "1")]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    cases(["missing", "a file", "below a file", "empty", "of others", "a link to nothing"], ["a file", "of others"]),
-)
+@pytest.mark.parametrize("kind", cases(KINDS, ["a file", "of others"]))
 def test_what_is_no_cache_is_named_and_left_as_it_is(tmp_path: Path, strangers: Path, kind: str) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
