@@ -59,14 +59,26 @@ pip_install() {
     fi
 }
 
+# Says what is wrong and fails if an installed package lacks a dependency, or has a version of it that it refuses.
+check_versions() {
+    local found
+    if command -v uv >/dev/null 2>&1; then
+        found=$(uv pip check --python "$python" 2>&1) && return
+    else
+        found=$("$python" -m pip check --disable-pip-version-check 2>&1) && return
+    fi
+    die "$found"
+}
+
 # install NAME OPTIONS...: installs the files that the locks in OPTIONS name and no others, then this project, editable.
-# Remembers it as NAME.
+# Remembers it as NAME. The locks are complete, so nothing is resolved: what is newer in the index today changes nothing.
 install() {
     local name=$1
     shift
     say "Installing into $venv (some minutes the first time)"
-    pip_install --require-hashes "$@"
+    pip_install --no-deps --require-hashes "$@"
     pip_install --no-deps --no-build-isolation --editable "$root"
+    check_versions
     recipe >"$venv/installed-$name"
 }
 
