@@ -41,7 +41,7 @@ create_environment() {
     say "Making the environment in $venv"
     rm -rf "$venv"
     if command -v uv >/dev/null 2>&1; then
-        uv venv --quiet --seed --python "${VLLM_MLX_PYTHON:->=3.11}" "$venv"
+        uv venv --quiet --python "${VLLM_MLX_PYTHON:->=3.11}" "$venv"
         return
     fi
     local base
@@ -51,34 +51,44 @@ create_environment() {
     die "$base -m venv failed. On Debian and Ubuntu, install python3-venv; or install uv."
 }
 
+has_pip() { "$python" -m pip --version >/dev/null 2>&1; }
+
 pip_install() {
     if command -v uv >/dev/null 2>&1; then
         uv pip install --python "$python" "$@"
     else
+        has_pip || "$python" -m ensurepip >/dev/null # uv makes environments without pip
         "$python" -m pip install --quiet --disable-pip-version-check "$@"
     fi
 }
 
-# Says what is wrong and fails if an installed package lacks a dependency, or has a version of it that it refuses.
+# Prints what does not fit and fails if an installed package lacks a dependency, or has it in a version it refuses.
 check_versions() {
-    local found
     if command -v uv >/dev/null 2>&1; then
-        found=$(uv pip check --python "$python" 2>&1) && return
+        uv pip check --quiet --python "$python" 2>&1
     else
-        found=$("$python" -m pip check --disable-pip-version-check 2>&1) && return
+        "$python" -m pip check --disable-pip-version-check 2>&1
     fi
-    die "$found"
 }
 
-# install NAME OPTIONS...: installs the files that the locks in OPTIONS name and no others, then this project, editable.
-# Remembers it as NAME. The locks are complete, so nothing is resolved: what is newer in the index today changes nothing.
-install() {
-    local name=$1
-    shift
-    say "Installing into $venv (some minutes the first time)"
+# install_locked OPTIONS...: installs the files that the locks in OPTIONS name and no others, then this project, editable.
+# A lock is complete, so nothing is resolved: what the index has today decides nothing.
+install_locked() {
     pip_install --no-deps --require-hashes "$@"
     pip_install --no-deps --no-build-isolation --editable "$root"
-    check_versions
+}
+
+# install NAME OPTIONS...: installs by the locks in OPTIONS, and remembers it as NAME.
+install() {
+    local name=$1 misfits
+    shift
+    say "Installing into $venv (some minutes the first time)"
+    install_locked "$@"
+    if ! misfits=$(check_versions); then # A package that an earlier lock named may not fit to these.
+        create_environment
+        install_locked "$@"
+        misfits=$(check_versions) || die "$misfits"
+    fi
     recipe >"$venv/installed-$name"
 }
 

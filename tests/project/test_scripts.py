@@ -24,7 +24,7 @@ SCRIPTS = (
     "lock",
 )
 TOOLS_IN_FOLDERS = ("bench", "replay", "accept-clients", "soak", "fuzz", "check-drift")
-TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm")
+TOOLS = ("bash", "env", "cat", "cmp", "dirname", "rm", "sed")
 
 
 def copy_project(folder: Path) -> Path:
@@ -120,7 +120,7 @@ def test_what_the_lock_files_name_is_installed_by_hash_and_again_once_they_chang
 def test_a_tool_is_the_folder_of_its_name(tmp_path: Path, name: str) -> None:
     project = copy_project(tmp_path / "a project")
     executable(project / ".venv/bin/python", NOTING)
-    environment = {**os.environ, "NOTES": str(tmp_path / "notes")}
+    environment = {**os.environ, "PATH": "/usr/bin:/bin", "NOTES": str(tmp_path / "notes")}  # without uv
     command = [str(project / "scripts" / name), "--some", "flag"]
     subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
     module = f"_{name.replace('-', '_')}"
@@ -133,7 +133,7 @@ def test_the_checks_of_a_mac_are_a_mode_of_check(tmp_path: Path) -> None:
     executable(project / ".venv/bin/python", NOTING)
     command = [str(project / "scripts/check"), "--mac"]
     for flags in ([], ["--wiring", "--yes"]):
-        environment = {**os.environ, "NOTES": str(tmp_path / "notes")}
+        environment = {**os.environ, "PATH": "/usr/bin:/bin", "NOTES": str(tmp_path / "notes")}  # without uv
         subprocess.run([*command, *flags], cwd=tmp_path, env=environment, capture_output=True, check=True)
         assert (tmp_path / "notes").read_text().splitlines()[-1] == " ".join(["-m scripts._mac", *flags])
 
