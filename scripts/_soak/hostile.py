@@ -6,6 +6,7 @@ batch makes each step longer, on a CPU in proportion, and that would hide what t
 
 import argparse
 import asyncio
+import base64
 import itertools
 import random
 import statistics
@@ -15,8 +16,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.media.pdf_samples import pdf
 from tests.support.harm.driver import Driver
 from tests.support.harm.heartbeat import Heartbeat, Seen
+from tests.support.harm.media import blank_png
 from tests.support.harm.schemas import alternatives
 from tests.support.harm.target import ATTACKER, OTHER, target
 from tests.support.harm.values import dumps
@@ -173,6 +176,44 @@ async def _odd_schema(port: int) -> None:
     await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "tools": [tool], "tool_choice": "required"})
 
 
+async def _grammar_of_escapes(port: int) -> None:
+    """Its quotes never close."""
+    await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "guided_grammar": 'start: "a"\n' + '\\"' * 30_000})
+
+
+async def _nested_counts(port: int) -> None:
+    """A regular expression of 28 characters whose automaton has millions of states. Each one is new."""
+    counts = f"((((a{{{100 + next(_numbers) % 16}}}){{100}}){{100}}){{100}})"
+    await _ask(port, {"messages": [user("Go.")], "max_tokens": 4, "guided_regex": counts})
+
+
+async def _empty_pieces(port: int) -> None:
+    await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "guided_regex": "(|a)" * (29_000 + next(_numbers))})
+
+
+async def _small_parts(port: int) -> None:
+    await _ask(port, {"messages": [user(*["a"] * 24_000)], "max_tokens": 1})
+
+
+async def _strip(port: int) -> None:
+    """An image of one row of pixels."""
+    image = {"type": "image_url", "image_url": {"url": blank_png(49_000_000, height=1)}}
+    await _ask(port, {"messages": [user(image, "What is this?")], "max_tokens": 1})
+
+
+async def _settings_of_templates(port: int) -> None:
+    settings = {f"k{number}": number for number in range(70_000)}
+    await _ask(port, {"messages": [user("Hi")], "max_tokens": 1, "chat_template_kwargs": settings})
+
+
+async def _heavy_documents(port: int) -> None:
+    """PDFs of a hundred pages, each of thousands of shapes."""
+    page = b"0 0 1 rg " + b"0 0 200 200 re f " * 5000
+    file = base64.b64encode(pdf(*[page] * 100)).decode()
+    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{file}"}}
+    await _ask(port, {"messages": [user(part)], "max_tokens": 1})
+
+
 async def _dripping_body(port: int) -> None:
     """Nearly the largest body, whose last bytes come one by one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -197,6 +238,13 @@ HOSTILITIES = (
     Hostility("long prompts", 8, _long_prompt),
     Hostility("texts beyond the context", 4, _long_text),
     Hostility("odd schemas", 4, _odd_schema),
+    Hostility("grammars of escapes", 4, _grammar_of_escapes),
+    Hostility("nested counts", 4, _nested_counts),
+    Hostility("pieces that may be empty", 4, _empty_pieces),
+    Hostility("bodies of small parts", 40, _small_parts),
+    Hostility("images of one row", 4, _strip),
+    Hostility("settings of templates", 4, _settings_of_templates),
+    Hostility("documents of heavy pages", 6, _heavy_documents),
 )
 
 

@@ -96,6 +96,20 @@ def nested(chance: random.Random, num_bytes: int) -> Schema:
     return _object({"a": schema})
 
 
+def patterns(chance: random.Random, num_bytes: int) -> Schema:
+    """Strings by regular expressions that are small as text and large as automata."""
+    return _object({"a": {"type": "string", "pattern": nested_counts(chance)}})
+
+
+def nested_counts(chance: random.Random) -> str:
+    """A short regular expression whose counts multiply."""
+    pattern = chance.choice(["a", "(a|b)", "a?", "[a-z]", "\\w", "."])
+    for _ in range(chance.randrange(2, 6)):
+        most = chance.choice([10, 50, 100, 115])
+        pattern = f"({pattern}){{{chance.choice(['', '0,', '1,'])}{most}}}"
+    return pattern
+
+
 SCHEMAS: tuple[Callable[[random.Random, int], Schema], ...] = (
     reference_tree,
     alternatives,
@@ -103,6 +117,7 @@ SCHEMAS: tuple[Callable[[random.Random, int], Schema], ...] = (
     wide,
     wrong,
     nested,
+    patterns,
 )
 
 
@@ -119,6 +134,13 @@ def odd_regex(chance: random.Random, num_bytes: int) -> str:
         "(.*,){30}",
         "|".join(f"x{at}" for at in range(num // 7 + 1)),
     ]
+    kinds += [
+        nested_counts(chance),
+        "(|a)" * (num // 4 + 1),
+        "(a||b)" * (num // 6 + 1),
+        "(a{0,9}){0,9}" * (num // 13 + 1),
+    ]
+    kinds += ["/" * num + "\\", '\\"' * (num // 2), "\\/" * (num // 2), "/*" * (num // 2), '"/' * (num // 2)]
     kinds += [SURROGATE, "", "[", "(?=a)b", "(a)\\1", "^$" * (num // 2 + 1), "(x+x+)+y"]
     return chance.choice(kinds)
 
@@ -133,6 +155,10 @@ def odd_grammar(chance: random.Random, num_bytes: int) -> str:
         'start: start "a" | "a"',
         "start: /(a|b)*a(a|b){60}/",
         f'start: "{"a" * num}"',
+        *('start: "a"\n' + piece * (num * 12 // len(piece)) for piece in ('\\"', "\\/", "/", '"', "//", '"\\')),
+        "start: A\nA: " + '"a"? ' * num,
+        'start: A\nE: ""\nA: ' + '("a"|E) ' * num,
+        f"start: /{nested_counts(chance)}/",
         SURROGATE,
         "",
         'root ::= "a" root',
