@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.rote import rote_checkpoint
+from tests.support.rote import rote_checkpoint
 from vllm_mlx.cli.bench import Words
 
 from .client import BenchmarkError, Messages, read, start

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
+from tests.support.rote import rote_checkpoint
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine.client import EngineClient
 from vllm_mlx.engine.loading import start_engine
-
-from .rote import rote_checkpoint
 
 
 @pytest.fixture

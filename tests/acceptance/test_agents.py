@@ -1,11 +1,11 @@
 """Sessions of four coding agents over a socket, in the shape that each sends: reasoning in its field, and cached turns.
 
-The clients themselves are run outside the gate, by scripts/accept-clients; bodies of opencode and Claude Code were
-recorded there. Kilo Code is built on opencode, and aichat is as its source says: it keeps no reasoning.
+The clients themselves are run outside the gate, by scripts/accept-clients; bodies of opencode, Kilo Code and Claude
+Code were recorded there. aichat is in no registry that could be reached: its requests are as its source writes them.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from tests.server.watched import engine_served
+from tests.support.rote import rote_checkpoint
 from tests.support.rows import row
 from tests.support.running import Running, eventually
 from tests.support.tokenizers import TEMPLATES
 from vllm_mlx.cli.client_table import CLIENTS
 
 from .agent import prose
-from .rote import rote_checkpoint
 
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}, "path": {"type": "string"}}}
 FUNCTION = {"type": "function", "function": {"name": "edit", "parameters": PARAMETERS}}
@@ -38,29 +38,61 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class ChatAgent:
-    """Chat completions. `fields`: what the client sends besides; `keeps`: whether it sends reasoning back."""
+    """Chat completions as opencode sends them: reasoning goes back, and arguments are serialized again."""
 
-    def __init__(self, *, keeps: bool, **fields: Any):
-        self._keeps = keeps
-        self._fields = fields
-        self.messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    question: Any = QUESTION
+    fields: Mapping[str, Any] = {
+        "max_tokens": 500,
+        "tool_choice": "auto",
+        "stream_options": {"include_usage": True},
+    }
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self.question}]
 
     def turn(self, client: httpx.Client) -> tuple[str, str]:
         """Ask, and add the reply and the results of its calls. Returns reasoning and content."""
-        body = {"model": "tiny", "messages": self.messages, "tools": [FUNCTION], "stream": True, **self._fields}
+        body = {"model": "tiny", "messages": self.messages, "tools": [FUNCTION], "stream": True, **self.fields}
         events = sse(client.post("/v1/chat/completions", json=body))
         deltas = [choice["delta"] for event in events for choice in event["choices"]]
         reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
         assert reasoning == "".join(delta.get("reasoning") or "" for delta in deltas)
         content = "".join(delta.get("content") or "" for delta in deltas)
         pieces = [piece for delta in deltas for piece in delta.get("tool_calls") or ()]
-        function = {"name": pieces[0]["function"]["name"], "arguments": ""}
-        function["arguments"] = "".join(piece["function"].get("arguments") or "" for piece in pieces)
-        call = {"id": pieces[0]["id"], "type": "function", "function": function}
-        reply = {"role": "assistant", "content": content, "tool_calls": [call]}
-        self.messages.append({**reply, "reasoning_content": reasoning} if self._keeps else reply)
-        self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": RESULT})
+        arguments = json.loads("".join(piece["function"].get("arguments") or "" for piece in pieces))
+        assert arguments == {"text": "x", "path": "a.py"}
+        self.messages += self.reply(reasoning, content, pieces[0]["id"], pieces[0]["function"]["name"], arguments)
         return reasoning, content
+
+    def reply(self, reasoning: str, content: str, call_id: str, name: str, arguments: Any) -> list[Any]:
+        """The reply and the result of its call, as the client sends them back."""
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": compact(arguments)}}
+        reply = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": [call]}
+        return [reply, {"role": "tool", "tool_call_id": call_id, "content": RESULT}]
+
+
+class Kilo(ChatAgent):
+    """Its question comes in two parts, the second with the time and the folder."""
+
+    question = (
+        {"type": "text", "text": QUESTION},
+        {"type": "text", "text": "\n\n<environment_details>\nWorking directory: /work\n</environment_details>"},
+    )
+
+
+class Aichat(ChatAgent):
+    """No reasoning goes back and no content beside a call; a result is serialized as JSON; no limit is sent."""
+
+    fields: Mapping[str, Any] = {}
+
+    def reply(self, reasoning: str, content: str, call_id: str, name: str, arguments: Any) -> list[Any]:
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": compact(arguments)}}
+        result = {"role": "tool", "content": compact({"output": RESULT}), "tool_call_id": call_id}
+        return [{"role": "assistant", "tool_calls": [call]}, result]
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class MessagesAgent:
@@ -107,13 +139,7 @@ def sse(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(text) for text in data if text != "[DONE]"]
 
 
-OPENCODE: dict[str, Any] = {"max_tokens": 500, "tool_choice": "auto", "stream_options": {"include_usage": True}}
-AGENTS = {
-    "claude": MessagesAgent,
-    "opencode": lambda: ChatAgent(keeps=True, **OPENCODE),
-    "kilo": lambda: ChatAgent(keeps=True, **OPENCODE),
-    "aichat": lambda: ChatAgent(keeps=False),
-}
+AGENTS = {"claude": MessagesAgent, "opencode": ChatAgent, "kilo": Kilo, "aichat": Aichat}
 
 
 @row("S0-18")

@@ -10,20 +10,25 @@ import pytest
 
 from scripts._bench import thoughts
 from scripts._bench.client import MODEL_NAME
+from tests.prompt.template_variants import TEMPLATE_VARIANTS
 from tests.prompt.turns import ECHOES, Echo, user
 from tests.server.watched import engine_served
+from tests.support.checkpoints import MARKER_TOKENS
+from tests.support.rote import rote_checkpoint
 from tests.support.rows import cases, row
 from vllm_mlx.cache.index import pack
 from vllm_mlx.cache.stats import Entry
 from vllm_mlx.cli.bench import Words
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.core.sequence import Sequence as Row
 from vllm_mlx.engine.client import EngineClient
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.engine.monitoring.schema import EngineReport
 from vllm_mlx.scheduler.prefix_planner import MIN_SHARED_TOKENS
+from vllm_mlx.tokens.tokenizer import Tokenizer
 
 from .agent import Agent, Ledger, Turn, prose, settled
-from .rote import rote_checkpoint
 
 NUM_TURNS = 20
 LONG_THOUGHTS = [60, pytest.param(300, marks=pytest.mark.full)]  # tokens
@@ -174,8 +179,60 @@ def test_reasoning_that_is_part_of_the_text_stays(engine_with: Callable[..., Eng
         assert turn.cached >= len(earlier.token_ids) - 1
 
 
+@row("S1-5")
+@pytest.mark.parametrize(
+    ("policy", "asked", "is_kept"),
+    [("auto", True, True), ("drop", True, True), ("keep", None, True), ("keep", False, False)],
+)
+def test_a_request_overrules_the_policy(
+    engine_with: Callable[..., EngineClient], policy: str, asked: bool | None, is_kept: bool
+) -> None:
+    engine = engine_with("qwen3", "strips reasoning", cache_reasoning=policy)
+
+    async def run() -> tuple[Turn, list[Entry]]:
+        agent = Agent(engine, Ledger(), instructions=prose(8), sampling=GREEDY, keeps_reasoning=asked)
+        turn = await agent.ask(prose(3))
+        return turn, (await settled(engine))[1]
+
+    turn, entries = asyncio.run(run())
+    stored = max(entry.end for entry in entries)
+    assert turn.reply.has_reasoning and len(turn.row.output_token_ids) > 12
+    assert stored >= len(turn.token_ids) - 1 if is_kept else stored <= len(turn.row.prompt.token_ids)
+
+
+@row("S1-7")
+@pytest.mark.parametrize("policy", ["auto", "drop"])
+def test_a_reply_without_reasoning_stays(checkpoint: Callable[..., Path], policy: str) -> None:
+    """In the cache of a model that reasons when it likes, and did not."""
+    path = checkpoint("qwen3")
+    config = EngineConfig(
+        model=str(path),
+        memory_budget_bytes=2 << 30,
+        chat_template=TEMPLATE_VARIANTS["strips reasoning"],
+        reasoning_parser="qwen3",
+        tool_call_parser="hermes",
+        cache_reasoning=policy,
+    )
+    tokenizer = Tokenizer.load(path)
+    banned = {token_id: -100.0 for tag in MARKER_TOKENS if (token_id := tokenizer.token_id(tag)) is not None}
+    engine = start_engine(config)
+
+    async def run() -> Agent:
+        sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logit_bias=banned)
+        agent = Agent(engine, Ledger(), instructions=prose(8), sampling=sampling)
+        for number in range(3):
+            await agent.ask(prose(3, number))
+            await settled(engine)
+        await engine.shutdown(0)
+        return agent
+
+    agent = asyncio.run(run())
+    assert not any(turn.reply.has_reasoning for turn in agent.turns)
+    for earlier, turn in pairwise(agent.turns):
+        assert turn.cached == len(earlier.token_ids) - 1
+
+
 @row("S1-11")
-@pytest.mark.full
 def test_the_benchmark_compares_the_policies(tmp_path: Path) -> None:
     path = rote_checkpoint(tmp_path, "qwen3", thought_tokens=24)
     size = thoughts.Size(num_turns=2, num_conversations={thoughts.QUESTIONS: 1, thoughts.TOOL_LOOP: 1})

@@ -14,6 +14,7 @@ from vllm_mlx.formats.family import NO_HEADER, Family
 from vllm_mlx.formats.layouts import json_list, tags
 from vllm_mlx.guidance.grammars import GuidedTool, calls_in_text, required_calls
 
+from ..formats.families import FAMILIES as SPELLED
 from ..formats.support import TOOL_FORMATS
 from .random_sampler import RandomSampler, sampler
 from .schemas import validate
@@ -74,6 +75,30 @@ def test_forced_calls_are_read_as_they_were_meant(name: str, has_tokens: bool) -
         read = one.read(ids, name, TOOLS)
         assert read.calls and read.num_open == 0 and not read.text.strip(), one.text(ids)
         check_calls(read.calls)
+
+
+AS_JSON = {family.name for family in SPELLED if '{"a": 1' in family.call("f", {"a": 1}, 0)}  # in the schema's order
+APART = [family.name for family in SPELLED if family.name not in AS_JSON]
+
+
+@row("S0-9")
+@pytest.mark.parametrize("name", sorted({id(TOOL_FORMATS[name]): name for name in APART}.values()))
+def test_required_arguments_come_first_where_each_is_written_apart(name: str) -> None:
+    """Then the optional ones, both in the order of the schema."""
+    flag = {"type": "boolean"}
+    properties = {"one": flag, "two": flag, "three": flag, "four": flag, "five": flag}
+    schema = {"properties": properties, "required": ["four", "two"], "additionalProperties": False}
+    spec = ToolSpec("f", None, schema)
+    one = sampler_of(name, has_tokens=False)
+    grammar = required_calls([GuidedTool.of(spec, "tools", is_strict=True)], name, one.writer(), NO_HEADER, 1)
+    num_longer = 0
+    for seed in range(12):
+        ids = one.draw_reply(grammar, seed)
+        assert ids is not None
+        [(_, arguments)] = one.read(ids, name, [spec]).calls
+        assert list(arguments) == [key for key in ("two", "four", "one", "three", "five") if key in arguments]
+        num_longer += len(arguments) > 2
+    assert num_longer, "some have optional arguments"
 
 
 @pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {"generic"}))

@@ -1,10 +1,14 @@
-"""The import rule of docs/architecture.md: a package imports only packages of lower rank, or itself."""
+"""The import rule of docs/architecture.md: a package imports only packages of lower rank, or itself.
 
+Tests may import scripts and scripts may import tests, but no folder imports itself by way of the other side.
+"""
+
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.project.sources import PACKAGE, ROOT, imported_modules
+from tests.project.sources import PACKAGE, ROOT, imported_modules, python_files
 
 RANKS = {
     "core": 1,
@@ -80,3 +84,63 @@ def test_imports_of_lower_ranks_are_free() -> None:
     assert faults(source, ("vllm_mlx", "scheduler")) == []
     assert faults("from ...core.errors import ConfigError", ("vllm_mlx", "api", "openai")) == []
     assert faults("from ...server import app", ("vllm_mlx", "api", "openai")) != []
+
+
+# Tests and scripts
+
+
+def folder_of(module: str) -> str | None:
+    """`scripts._bench` for `scripts._bench.client`, and None for a module of neither tests nor scripts."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in ("tests", "scripts") and len(parts) > 1 else None
+
+
+def imported_folders(sources: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, set[str]]:
+    """By folder, the folders that its modules import. A source comes with the package that it stands in."""
+    found: dict[str, set[str]] = {}
+    for source, package in sources:
+        own = ".".join(package[:2])
+        others = {folder for module in imported_modules(source, package) if (folder := folder_of(module))}
+        found.setdefault(own, set()).update(others - {own})
+    return found
+
+
+def reached(folder: str, imports: Mapping[str, set[str]]) -> set[str]:
+    """All folders that `folder` imports, directly or by way of others."""
+    seen: set[str] = set()
+    waiting = [folder]
+    while waiting:
+        new = imports.get(waiting.pop(), set()) - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+    """Pairs of a folder of scripts and one of tests that reach each other."""
+    scripts = [folder for folder in imports if folder.startswith("scripts.")]
+    return [
+        (folder, other)
+        for folder in scripts
+        for other in sorted(reached(folder, imports))
+        if other.startswith("tests.") and folder in reached(other, imports)
+    ]
+
+
+def test_tests_and_scripts_import_each_other_in_no_circle() -> None:
+    files = [(file, file.relative_to(ROOT).parent.parts) for file in python_files()]
+    sources = [(file.read_text(encoding="utf-8"), package) for file, package in files if package[0] != "vllm_mlx"]
+    assert circles(imported_folders(sources)) == []
+
+
+def test_a_circle_is_found_by_way_of_other_folders() -> None:
+    sources = [
+        ("from tests.support.rote import CALL", ("scripts", "_bench")),
+        ("from ..acceptance import agent", ("tests", "support")),
+        ("def later():\n    from scripts._bench.client import read", ("tests", "acceptance")),
+    ]
+    assert circles(imported_folders(sources)) == [
+        ("scripts._bench", "tests.acceptance"),
+        ("scripts._bench", "tests.support"),
+    ]
+    assert circles(imported_folders(sources[:2])) == []

@@ -60,11 +60,24 @@ def test_a_request_may_ask_for_another_policy(processor_with) -> None:
 
 
 @row("S1-5")
-@pytest.mark.parametrize(("policy", "is_kept"), [("keep", False), ("auto", False), ("drop", False)])
-def test_a_request_may_leave_its_reasoning_out_of_the_cache(processor_with, policy: str, is_kept: bool) -> None:
+@pytest.mark.parametrize("policy", ["keep", "auto", "drop"])
+def test_a_request_decides_whether_its_reasoning_stays_cached(processor_with, policy: str) -> None:
     processor = processor_with("strips reasoning", cache_reasoning=policy)
-    turn = Session(processor, messages=START, keeps_reasoning=is_kept).answer(THOUGHT)
-    assert kept(processor, turn) == 0
+    for is_kept in (True, False):
+        turn = Session(processor, messages=START, keeps_reasoning=is_kept).answer(THOUGHT)
+        assert kept(processor, turn) == (len(turn.reply.token_ids) if is_kept else 0)
+
+
+@row("S1-7")
+@pytest.mark.parametrize("variant", ["strips reasoning", "after the last question", "keeps reasoning"])
+@pytest.mark.parametrize("policy", ["auto", "drop", "keep"])
+def test_a_reply_without_reasoning_is_kept_whole(processor_with, policy: str, variant: str) -> None:
+    processor = processor_with(variant, cache_reasoning=policy)
+    call = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call><|im_end|>'
+    for keeps_reasoning in (None, True, False):
+        for text in ("Done.<|im_end|>", "It is done, for\n\nall I know.<|im_end|>", call):
+            turn = Session(processor, messages=START, keeps_reasoning=keeps_reasoning).answer(text)
+            assert kept(processor, turn) == len(turn.reply.token_ids)
 
 
 def test_an_unknown_policy_is_refused(processor_with) -> None:

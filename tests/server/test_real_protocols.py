@@ -9,8 +9,8 @@ import anthropic
 import openai
 import pytest
 
-from tests.acceptance.rote import rote_checkpoint
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
+from tests.support.rote import rote_checkpoint
 from tests.support.rows import row
 from tests.support.running import Running, eventually, serving
 from vllm_mlx.core.config import EngineConfig

@@ -8,8 +8,8 @@ import anthropic
 import openai
 import pytest
 
-from tests.acceptance.rote import CALL, rote_checkpoint
 from tests.prompt.template_variants import TEMPLATE_VARIANTS
+from tests.support.rote import CALL, rote_checkpoint
 from tests.support.rows import row
 from tests.support.running import Running, serving
 from vllm_mlx.core.config import EngineConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer
 
-from tests.support.checkpoints import checkpoint
+from .checkpoints import checkpoint
 
 CALL = '{"name": "edit", "arguments": {"text": "x", "path": "a.py"}}'  # one token: spaced as templates write it
 _SILENT = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
