@@ -59,8 +59,10 @@ def test_recurrent_state_resumes_only_where_it_was_copied() -> None:
     put(tree, range(80), start=50)
     assert resumed(tree, range(100)) == ("prefix", 50)
     assert resumed(tree, range(50)) == ("miss", 0)
+    assert tree.stats.num_states == 1
     put(tree, range(49), state=FakeState(49))
     assert resumed(tree, range(50)) == ("exact", 49)
+    assert tree.stats.num_states == 2
 
 
 def test_a_point_inside_a_stored_run_splits_it_and_attaches_its_state() -> None:

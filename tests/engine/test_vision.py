@@ -16,7 +16,7 @@ NUM_TOKENS = 10
 CONVERSATIONS = (
     (["What is in this image? ", 1],),
     ([2, "Describe it in detail."],),
-    (["one ", 1, " two ", 4, " compare the first and the second"],),
+    (["one ", 1, " two ", 6, " compare the first and the second"],),  # of unlike sizes
     (["hello world"],),
     ([3, "What is this?"], ["a test"], ["and ", 5, " this?"]),
     (["The quick brown fox jumps over the lazy dog. " * 4],),
@@ -42,7 +42,7 @@ def prompts(model):
     return [model.prompt(*turns) for turns in CONVERSATIONS]
 
 
-@row("S4-34")
+@row("S0-15", "S4-34")
 def test_alone_batched_and_staggered_all_give_the_librarys_tokens(model, expected, prompts):
     driver = model.driver(prefix_cache=False)
     assert [driver.generate([prompt], max_tokens=NUM_TOKENS)[0] for prompt in prompts] == expected

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.support.rows import row
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx import LLM, MediaConfig
@@ -22,6 +23,7 @@ from .documents import documented_reply
 from .test_images import BAD_DATA, JSON, chat, data_url, refused
 
 MEDIA = MediaConfig(max_image_bytes=2_000_000, max_image_pixels=2_000_000, allow_private_media=True)
+MAX_MODEL_LEN = 256  # of the checkpoint that knows nothing
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +183,46 @@ def test_the_holder_of_another_key_cannot_tell_that_a_picture_was_seen(pictures:
 
 @pytest.fixture(scope="module")
 def tiny(checkpoint: Callable[..., Path]) -> Iterator[Running]:
-    with serving(start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), media=MEDIA))) as running:
+    config = EngineConfig(model=str(checkpoint("vision:qwen3_vl")), max_model_len=MAX_MODEL_LEN, media=MEDIA)
+    with serving(start_engine(config)) as running:
         yield running
+
+
+def prompt_tokens(running: Running, *sizes: tuple[int, int]) -> int:
+    """The tokens of a prompt with images of these sizes in one message."""
+    images = [encode(Image.new("RGB", size, (40 * index, 0, 0))) for index, size in enumerate(sizes)]
+    path, body = chat(*map(data_url, images))
+    body["messages"][0]["content"].append({"type": "text", "text": "hi"})
+    reply = post(running, path, {**body, "max_tokens": 1})
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["usage"]["prompt_tokens"])
+
+
+@row("S0-14", "S0-15")
+def test_images_of_one_message_take_what_each_takes_alone(tiny: Running) -> None:
+    sizes = ((64, 64), (256, 128), (96, 160), (320, 64))
+    text = prompt_tokens(tiny)
+    alone = [prompt_tokens(tiny, size) - text for size in sizes]
+    assert len(set(alone)) > 2 and min(alone) > 0
+    for count in (2, 3, 4):
+        assert prompt_tokens(tiny, *sizes[:count]) == text + sum(alone[:count])
+    assert prompt_tokens(tiny, sizes[1], sizes[1]) == text + 2 * alone[1]
+
+
+@row("S0-14")
+def test_images_that_do_not_fit_are_a_400_before_any_stream(tiny: Running) -> None:
+    size = (576, 576)
+    text = prompt_tokens(tiny)
+    each = prompt_tokens(tiny, size) - text
+    count = (MAX_MODEL_LEN - text) // each + 1
+    source = data_url(encode(Image.new("RGB", size)))
+    for stream in (False, True):
+        path, body = chat(*[source] * count)
+        body["messages"][0]["content"].append({"type": "text", "text": "hi"})
+        reply = post(tiny, path, {**body, "stream": stream})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert f"{text + count * each} tokens" in error["message"], error
 
 
 def test_low_detail_is_fewer_tokens(tiny: Running) -> None:

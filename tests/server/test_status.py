@@ -14,6 +14,7 @@ from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.server import log
 
 from .documents import documented_reply
+from .watched import engine_served
 
 REQUEST_FIELDS = {
     "request_id": str,
@@ -192,6 +193,21 @@ def hit_kind(client: httpx.Client, prompt: str) -> str:
         [request] = client.get("/v1/status").json()["requests"]
     eventually(lambda: not client.get("/v1/status").json()["requests"])
     return request["cache_hit_type"]
+
+
+@row("S0-13")
+def test_snapshots_of_recurrent_state_are_counted(checkpoint):
+    with engine_served(checkpoint("qwen3_5")) as running, running.http() as client:
+        sizes = set()
+        for text in ("hello there", "hello there, this is a question", "another one"):
+            ask(client, text)
+            eventually(lambda: not client.get("/v1/status").json()["num_running"])
+            held = [entry["state_bytes"] for entry in client.get("/v1/cache").json()["data"] if entry["state_bytes"]]
+            assert client.get("/v1/status").json()["cache"]["num_states"] == len(held) > 0
+            sizes |= set(held)
+        assert len(sizes) == 1, "each takes the same"
+        client.delete("/v1/cache")
+        assert client.get("/v1/status").json()["cache"]["num_states"] == 0
 
 
 def test_the_cache_can_be_seen_and_cleared(server):

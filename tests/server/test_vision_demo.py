@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,18 +36,22 @@ def gpt(server: Running) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def encoded(color: str, shape: str) -> str:
+def encoded(color: str, shape: str, side: int = SIDE) -> str:
     file = io.BytesIO()
-    draw_shape(color, shape, SIDE).save(file, "PNG")
+    draw_shape(color, shape, side).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
-def data_url(shown: tuple[str, str]) -> str:
-    return f"data:image/png;base64,{encoded(*shown)}"
+def data_url(shown: tuple[str, str], side: int = SIDE) -> str:
+    return f"data:image/png;base64,{encoded(*shown, side)}"
 
 
-def ask(gpt: openai.OpenAI, *shown: tuple[str, str], question: str = QUESTION) -> str:
-    content: Any = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in shown]
+def ask(
+    gpt: openai.OpenAI, *shown: tuple[str, str], question: str = QUESTION, sides: Sequence[int] = (SIDE,) * 8
+) -> str:
+    """`sides`: of the images, in the same order."""
+    urls = [data_url(one, side) for one, side in zip(shown, sides, strict=False)]
+    content: Any = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     content.append({"type": "text", "text": question})
     reply = gpt.chat.completions.create(model="tiny", temperature=0, messages=[{"role": "user", "content": content}])
     return str(reply.choices[0].message.content)
@@ -70,8 +74,10 @@ def test_each_picture_is_named_alone_and_eight_at_once_with_text_in_between(gpt:
     assert [str(number + 2) in reply for number, reply in enumerate(said, 1)] == [True] * 8, said
 
 
-def test_two_pictures_are_told_apart(gpt: openai.OpenAI) -> None:
-    reply = ask(gpt, SHOWN[0], SHOWN[1], question="What is in these images?")
+@row("S0-15")
+@pytest.mark.parametrize("sides", [(SIDE, SIDE), (SIDE, 2 * SIDE), (3 * SIDE // 2, SIDE)])
+def test_two_pictures_of_one_message_are_told_apart(gpt: openai.OpenAI, sides: tuple[int, int]) -> None:
+    reply = ask(gpt, SHOWN[0], SHOWN[1], question="What is in these images?", sides=sides)
     assert names(reply, *SHOWN[:2]), reply
 
 
