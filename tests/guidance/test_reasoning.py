@@ -62,7 +62,8 @@ class Model:
             reasoning=rule,
         )
 
-    def row(self, prompt: str, answer: str, **fields: Any) -> RowConstraint:
+    def row(self, prompt: str, answer: str, *, known: Ids[int] = (), **fields: Any) -> RowConstraint:
+        """`known`: the tokens of the reply that were sampled before the constraint is made."""
         constraint = replace(self.constraint(prompt, answer), **fields)
         seq = Sequence(
             seq_id=0,
@@ -71,6 +72,7 @@ class Model:
             max_tokens=1000,
             stop_token_ids=self.sampler.tokenizer.eos_token_ids,
             constraint=constraint,
+            output_token_ids=list(known),
         )
         return RowConstraint(constraint, seq)
 
