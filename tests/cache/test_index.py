@@ -1,10 +1,11 @@
 """The sorted list: the longest common prefix is a neighbour's; look-ups at memory speed; few bytes a token."""
 
+import math
 import random
 import sys
-import time
 import tracemalloc
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -111,22 +112,47 @@ def test_the_bytes_counted_for_a_node_cover_what_python_takes() -> None:
     assert taken <= tree.stats.index_bytes
 
 
-@pytest.mark.full
-def test_lookup_cost() -> None:
-    """Prints p50 and p99 at 1,000 paths of 50k tokens."""
-    keys = agent_keys(1_000, 50_000)
+class Counted(bytes):
+    """A key that counts how often it is compared with another, and how often it is cut for that."""
+
+    num_comparisons = 0
+    num_cuts = 0
+
+    def __gt__(self, other: bytes) -> bool:
+        self.num_comparisons += 1
+        return bytes(self) > other
+
+    def __lt__(self, other: bytes) -> bool:
+        self.num_comparisons += 1
+        return bytes(self) < other
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_cuts += 1
+        return super().__getitem__(place)
+
+
+def looked_up(keys: list[bytes], length: int) -> list[Counted]:
+    """Queries that begin as the keys do, after they were looked up in a tree of them."""
     tree = tree_of_keys(keys)
     draw = random.Random(1)
-    seconds: list[float] = []
-    for _ in range(2_000):
-        key = draw.choice(keys)
-        query = key[: 8 * draw.randrange(25_000, 50_000)] + draw.choice((b"", bytes(80)))
-        begin = time.thread_time()
+    queries = [
+        Counted(draw.choice(keys)[: 8 * draw.randrange(length // 2, length)] + draw.choice((b"", bytes(80))))
+        for _ in range(200)
+    ]
+    for query in queries:
         match = tree.match(SPACE, query, now=0.0)
-        seconds.append(time.thread_time() - begin)
         tree.release(match)
         assert match.length
-    seconds.sort()
-    p50, p99 = seconds[len(seconds) // 2], seconds[len(seconds) * 99 // 100]
-    per_token = tree.stats.index_bytes / (1_000 * 50_000)
-    print(f"\nlook-up p50 {p50 * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms; index {per_token:.2f} bytes a token")
+    return queries
+
+
+@row("S4-29")
+@pytest.mark.parametrize("num_paths", [100, 1_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_a_lookup_compares_its_key_as_often_as_a_bisection_does(num_paths: int) -> None:
+    """And looks for the first difference in the two neighbours of its place alone, by bisection again."""
+    length = 500
+    bisection = math.ceil(math.log2(num_paths)) + 1
+    queries = looked_up(agent_keys(num_paths, length), length)
+    assert max(query.num_comparisons for query in queries) <= bisection
+    assert max(query.num_cuts for query in queries) <= 2 * 2 * math.ceil(math.log2(8 * length))
+    assert all(query.num_comparisons and query.num_cuts for query in queries)

@@ -1,6 +1,8 @@
 """The engine behind its asynchronous front: streams, stop strings, clients that leave, shutdown, death."""
 
 import asyncio
+import gc
+import logging
 import random
 
 import mlx.core as mx
@@ -157,16 +159,29 @@ def test_who_leaves_at_the_last_event_has_aborted_nothing(engine, asked):
 
 
 @row("S4-10")
-def test_a_cancelled_task_aborts_its_rows(engine):
-    async def run() -> None:
-        task = asyncio.create_task(collect(engine, request(max_tokens=3000)))
-        await until_running(engine)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until_idle(engine)
+@pytest.mark.parametrize("when", ["while the prompt is prepared", "while rows run"])
+def test_a_cancelled_task_leaves_no_row_and_no_error(engine, caplog, when):
+    errors = []
 
-    asyncio.run(run())
+    async def run() -> tuple[dict, dict]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        before = (await engine.status())["outcomes"]
+        for asked in ({}, {"n": 3}, {"prompt": "a long prompt " * 100}):
+            task = asyncio.create_task(collect(engine, request(max_tokens=1500, **asked)))
+            await (asyncio.sleep(0) if when == "while the prompt is prepared" else until_running(engine))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until_idle(engine)
+        del task
+        gc.collect()  # a task that nothing waits for reports its error now
+        await asyncio.sleep(0)
+        return before, (await engine.status())["outcomes"]
+
+    with caplog.at_level(logging.WARNING):
+        before, after = asyncio.run(run())
+    assert errors == [] and caplog.records == []
+    assert after["failed"] == before["failed"] and engine.is_healthy and not engine._generations
 
 
 def test_shutdown_drains_then_fails_what_is_left(checkpoint):
@@ -242,6 +257,7 @@ def test_after_shutdown_late_readers_read_and_late_questions_are_refused(checkpo
     assert last(asyncio.run(run())).reason is FinishReason.LENGTH
 
 
+@row("S4-5")
 def test_an_idle_engine_keeps_no_freed_buffers(engine):
     async def freed_bytes() -> int:
         await collect(engine, request("a long prompt " * 200))

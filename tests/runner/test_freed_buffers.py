@@ -46,6 +46,21 @@ def test_replies_alone_return_them_every_256_steps(checkpoint: Callable[..., Pat
 
 
 @row("S4-5")
+def test_each_step_that_reads_a_prompt_returns_them(checkpoint: Callable[..., Path], returns: list[int]) -> None:
+    driver = Driver(checkpoint("qwen3"), max_prefill_chunk=64)
+    seq_id = driver.add(list(range(5, 205)), max_tokens=4)
+    num_steps = 0
+    while not driver.replies[seq_id].token_ids:
+        returns.clear()
+        before = driver.seqs[seq_id].num_computed_tokens
+        driver.step()
+        if driver.seqs[seq_id].num_computed_tokens > before + 1:
+            num_steps += 1
+            assert len(returns) == 1 and mx.get_cache_memory() == 0
+    assert num_steps >= 3
+
+
+@row("S4-5")
 def test_many_are_returned_at_the_next_look(returns: list[int]) -> None:
     watch = DeviceWatch(GB, cache_limit_bytes=64 * MB)
     mx.clear_cache()
