@@ -17,7 +17,6 @@ from .. import __version__
 from ..cache.stats import DiskReport
 from ..core.config import ModelInfo
 from ..core.errors import ConfigError, EngineDead, VLLMMLXError
-from ..core.fence import Fence
 from .options import unknown_variables
 from .output import Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
@@ -28,18 +27,15 @@ logger = logging.getLogger(__name__)
 
 def run_server(settings: Settings) -> None:
     """Serve until a signal. Raises ConfigError before anything is served, and BrokeDown after any other error."""
-    with Fence("the supervisor, which learns that it may start another server", is_logged=False) as fence:
+    try:
         _serve(settings)
-    match fence.error:
-        case None:
-            return
-        case EngineDead() as error:
-            raise BrokeDown(error.message) from error
-        case VLLMMLXError() as error:
-            raise error
-        case error:
-            logger.error("The server failed", exc_info=error)
-            raise BrokeDown(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
+    except EngineDead as error:
+        raise BrokeDown(error.message) from error
+    except (VLLMMLXError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        logger.error("The server failed", exc_info=error)
+        raise BrokeDown(f"The server ended with an internal error: {type(error).__name__}: {error}") from error
 
 
 def _serve(settings: Settings) -> None:

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError, setting
-from ..core.fence import Fence
 from ..formats import Family, ReplyFormats, resolve_formats
 from ..formats.families import call_format, calls_by_name, reasoning_by_name
 from ..formats.response_template import UnreadableTemplate, read_response_template
@@ -146,10 +145,10 @@ def _package(entry: EntryPoint) -> str:
 def _loaded(name: str, entry: EntryPoint) -> Family:
     where = f"{setting(name)} {entry.name} ({entry.value}, of {_package(entry)})"
     logger.info("%s runs code of that package", where)
-    with Fence("the command, which ends with what to change", is_logged=False) as fence:
+    try:
         family = entry.load()
-    if fence.error is not None:
-        raise ConfigError(f"{where} cannot be loaded: {fence.error!r}.") from fence.error
+    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, OSError) as error:
+        raise ConfigError(f"{where} cannot be loaded: {error!r}.") from error
     if not isinstance(family, Family):
         raise ConfigError(f"{where} is no vllm_mlx.formats.Family but a {type(family).__name__}: see {_PAGE}.")
     if not all(tag and isinstance(tag, str) for tag in _tags(family)):

@@ -270,7 +270,7 @@ class Runner:
 
     def _capture(self, capture: Capture) -> Snapshot | None:
         """Copy a row's state. None if that fails: the row goes on, and nothing is stored."""
-        with RowFence("the row whose snapshot failed"):
+        with _cache_fence():
             view = self._view(capture.seq.seq_id, capture.row_length)
             if view is not None:
                 return Snapshot(capture, *snapshot.capture(view, capture.start, capture.end, self._model.window))
@@ -279,7 +279,7 @@ class Runner:
     def _restore(self, restore: Restore) -> bool:
         seq, match = restore.seq, restore.match
         caches = self._model.new_caches()
-        with RowFence("the row, which begins without its cached prefix") as fence:
+        with _cache_fence() as fence:
             snapshot.restore(caches, match.pieces, match.state, length=match.length, capacity=seq.num_tokens)
             self._prefilled[seq.seq_id] = caches
         return fence.error is None
@@ -330,6 +330,10 @@ def _batch(groups: list[Group], held: Iterable[Batch], places: Mapping[int, tupl
 
 def _are_same(a: Rows[object], b: Rows[object]) -> bool:
     return [id(item) for item in a] == [id(item) for item in b]
+
+
+def _cache_fence() -> RowFence:
+    return RowFence("the row, which goes on without this part of the prefix cache")
 
 
 class _RowFences:

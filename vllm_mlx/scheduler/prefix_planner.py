@@ -12,7 +12,7 @@ from ..cache.index import WORD_BYTES, common_tokens, pack
 from ..cache.node import NODE_BYTES, Match, ResumeRule, Space
 from ..cache.tree import NEAR_FORK, PrefixTree
 from ..core.faults import device_fault
-from ..core.fence import Fence, RowFence
+from ..core.fence import RowFence
 from ..core.memory import RowFootprint
 from ..core.sequence import Sequence, SequenceStatus
 from ..core.step import Capture, Restore, Snapshot
@@ -144,9 +144,8 @@ class PrefixPlanner:
         return Restore(seq, match)
 
     def _match(self, seq: Sequence, now: float) -> Match | None:
-        with Fence("the row, which begins without its cached prefix"):
-            return self.tree.match(self._space(seq), self._key(seq, seq.num_tokens), now=now)
-        return None
+        find = partial(self.tree.match, self._space(seq), self._key(seq, seq.num_tokens), now=now)
+        return self._or_skip(find, None, num_captures=0)
 
     def release_matches(self) -> None:
         """Remove the pins of this step's restores, which the runner has done or which will not happen."""
@@ -274,10 +273,10 @@ class PrefixPlanner:
                 raise
             self._fault = error
 
-    def _or_skip(self, work: Callable[[], T], skipped: T) -> T:
-        with self._hold_fault(), RowFence("the row, whose state is not stored"):
+    def _or_skip(self, work: Callable[[], T], skipped: T, *, num_captures: int = 1) -> T:
+        with self._hold_fault(), RowFence("the row, which goes on without the prefix cache"):
             return work()
-        self.num_skipped_captures += 1
+        self.num_skipped_captures += num_captures
         return skipped
 
     def _insert(self, snapshot: Snapshot, now: float) -> bool:
