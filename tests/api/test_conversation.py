@@ -34,6 +34,7 @@ def assistant(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, **fields}
 
 
+@row("S0-16")
 def test_a_tool_conversation_keeps_order_roles_and_whitespace() -> None:
     assert messages(
         {"role": "developer", "content": "Be short.\n"},

@@ -325,6 +325,7 @@ def test_calls_in_another_way_are_found_where_tools_are_declared(style: str, too
     assert not any(isinstance(event, ToolCallStart) for event in run([text], reasoning=None, tools="gemma4"))
 
 
+@row("S4-2")
 def test_after_a_call_in_its_own_way_no_other_is_looked_for() -> None:
     own = '<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>'
     foreign = FOREIGN["json in tags"]

@@ -101,6 +101,7 @@ def sampling(**options: Any) -> Request:
     return replace(CHAT, sampling=SamplingParams(**options))
 
 
+@row("S3-13")
 def test_whole_reply(play, qwen: Tokenizer) -> None:
     text = f"<think>\nhm 東\n</think>\n\nok{CALL}<|im_end|>"
     num_tokens = len(Replies(qwen).ids(text))

@@ -41,7 +41,7 @@ BODY_FIELDS: ExtraFields = {
     "stream_interval": Ignored("it is the default", (1,), "Every token is sent as soon as it is sampled."),
     "typical_p": Ignored("it is the default: off", (1, 1.0), "It is not supported."),
     "cache_prompt": Ignored(
-        "the server's prefix cache serves every request", (True,), "The server decides whether it has a prefix cache."
+        "the prefix cache serves every request, where it is on", (True,), "The operator decides whether it is on."
     ),
 }
 
