@@ -215,6 +215,7 @@ def test_images_that_do_not_fit_are_a_400_before_any_stream(tiny: Running) -> No
     text = prompt_tokens(tiny)
     each = prompt_tokens(tiny, size) - text
     count = (MAX_MODEL_LEN - text) // each + 1
+    assert prompt_tokens(tiny, *[size] * (count - 1)) == text + (count - 1) * each, "one fewer fits"
     source = data_url(encode(Image.new("RGB", size)))
     for stream in (False, True):
         path, body = chat(*[source] * count)
