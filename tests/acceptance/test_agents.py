@@ -65,7 +65,7 @@ class ChatAgent:
         return reasoning, content
 
     def reply(self, reasoning: str, content: str, call_id: str, name: str, arguments: Any) -> list[Any]:
-        """The reply and the result of its call, as the client sends them back."""
+        """Return the reply and the result of its call as the client sends them back."""
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": compact(arguments)}}
         reply = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": [call]}
         return [reply, {"role": "tool", "tool_call_id": call_id, "content": RESULT}]
@@ -81,7 +81,7 @@ class Kilo(ChatAgent):
 
 
 class Aichat(ChatAgent):
-    """No reasoning goes back and no content beside a call; a result is serialized as JSON; no limit is sent."""
+    """It sends back neither reasoning nor the content beside a call, serializes results as JSON, and sets no limit."""
 
     fields: Mapping[str, Any] = {}
 

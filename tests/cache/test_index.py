@@ -132,7 +132,7 @@ class Counted(bytes):
 
 
 def looked_up(keys: list[bytes], length: int) -> list[Counted]:
-    """Queries that begin as the keys do, after they were looked up in a tree of them."""
+    """Look up queries that begin as the keys do, in a tree of the keys, and return them."""
     tree = tree_of_keys(keys)
     draw = random.Random(1)
     queries = [
@@ -149,7 +149,7 @@ def looked_up(keys: list[bytes], length: int) -> list[Counted]:
 @row("S4-29")
 @pytest.mark.parametrize("num_paths", [100, 1_000, pytest.param(10_000, marks=pytest.mark.full)])
 def test_a_lookup_compares_its_key_as_often_as_a_bisection_does(num_paths: int) -> None:
-    """And looks for the first difference in the two neighbours of its place alone, by bisection again."""
+    """It looks for the first difference in the two neighbours of its place alone, by bisection again."""
     length = 500
     bisection = math.ceil(math.log2(num_paths)) + 1
     queries = looked_up(agent_keys(num_paths, length), length)

@@ -1,4 +1,4 @@
-"""Decoding a reply that reasons: what a grammar or a budget that waits for its end adds to each token, by count."""
+"""A grammar or a budget that waits for the end of reasoning adds little work to each token. The tests count calls."""
 
 import dataclasses
 import sys
@@ -41,7 +41,7 @@ def path(checkpoint: Callable[..., Path]) -> Path:
 
 
 def decoded(path: Path, ids: list[int], banned: Iterable[int], constraint: Constraint | None) -> tuple[Reply, int, int]:
-    """A reply, the steps of its last tokens, and the calls in these steps."""
+    """Return a reply, the steps of its last tokens, and the calls in these steps."""
     driver = Driver(path)
     sampling = dataclasses.replace(GREEDY, logit_bias=dict.fromkeys(banned, -100.0))
     seq_id = driver.add(ids, SKIPPED + NUM_TOKENS, sampling, constraint=constraint)

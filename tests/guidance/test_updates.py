@@ -59,7 +59,7 @@ def recorded(model: Model) -> tuple[Recorded, list[int]]:
 
 
 def answered(model: Model) -> list[int]:
-    """The tokens of a reply that reasons and then answers as its grammar wants."""
+    """Return the tokens of a reply that reasons and then answers as its grammar demands."""
     row = model.row(model.start, ANSWER)
     ids = model.ids(f" {THOUGHT} {model.end}")
     for token_id in ids:
@@ -72,7 +72,7 @@ def answered(model: Model) -> list[int]:
 
 
 def delivered(model: Model, name: str, updates: Iterable[SequenceUpdate]) -> list[Any]:
-    """The reasoning, the content and the end of a reply whose tokens arrive in these updates."""
+    """Return the reasoning, the content and the end of a reply whose tokens arrive in these updates."""
     prompt = PromptInputs(token_ids=tuple(model.ids(model.start)), starts_in_reasoning=True)
     constraint = model.constraint(model.start, ANSWER)
     output = OutputPipeline(model.sampler.tokenizer, REQUEST, prompt, ReplyFormats(name), constraint=constraint)
@@ -90,7 +90,7 @@ def update_of(ids: Ids[int], finish_reason: FinishReason | None = None) -> Seque
 
 
 def cuttings(ids: Ids[int]) -> Iterator[list[Ids[int]]]:
-    """Into updates of one size, and into two at every place."""
+    """Cut the tokens into updates of one size, and into two updates at every place."""
     for size in (1, 2, 3, 5, len(ids)):
         yield [ids[begin : begin + size] for begin in range(0, len(ids), size)]
     for at in range(1, len(ids)):

@@ -27,20 +27,20 @@ THOUGHT, ANSWER = "a hm < 1 東京", "Done 1 < 2."
 
 
 def calls_of(name: str) -> Family:
-    """How checkpoints with this format of reasoning write their calls."""
+    """Return the format in which checkpoints with this format of reasoning write their calls."""
     rows = [one for one in PRODUCT if one.reasoning is REASONING_FORMATS[name] and one.calls is not None]
     reads = rows[0].calls.reads if rows and rows[0].calls else TOOL_FORMATS["hermes"]
     return next(family for family in FAMILIES if TOOL_FORMATS[family.name] is reads)
 
 
 def tokenizer_of(name: str, calls: Family) -> Tokenizer:
-    """A tokenizer that has the tags as tokens."""
+    """Return a tokenizer that has the tags as tokens."""
     tags = [tag for tag in (*REASONING_FORMATS[name].tags, *calls.tokens) if tag[0] in "<[" and tag[-1] in ">]"]
     return sampler((*dict.fromkeys(tags),)).tokenizer
 
 
 def plays(tokenizer: Tokenizer, text: str, formats: ReplyFormats, *, is_open: bool) -> Callable[[Request, int], Script]:
-    """An engine that samples `text`. `is_open`: its prompt has opened the reasoning."""
+    """Let the engine sample `text`. `is_open`: the prompt has opened the reasoning."""
 
     def play(request: Request, index: int) -> Script:
         prompt = PromptInputs(token_ids=(1,) * PROMPT_TOKENS, starts_in_reasoning=is_open)
@@ -54,7 +54,7 @@ def plays(tokenizer: Tokenizer, text: str, formats: ReplyFormats, *, is_open: bo
 
 
 def streamed(gpt: openai.OpenAI, **fields: Any) -> tuple[str, str, str, str]:
-    """The texts of both reasoning fields, the content, and the names of calls."""
+    """Return the texts of both reasoning fields, the content, and the names of calls."""
     deltas = [
         chunk.choices[0].delta
         for chunk in gpt.chat.completions.create(model="tiny", messages=HI, stream=True, **fields)
