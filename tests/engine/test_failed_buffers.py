@@ -93,11 +93,38 @@ def test_one_failed_submission_changes_no_reply_and_no_later_turn(checkpoint: Ca
     check(path, range(ARCHITECTURES.index(name) + 2, len(submissions), 24))
 
 
+@pytest.mark.parametrize("name", ["qwen3", "nemotron_h"])
+def test_nor_if_the_error_is_known_only_when_the_work_ends(checkpoint: Callable[..., Path], name: str) -> None:
+    path = checkpoint(name)
+    check(path, launches(path)[1::3], is_late=True)
+
+
+def test_without_the_check_of_each_step_a_late_error_makes_replies_wrong(checkpoint: Callable[..., Path]) -> None:
+    """The simulation is as unkind as the device: no other call hears of the error before the tokens are sent."""
+    path = checkpoint("qwen3")
+    clean = undisturbed(path)
+    plays = [
+        play(path, [number], replies=clean.replies, is_late=True, has_probe=False) for number in launches(path)[::2]
+    ]
+    assert sum(outcome.replies != clean.replies for outcome in plays) >= 2
+
+
+def launches(path: Path) -> list[int]:
+    return [number for number, seam in enumerate(undisturbed(path).submissions) if seam == "launch"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)])
 def test_nor_does_any_other(checkpoint: Callable[..., Path], name: str) -> None:
     path = checkpoint(name)
     check(path, range(len(undisturbed(path).submissions)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nor_does_any_other_whose_error_is_late(checkpoint: Callable[..., Path], name: str) -> None:
+    path = checkpoint(name)
+    check(path, range(ARCHITECTURES.index(name) % 7, len(undisturbed(path).submissions), 7), is_late=True)
 
 
 @pytest.mark.full
@@ -138,8 +165,7 @@ def test_several_faults_end_some_replies_at_most(checkpoint: Callable[..., Path]
 
 def test_a_failed_read_tells_no_token_that_no_model_samples(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3")
-    launches = [number for number, seam in enumerate(undisturbed(path).submissions) if seam == "launch"]
-    check(path, launches[2::6], token=5000)
+    check(path, launches(path)[2::6], token=5000)
 
 
 @pytest.mark.parametrize("text", [OUT_OF_MEMORY, NO_BUFFER])

@@ -2,6 +2,9 @@
 
 What the command buffer was to write is garbage, no read of it raises, and the next call that submits work or waits
 gets one RuntimeError (mlx/backend/metal/device.cpp, `CommandEncoder::get_command_encoder` and `synchronize`).
+
+The error is known at once, or late: when the work of the submission ends, which the first wait for that work or for
+later work makes sure of. Work that was submitted before is submitted without an error.
 """
 
 import io
@@ -42,13 +45,30 @@ class FailingDevice:
         self._fails: Callable[[int, str], bool] = lambda number, seam: False
         self._text = INTERACTIVITY
         self._token = 7
-        self._untold: str | None = None  # the error of a failed command buffer that nobody has got yet
+        self._untold: str | None = None  # the error of a failed command buffer that no call has got yet
+        self._is_late, self._has_probe = False, True
+        self._running: dict[int, str] = {}  # errors that are not known yet, by the number of the submission
+        self._submitted: list[tuple[int, mx.array]] = []  # what submissions write, from the oldest of these on
         self._fresh: list[Any] = []  # the caches made last, which the runner may not hold yet
 
-    def fail(self, numbers: Iterable[int], text: str = INTERACTIVITY, *, token: int = 7) -> None:
-        """Let the submissions of these numbers fail, counted from now. `token` is what a failed step samples."""
+    def fail(
+        self,
+        numbers: Iterable[int],
+        text: str = INTERACTIVITY,
+        *,
+        token: int = 7,
+        is_late: bool = False,
+        has_probe: bool = True,
+    ) -> None:
+        """Let the submissions of these numbers fail, counted from now. `token` is what a failed step samples.
+
+        `is_late`: the errors are known when the work ends. `has_probe`: the runner's own check of the device hears of
+        errors.
+        """
         failing = frozenset(numbers)
+        self.wait()
         self.submissions.clear()
+        self._is_late, self._has_probe = is_late, has_probe
         self._fails, self._text, self._token = (lambda number, seam: number in failing), text, token
 
     def fail_next(self, seam: str, times: int, text: str) -> None:
@@ -56,26 +76,57 @@ class FailingDevice:
         self._fails, self._text = (lambda _, found: found == seam and self.num_failed < times), text
         self.num_failed = 0
 
-    def tell(self) -> None:
+    def tell(self, seam: str) -> None:
+        if seam == "probe" and not self._has_probe:
+            return
         text, self._untold = self._untold, None
         if text is not None:
             raise RuntimeError(text)
 
-    def submit(self, works: Callable[..., Any], *args: Any) -> None:
-        self.tell()
+    def wait(self) -> None:
+        """All that was submitted has ended."""
+        self._end(len(self.submissions))
+
+    def read(self, works: Callable[..., Any], array: mx.array) -> Any:
+        """Carry out a call that waits for the submission which writes an array."""
+        number = next((number for number, written in self._submitted if written is array), None)
+        if number is None:
+            number = len(self.submissions) if num_pending([array]) else -1
+        value = works(array)
+        self._end(number)
+        return value
+
+    def _end(self, last: int) -> None:
+        """The errors of submissions up to `last` are known."""
+        for number in [number for number in self._running if number <= last]:
+            self._untold = self._running.pop(number)
+        if not self._running:
+            self._submitted.clear()
+
+    def submit(self, works: Callable[..., Any], *args: Any, waits: bool = False) -> None:
         seam, chunk = _seam()
+        self.tell(seam)
+        number = len(self.submissions)
         self.submissions.append(seam)
-        if not self._fails(len(self.submissions) - 1, seam):
+        if not self._fails(number, seam):
             works(*args)
+            self._note(number, args, waits=waits)
             return
         self.num_failed += 1
         if self._text == NO_BUFFER:
             raise RuntimeError(NO_BUFFER)  # an allocation fails before the work begins
         written = [array for array in arrays(list(args)) if num_pending([array])]
         works(*args)
-        self._untold = self._text
+        self._running[number] = self._text
+        self._note(number, args, waits=waits or not self._is_late)
         batches = [batch.leaves for batch in self._runner._batches]
         self._garble(written, [chunk] if chunk else [*self._runner._prefilled.values(), *batches, self._fresh])
+
+    def _note(self, number: int, args: Iterable[Any], *, waits: bool) -> None:
+        if self._running:
+            self._submitted += [(number, array) for array in arrays(list(args))]
+        if waits:
+            self._end(number)
 
     def _garble(self, written: Iterable[mx.array], rows: Iterable[Any]) -> None:
         for array in written:
@@ -95,7 +146,7 @@ class FailingDevice:
 
 def _seam() -> tuple[str, Any]:
     """The innermost seam that runs now, and the caches of its row if that is a prefill chunk."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame is not None:
         seam = SEAMS.get(frame.f_code.co_name)
         if seam is not None:
@@ -109,7 +160,9 @@ def failing_device(runner: Runner) -> Iterator[FailingDevice]:
     """No submission fails before `fail` names it."""
     device = FailingDevice(runner)
     model = type(runner._model)
-    makes, evaluates, launches, waits = model.new_caches, mx.eval, mx.async_eval, mx.synchronize
+    makes, evaluates, launches, waits, reads = (
+        model.new_caches, mx.eval, mx.async_eval, mx.synchronize, mx.array.tolist
+    )  # fmt: skip
 
     def new_caches(self: Any) -> Any:
         device._fresh = makes(self)
@@ -117,11 +170,13 @@ def failing_device(runner: Runner) -> Iterator[FailingDevice]:
 
     def synchronize(*args: Any) -> None:
         waits(*args)
-        device.tell()
+        device.wait()
+        device.tell(_seam()[0])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "new_caches", new_caches)
-        patch.setattr(mx, "eval", lambda *args: device.submit(evaluates, *args))
+        patch.setattr(mx, "eval", lambda *args: device.submit(evaluates, *args, waits=True))
+        patch.setattr(mx.array, "tolist", lambda array: device.read(reads, array))
         patch.setattr(mx, "async_eval", lambda *args: device.submit(launches, *args))
         patch.setattr(mx, "synchronize", synchronize)
         yield device
