@@ -166,3 +166,29 @@ def test_a_row_of_a_hybrid_model_takes_one_token() -> None:
     batch = started(load("qwen3_5"), 0, 5)
     with pytest.raises(ValueError, match="one token"):
         batch.feed(mx.array([1, 2]), [2])
+
+
+READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__", "__array__")
+READING = ("qwen3_5", "qwen3_vl", "qwen3_vl_moe")  # their layers in mlx-vlm read lengths, unless a cache counts them
+
+
+@pytest.mark.parametrize("name", [f"vision:{name}" for name in FAMILIES if name in READING])
+def test_a_step_of_one_to_eight_rows_reads_nothing_from_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reads = load(name), []
+    for read in READS:
+        plain = getattr(mx.array, read, None)
+        if plain is not None:
+            monkeypatch.setattr(mx.array, read, lambda *inputs, plain=plain: reads.append(1) or plain(*inputs))
+    monkeypatch.setattr(mx, "eval", lambda *arrays, plain=mx.eval: reads.append(1) or plain(*arrays))
+    for num_rows in range(1, 9):
+        rows = [started(model, row, LENGTHS[row % 4]) for row in range(num_rows)]
+        batch = Batch.gather([group for row in rows for group in row.groups], places(rows))
+        apart = [{row} for row in range(num_rows)]
+        pairs = [{row, row + 1} & set(range(num_rows)) for row in range(0, num_rows, 2)]
+        for groups in (apart, pairs, [set(range(num_rows))]):
+            batch = rearranged(batch, *groups)
+            for _ in range(2):
+                reads.clear()
+                logits = batch.forward()
+                assert not reads, f"{num_rows} rows in {len(groups)} groups"
+                mx.eval(logits)

@@ -162,7 +162,7 @@ class Batch:
         self._states = states
         self._tokens = tokens  # (rows,) fed by the next launch
         self._structure = structure
-        self._layers: list[GroupedLayer] = []  # in place of the KV caches, if there are several groups
+        self._layers: list[GroupedLayer] = []  # in place of the KV caches, if rows share a forward pass
         self._caches: LayerCaches = []  # one per layer; none until a forward pass needs them
         self._sampler: Sampler | None = None
         self._logits: mx.array | None = None  # (rows, vocab) of a forward pass whose tokens are not drawn yet
@@ -250,7 +250,7 @@ class Batch:
         if self._layers:
             offset, parts = mx.array(positions), spans([len(group.seqs) for group in self.groups], num_tokens)
             for layer in self._layers:
-                layer.begin(parts, offset)
+                layer.begin(parts, offset, max(positions))
         with by_groups() if self._layers else nullcontext():
             logits = self._model.decode([seq for seq, _ in fed], positions, tokens, self._caches)
         for group, num in own:
@@ -262,7 +262,7 @@ class Batch:
         self._layers, self._caches = [], []
 
     def _assemble(self) -> None:
-        if len(self.groups) > 1:
+        if len(self.seqs) > 1 and (len(self.groups) > 1 or self._model.no_shared_forward is None):
             self._layers = [GroupedLayer(caches) for caches in zip(*(group.kv for group in self.groups), strict=True)]
         self._caches = layers.assemble(self._structure, self._layers or self.groups[0].kv, self._states)
 

@@ -1,4 +1,4 @@
-"""One forward pass over rows whose KV lies in several groups: what a model is given in place of its KV caches.
+"""One forward pass over rows whose KV lies in groups: what a model is given in place of its KV caches.
 
 A model asks a cache for a mask, hands it the new keys and values, and passes what it gets back to
 `mx.fast.scaled_dot_product_attention`. Here it gets objects in place of arrays, for which that function runs once per
@@ -82,10 +82,14 @@ class GroupedLayer:
         self._caches = caches
         self._spans: Sequence[Span] = ()
         self.offset = mx.array(0)
+        self._idx = 0  # mlx-vlm takes a batch's longest length from here, and else waits for `offset`
 
-    def begin(self, spans: Sequence[Span], offset: mx.array) -> None:
-        """Begin a forward pass. `offset: (tokens,)` holds the positions of its tokens, which lie in `spans`."""
-        self._spans, self.offset = spans, offset
+    def begin(self, spans: Sequence[Span], offset: mx.array, longest: int) -> None:
+        """Begin a forward pass. `offset: (tokens,)` holds the positions of its tokens, which lie in `spans`.
+
+        `longest`: the last of these positions.
+        """
+        self._spans, self.offset, self._idx = spans, offset, longest
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """None if no group needs a mask, as is usual: its rows are equally long, and have one new token each."""
