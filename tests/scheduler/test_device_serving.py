@@ -1,5 +1,8 @@
 """The real scheduler on simulated Apple chips: what rows of different lengths, and four agents at once, get."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.support.agent_sessions import REPLY_TOKENS, SESSIONS, agents
@@ -22,6 +25,15 @@ CASES = [
     ("M4 Pro", "Qwen3 0.6B"),
     ("M2 Max", "gpt-oss 120B"),
 ]
+# The longest pauses with an earlier pacer: chunks of 16 tokens and more, in 200 ms on every machine.
+EARLIER = json.loads((Path(__file__).parent / "pauses.json").read_text())["pauses_s"]
+SLOW = (
+    ("M4 Max", "Qwen3 32B"),
+    ("M1 Max", "Qwen3 30B-A3B"),
+    ("M4 Pro", "Qwen3.8 27B"),
+    ("M1 Ultra", "GLM-4.5-Air 106B"),
+)
+AGENTS = 90_000  # tokens of the four agents at their longest
 
 
 @pytest.mark.parametrize(("chip", "shape"), CASES)
@@ -60,11 +72,39 @@ def test_no_chip_loses_and_all_come_near_the_floor(shape: str) -> None:
 
 @pytest.mark.parametrize(("chip", "shape"), [("M4 Max", "Qwen3 8B"), ("M5 Max", "Qwen3.8 27B"), ("M3", "Qwen3 0.6B")])
 def test_four_agents_at_once_lose_nothing(chip: str, shape: str) -> None:
+    """On a small chip they may lose a twentieth of the tokens, and pause for a third of the time."""
     device = Device(CHIPS[chip], SHAPES[shape])
     before, after = (serve_agents(device, manner, agents()) for manner in Manner)
     assert after.passes_per_step == 1
-    assert after.tokens_per_s >= before.tokens_per_s
+    assert after.tokens_per_s >= before.tokens_per_s or (
+        after.tokens_per_s >= 0.94 * before.tokens_per_s and after.worst_gap_s <= 0.34 * before.worst_gap_s
+    )
     assert after.worst_gap_s <= 1.05 * before.worst_gap_s
+
+
+def check_pauses(chip: str, shape: str) -> None:
+    """No pause is longer than a step and what prefill may add to it: a stall budget, or the shortest chunk."""
+    device = Device(CHIPS[chip], SHAPES[shape])
+    result = serve_agents(device, Manner.TOGETHER, agents())
+    longest_chunk_s = device.chunk_s(32 if device.chunk_s(32) <= 0.75 * device.chunk_s(64) else 64, AGENTS // 3)
+    bound_s = result.longest_decode_s + max(result.stall_s, longest_chunk_s)
+    earlier_s = EARLIER[chip][shape]
+    assert result.stall_s <= 0.4
+    assert result.worst_gap_s <= max(1.25 * bound_s, earlier_s)  # the first chunks at a depth are not foreseen well
+    assert result.worst_gap_s <= 1.6 * earlier_s
+
+
+@pytest.mark.parametrize(("chip", "shape"), SLOW)
+def test_the_longest_pause_beside_a_prompt_is_a_step_and_a_stall_budget(chip: str, shape: str) -> None:
+    check_pauses(chip, shape)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chip", CHIPS)
+def test_so_it_is_on_every_machine(chip: str) -> None:
+    for shape in SHAPES:
+        if fits(Device(CHIPS[chip], SHAPES[shape]), AGENTS):
+            check_pauses(chip, shape)
 
 
 def test_every_agent_gets_its_replies() -> None:

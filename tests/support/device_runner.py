@@ -75,6 +75,7 @@ class SimulatedRunner:
         self.now_s = 0.0
         self.copied_bytes = 0  # of joins, leaves and merges
         self.num_passes = self.num_steps = 0
+        self.longest_decode_s = 0.0  # with copies, of a step that also has prefill
         self._device = device
         self._state_bytes = device.shape.num_recurrent * device.shape.state_bytes  # of one row
         self._manner = manner
@@ -98,6 +99,7 @@ class SimulatedRunner:
         if plan.prefill and self._launched is not None:
             tokens += self._read(self._launched)
             self._launched, decode_s = None, self.now_s - arranged_s
+            self.longest_decode_s = max(self.longest_decode_s, self.now_s - start_s)
         return StepOutput(tokens=tokens, snapshots=snapshots, decode_s=decode_s, busy_s=self.now_s - start_s)
 
     def prefill(self, chunks: Iterable[PrefillChunk]) -> StepOutput:

@@ -58,7 +58,11 @@ def pacer_of(
     short_s, probe_s = min(clock(device.chunk_s(64)) for _ in range(2)), clock(device.chunk_s(256))
     overhead_s = overhead_of(short_s, probe_s)
     return PrefillPacer(
-        max_stall_s=max_stall_s, max_chunk=2048, tokens_per_s=256 / (probe_s - overhead_s), overhead_s=overhead_s
+        max_stall_s=max_stall_s,
+        max_chunk=2048,
+        tokens_per_s=256 / (probe_s - overhead_s),
+        overhead_s=overhead_s,
+        half_share=clock(device.chunk_s(32)) / short_s,
     )
 
 
@@ -73,11 +77,12 @@ class Serving:
             transient_bytes=TRANSIENT_BYTES,
         )
         row, shape = footprint(device.shape), device.shape
+        self.pacer = pacer_of(device)
         self.scheduler = Scheduler(
             config,
             memory=memory,
             footprint=row,
-            pacer=pacer_of(device),
+            pacer=self.pacer,
             shares_forward=manner is Manner.TOGETHER,
         )
         if with_cache:
@@ -134,6 +139,8 @@ class Result:
     passes_per_step: float
     copied_bytes: int
     num_tokens: int
+    longest_decode_s: float  # with copies, of a step that also has prefill
+    stall_s: float
 
 
 def decode_rows(device: Device, manner: Manner, lengths: Iterable[int], num_steps: int = 256) -> Result:
@@ -159,6 +166,8 @@ def decode_rows(device: Device, manner: Manner, lengths: Iterable[int], num_step
         (runner.num_passes - passes) / (runner.num_steps - steps),
         runner.copied_bytes - copied,
         serving.num_tokens - before[1],
+        runner.longest_decode_s,
+        serving.pacer.max_stall_s,
     )
 
 
@@ -191,4 +200,6 @@ def serve_agents(device: Device, manner: Manner, agents: Iterable[Iterable[Turn]
         runner.num_passes / runner.num_steps,
         runner.copied_bytes,
         serving.num_tokens,
+        runner.longest_decode_s,
+        serving.pacer.max_stall_s,
     )

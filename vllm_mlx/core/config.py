@@ -154,9 +154,8 @@ class EngineConfig(SettingsGroup):
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and reply together, in tokens. Default: the checkpoint's context, or as much as memory holds."""
     max_stall_ms: float | None = Field(default=None, gt=0)
-    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or three times what
-    a step of the model takes without a prompt, if that is longer: replies are slower then, and the prompt is done
-    sooner."""
+    """Longest pause of running replies while a prompt is computed, in milliseconds. Default: 200, or twice what
+    a step of the model takes without a prompt, if that is longer, and 400 at most."""
     max_prefill_chunk: int = Field(default=2048, gt=0)
     """Most prompt tokens computed in one step while no reply is running; chunks have lengths that are powers of two."""
     memory_budget_bytes: int | None = None  # None: computed from the machine's memory

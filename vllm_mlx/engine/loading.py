@@ -246,6 +246,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, measured: Measure
         max_chunk=config.max_prefill_chunk,
         tokens_per_s=measured.calibration.tokens_per_s,
         overhead_s=measured.calibration.overhead_s,
+        half_share=measured.calibration.half_share,
         attention=attention,
     )
     cache = _prefix_planner(config, checkpoint, measured, facts.memory)

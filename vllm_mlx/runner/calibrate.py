@@ -23,6 +23,7 @@ class Calibration:
     overhead_s: float  # seconds of a chunk in addition to those of its tokens: weights are read, kernels are started
     chunk_bytes_per_token: float  # activations at their peak
     attention: frozenset[AttentionShape] = frozenset()
+    half_share: float = 1.0  # seconds of a chunk of half as many tokens as the shorter probe ÷ those of that probe
 
 
 def calibrate(model: Model) -> Calibration:
@@ -34,7 +35,7 @@ def calibrate(model: Model) -> Calibration:
         _run(model, _PROBE_TOKENS)
     mx.clear_cache()
     probe_s, peak = peak_of(lambda: _run(model, _PROBE_TOKENS))
-    short_s = min(_run(model, _SHORT_PROBE_TOKENS) for _ in range(2))
+    half_s, short_s = (min(_run(model, n) for _ in range(2)) for n in (_SHORT_PROBE_TOKENS // 2, _SHORT_PROBE_TOKENS))
     mx.clear_cache()
     overhead_s = overhead_of(short_s, probe_s)
     return Calibration(
@@ -42,6 +43,7 @@ def calibrate(model: Model) -> Calibration:
         overhead_s=overhead_s,
         chunk_bytes_per_token=peak / _PROBE_TOKENS,
         attention=frozenset(attention),
+        half_share=half_s / short_s,
     )
 
 

@@ -18,9 +18,10 @@ from .chunk_speed import ChunkSpeed, depth_of
 GRID = 64  # tokens; shorter chunks are hardly quicker, because the weights are read in any case
 _IDLE_STALLS = 5  # a step without decoding may take this many stall limits: long chunks, but quick aborts
 _MAX_IDLE_S = 1.0  # but no more than this, so that the watchdog of a GPU sees short work
-_STALL_STEPS = 3  # where no limit is given, replies may pause for this many passes over the weights and the rows
+_STALL_STEPS = 2  # where no limit is given, replies may pause for this many passes over the weights and the rows
+_MOST_STALLS = 2  # but no longer than this many default limits
 _LEAST_TO_EDGE = 16  # tokens of the shortest chunk that a return to the grid is worth
-_WORTH = 2  # a chunk is worth its overhead once its tokens take this many times as long
+_WORTH_HALVING = 0.75  # where half of GRID tokens take this share of their seconds, a chunk may be so short
 _TOO_LONG, _TOO_SHORT = 1.5, 0.5  # shares of an idle step beyond which a length is chosen again
 _MAX_GROWTH = 2  # while rows decode, a chunk is at most this many times longer than any measured one
 _GROWTH = 16  # after memory pressure, a chunk within memory makes the next one longer by 1/16
@@ -46,11 +47,13 @@ class PrefillPacer:
         max_chunk: int,
         tokens_per_s: float,
         overhead_s: float,
+        half_share: float = 1.0,
         attention: AttentionCost = AttentionCost(),  # noqa: B008 - it is immutable
     ):
         """`max_stall_s`: None lets a machine with slow steps take longer than the default.
 
-        `overhead_s`: what a chunk takes in addition to the time of its tokens.
+        `overhead_s`: what a chunk takes in addition to the time of its tokens. `half_share`: the seconds of a chunk of
+        half of GRID tokens, as a share of those of GRID tokens.
         """
         stall_s = DEFAULT_STALL_MS / 1000 if max_stall_s is None else max_stall_s
         self._is_given = max_stall_s is not None
@@ -68,12 +71,13 @@ class PrefillPacer:
         self._least_decode_s = 0.0  # the shorter of two steps, because one may be slow for another reason
         self._longest = _FIRST_PROBE  # tokens of the longest measured chunk
         self._caution = 1.0  # measured over expected time, if recent chunks were slower
+        self._shortest = GRID // 2 if half_share <= _WORTH_HALVING else GRID
 
     @property
     def max_stall_s(self) -> float:
         """Seconds that replies may pause while a prompt is computed."""
         relative_s = _STALL_STEPS * (self._speed.overhead_s + self._least_decode_s)
-        return self._stall_s if self._is_given else max(self._stall_s, relative_s)
+        return self._stall_s if self._is_given else max(self._stall_s, min(relative_s, _MOST_STALLS * self._stall_s))
 
     @property
     def longest_chunk(self) -> int:
@@ -123,24 +127,22 @@ class PrefillPacer:
         if budget.is_idle:
             length = _power_of_two(min(in_memory, self._idle_length(start)))
             return _edge(start, length, grid=length)
-        rest = -start % GRID
-        to_edge = self._shortest_chunk(start) + rest - (GRID if rest >= _LEAST_TO_EDGE else 0)
+        shortest = self.shortest_chunk(budget.seconds, start)
+        rest = -start % shortest
+        to_edge = rest if rest >= (_LEAST_TO_EDGE if shortest == GRID else 1) else rest + shortest
         longest = min(in_memory, max(to_edge, self.chunk_tokens(budget.seconds, start)))
         return _edge(start, longest, grid=min(GRID, _power_of_two(longest)))
 
     def chunk_tokens(self, budget_s: float, start: int = 0) -> int:
-        """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least GRID."""
+        """Tokens of the longest chunk after `start` that is expected to take `budget_s`, but at least the shortest."""
         is_careful = budget_s <= self.max_stall_s
         longest = min(self._longest_now, _MAX_GROWTH * self._longest) if is_careful else self._longest_now
         tokens = self._speed.tokens_within(budget_s / self._caution, start)
-        return min(longest, max(GRID, tokens), self._attention.longest_chunk(start))
+        return min(longest, max(self.shortest_chunk(budget_s, start), tokens), self._attention.longest_chunk(start))
 
-    def _shortest_chunk(self, start: int) -> int:
-        """Tokens of the shortest chunk beside replies. A limit that was given counts more than the overhead."""
-        if self._is_given:
-            return GRID
-        worth = self._speed.tokens_within((1 + _WORTH) * self._speed.overhead_s, start)
-        return max(1, math.ceil(min(worth, _MAX_GROWTH * self._longest) / GRID)) * GRID
+    def shortest_chunk(self, budget_s: float, start: int) -> int:
+        """Tokens of a chunk beside replies, however little time there is: GRID, or half of it where that is quicker."""
+        return self._shortest if self.chunk_s(GRID, start) > budget_s else GRID
 
     def _idle_length(self, start: int) -> int:
         """Tokens of a chunk after `start` others while nothing else runs. It stays while it suits, more or less."""
@@ -200,16 +202,18 @@ def plan_prefill(
     """
     if not queue:
         return ()
-    riders, spent_s = [], 0.0
+    riders, spent_s, at = [], 0.0, queue[0].num_computed_tokens
+    head_s = pacer.chunk_s(pacer.shortest_chunk(budget.seconds, at), at)
     for seq in queue[1:]:
         start = seq.num_computed_tokens
         num_left = seq.prefill_end - start
         cost_s = pacer.chunk_s(num_left, start)
-        if num_left <= pacer.chunk_tokens(budget.seconds, start) and spent_s + cost_s <= budget.seconds / 2:
+        most_s = min(budget.seconds / 2, budget.seconds - head_s)
+        if num_left <= pacer.chunk_tokens(budget.seconds, start) and spent_s + cost_s <= most_s:
             riders.append(seq)
             spent_s += cost_s
     head_budget = Budget(budget.seconds - spent_s) if riders else budget
-    head = chunk(queue[0], pacer.chunk_end(queue[0].num_computed_tokens, head_budget))
+    head = chunk(queue[0], pacer.chunk_end(at, head_budget))
     chunks = [head, *(chunk(seq, seq.prefill_end) for seq in riders)]
     spent_s += pacer.chunk_s(head.end - head.start, head.start)
     rest = [seq for seq in queue[1:] if seq.status is SequenceStatus.PREFILLING]
