@@ -86,12 +86,12 @@ def check_pauses(chip: str, shape: str) -> None:
     """No pause is longer than a step and what prefill may add to it: a stall budget, or the shortest chunk."""
     device = Device(CHIPS[chip], SHAPES[shape])
     result = serve_agents(device, Manner.TOGETHER, agents())
-    longest_chunk_s = device.chunk_s(32 if device.chunk_s(32) <= 0.75 * device.chunk_s(64) else 64, AGENTS // 3)
+    longest_chunk_s = device.chunk_s(32 if device.chunk_s(32) <= 0.8 * device.chunk_s(64) else 64, AGENTS // 3)
     bound_s = result.longest_decode_s + max(result.stall_s, longest_chunk_s)
     earlier_s = EARLIER[chip][shape]
     assert result.stall_s <= 0.4
     assert result.worst_gap_s <= max(1.25 * bound_s, earlier_s)  # the first chunks at a depth are not foreseen well
-    assert result.worst_gap_s <= 1.6 * earlier_s
+    assert result.worst_gap_s <= 1.7 * earlier_s
 
 
 @pytest.mark.parametrize(("chip", "shape"), SLOW)

@@ -170,7 +170,7 @@ def test_memory_may_force_shorter_chunks_than_the_grid_has():
             start = end
 
 
-@pytest.mark.parametrize(("half_share", "length"), [(0.5, 32), (0.75, 32), (0.8, 64), (1.0, 64)])
+@pytest.mark.parametrize(("half_share", "length"), [(0.5, 32), (0.8, 32), (0.85, 64), (1.0, 64)])
 def test_a_chunk_is_half_as_long_where_that_shortens_a_pause(half_share, length):
     """Products of many tokens cost by tiles of 32 or 64 tokens; a mixture of experts reads its weights in any case."""
     pacer = given(300, 0.1, half_share=half_share)
