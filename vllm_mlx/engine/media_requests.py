@@ -43,7 +43,7 @@ class MediaRequests:
         """
         if not (asked := document_parts(request)):
             return request
-        read = await self._loader.read(tuple(asked), salt=request.cache_salt, deadline=deadline)
+        read = await self._loader.read(tuple(asked), salt=request.cache_salt, tenant=request.tenant, deadline=deadline)
         parts: dict[DocumentPart, tuple[ShownPart, ...]] = {}
         for number, (part, found) in enumerate(read.items(), 1):
             if isinstance(found, DocumentText):
@@ -56,7 +56,7 @@ class MediaRequests:
         return replace_documents(request, parts)
 
     async def render(
-        self, parts: tuple[MediaPart, ...], *, salt: str, deadline: Deadline
+        self, parts: tuple[MediaPart, ...], *, salt: str, tenant: str, deadline: Deadline
     ) -> dict[MediaPart, RenderedMedia]:
         """Every part as it was rendered before, or else rendered from its pixels.
 
@@ -65,7 +65,7 @@ class MediaRequests:
         assert self._vision is not None, "a model that takes no images refuses them before"
         remake = partial(self._ask, asyncio.get_running_loop(), salt)
         render, recall = partial(self._vision.render, remake), partial(self._vision.recall, remake)
-        return await self._loader.load(parts, render, salt=salt, recall=recall, deadline=deadline)
+        return await self._loader.load(parts, render, salt=salt, tenant=tenant, recall=recall, deadline=deadline)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, salt: str, part: MediaPart, inputs: MediaInputs) -> None:
         """Called on the engine thread."""

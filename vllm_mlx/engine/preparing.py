@@ -99,7 +99,9 @@ class Preparations:
             self._processor.media_of(request)  # before a document is read
             request = await self._media.read_documents(request, deadline=deadline)
             if parts := self._processor.media_of(request):
-                rendered = await self._media.render(parts, salt=request.cache_salt, deadline=deadline)
+                rendered = await self._media.render(
+                    parts, salt=request.cache_salt, tenant=request.tenant, deadline=deadline
+                )
             work = partial(self._processor.prepare, request, rendered, deadline=deadline)
             return await self._pool.run(work, tenant=request.tenant, deadline=deadline, is_long=is_long(request))
         except BaseException as error:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, Overloaded, setting
+from ..core.fair_queue import FairQueue
 from ..core.messages import ImagePart, TextPart
 from ..core.tasks import Deadline
 from . import pdf_process as pdf
-from .limits import Turns
 
-_PROCESSES = 2  # PDFs that are read at the same time
+_PROCESSES = 3  # PDFs that are read at the same time
+_PER_TENANT = 2  # so that nobody waits for one tenant's PDFs
 _PAGE_PIXELS = 1_200_000  # a page's image, 110 dots an inch for a sheet of paper: 1,200 to 1,600 tokens
 _MAX_MEMORY_BYTES = 1 << 30  # limit of one process
 _MAX_IMAGES_BYTES = 128 << 20  # all pages of one PDF, encoded
@@ -94,13 +95,13 @@ class DocumentReader:
             max_s=config.max_document_s,
             max_memory_bytes=max_memory_bytes,
         )
-        self._turns = Turns(_PROCESSES)
+        self._places = FairQueue(_PROCESSES, per_key=_PER_TENANT)
 
-    async def read(self, file: DocumentFile, deadline: Deadline) -> ReadDocument:
+    async def read(self, file: DocumentFile, deadline: Deadline, tenant: str = "") -> ReadDocument:
         """Raises Overloaded if no process could read it, and what the deadline raises."""
         if file.text is not None:
             return DocumentText((TextPart(file.text),))
-        async with self._turns.take(deadline):
+        async with self._places.hold(tenant, deadline):
             deadline.check()
             async with self._process() as process:
                 feeding = asyncio.create_task(_feed(process, file.data))

@@ -12,12 +12,13 @@ from typing import Generic, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
+from ..core.fair_queue import FairThreads
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from .decode import ImageFile
 from .documents import DocumentFile, ReadDocument
 from .fetch import Fetched, MediaFetcher
-from .limits import LRU, Allowance, Workers
+from .limits import LRU, Allowance
 from .pixels import Decoded
 from .rendered import RenderedMedia
 from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, parse_source, split_frames
@@ -68,7 +69,7 @@ class _Reader(Generic[M]):
     kind: Kind
     name: str  # differs if the same file would have another result
     open: Callable[[bytes], M]
-    workers: Workers  # threads for `open`
+    workers: FairThreads  # threads for `open`
     part: MediaPart | DocumentPart
     known: Callable[[bytes], M | None]  # the known result for this content: then its file is not needed
     allowance: Allowance
@@ -96,8 +97,8 @@ class MediaFiles:
         root: MediaRoot,
         fetcher: MediaFetcher,
         decoded: LRU[bytes, Decoded],
-        workers: Workers,
-        video_workers: Workers,
+        workers: FairThreads,
+        video_workers: FairThreads,
         sampling: FrameSampling | None,
     ) -> None:
         """`decoded`: recent pixels by content, so none can be out of date.
@@ -232,10 +233,10 @@ class MediaFiles:
 
     async def _open(self, data: bytes, content: bytes, reader: _Reader[M]) -> Found[M]:
         reader.allowance.take(len(data))
-        return Found(content, await reader.workers.run(reader.allowance.deadline, lambda: reader.open(data)))
+        return Found(content, await reader.allowance.run(reader.workers, lambda: reader.open(data)))
 
     async def _run(self, function: Callable[[], T], allowance: Allowance) -> T:
-        return await self._workers.run(allowance.deadline, function)
+        return await allowance.run(self._workers, function)
 
 
 def recall_nothing(part: MediaPart, content: bytes) -> None:

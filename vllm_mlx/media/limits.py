@@ -1,14 +1,15 @@
-"""What requests with images and videos share: pixels in memory, bytes of files, recent results, and threads."""
+"""What requests with images and videos share: pixels in memory, bytes of files, and recent results."""
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Generic, TypeVar
 
 from ..core.errors import InvalidImage, Overloaded
+from ..core.fair_queue import FairQueue, FairThreads
 from ..core.tasks import Deadline
 from .sources import megabytes
 
@@ -22,63 +23,6 @@ MAX_FILES_BYTES = 4 * _MAX_REQUEST_BYTES  # all files that are not decoded yet
 _RETRY_S = 5.0
 
 
-class Turns:
-    """Places that requests take in turn, even if one request asks for many of them. Used on one event loop."""
-
-    def __init__(self, num_places: int):
-        self.num_places = self._num_free = num_places
-        self._waiting: OrderedDict[Hashable, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
-
-    @property
-    def num_taken(self) -> int:
-        return self.num_places - self._num_free
-
-    def has_room(self, number: int) -> bool:
-        """Whether this number of places can be taken without waiting."""
-        return not self._waiting and number <= self._num_free
-
-    @asynccontextmanager
-    async def take(self, request: Hashable, number: int = 1) -> AsyncIterator[None]:
-        """Wait for `number` places, at most `num_places`, and hold them in the block.
-
-        A request that needs many places is not overtaken for ever by requests that need few.
-        """
-        await self._enter(request, number)
-        try:
-            yield
-        finally:
-            self._leave(number)
-
-    async def _enter(self, request: Hashable, number: int) -> None:
-        if self.has_room(number):
-            self._num_free -= number
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(request, deque()).append((place, number))
-        try:
-            await place
-        except asyncio.CancelledError:
-            # The places may have been given just before; if not, requests that wait after this one may fit now.
-            self._leave(0 if place.cancelled() else number)
-            raise
-
-    def _leave(self, number: int) -> None:
-        """Give the free places to the next requests, whose turns then come last again."""
-        self._num_free += number
-        while self._waiting:
-            request, places = next(iter(self._waiting.items()))
-            place, wanted = places[0]
-            if not place.cancelled():
-                if wanted > self._num_free:
-                    return
-                self._num_free -= wanted
-                place.set_result(None)
-            places.popleft()
-            self._waiting.move_to_end(request)
-            if not places:
-                del self._waiting[request]
-
-
 class PixelGate:
     """A limit on pixels in memory. Used on one event loop.
 
@@ -86,8 +30,8 @@ class PixelGate:
     """
 
     def __init__(self, max_pixels: int):
-        self._main = Turns(max_pixels)
-        self._small = Turns(max_pixels // _SMALL_SHARE)
+        self._main = FairQueue(max_pixels)
+        self._small = FairQueue(max_pixels // _SMALL_SHARE)
 
     @property
     def num_pixels(self) -> int:
@@ -95,11 +39,11 @@ class PixelGate:
         return self._main.num_taken + self._small.num_taken
 
     @asynccontextmanager
-    async def hold(self, num_pixels: int) -> AsyncIterator[None]:
+    async def hold(self, num_pixels: int, tenant: str = "") -> AsyncIterator[None]:
         """Wait until the pixels fit, and count them as in memory in the block. `num_pixels` is at most `max_pixels`."""
         is_small = num_pixels <= self._small.num_places
         lane = self._small if is_small and not self._main.has_room(num_pixels) else self._main
-        async with lane.take(object(), num_pixels):
+        async with lane.hold(tenant, number=num_pixels):
             yield
 
 
@@ -126,17 +70,24 @@ class ByteRoom:
 class Allowance:
     """How much one request may still fetch and hold, and to whom it belongs. Used on one event loop."""
 
-    def __init__(self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom) -> None:
+    def __init__(self, fetch_until_s: float, deadline: Deadline, salt: str, room: ByteRoom, tenant: str = "") -> None:
         """`fetch_until_s`: a time of the event loop's clock; `deadline`: the end of all preparation of the request.
 
         `room`: the budget for the files of all requests.
         """
         self.fetch_until_s = fetch_until_s
         self.deadline = deadline
+        self.tenant = tenant
         self.salt = salt.encode("utf-8", "surrogatepass")  # requests of different salts share no cached media
         self.fetches = asyncio.Semaphore(_FETCHES_PER_REQUEST)
         self._room = room
         self._num_bytes = 0
+
+    async def run(self, threads: FairThreads, work: Callable[[], T]) -> T:
+        """Run `work` when it is this request's turn. Raises what it raises, and what the deadline raises: then it did
+        not start.
+        """
+        return await threads.run(partial(_in_time, self.deadline, work), self.tenant, self.deadline)
 
     def take(self, num_bytes: int) -> None:
         """Hold a file until `give_back`. Raises InvalidImage, or Overloaded if other requests hold too much."""
@@ -201,23 +152,6 @@ class LRU(Generic[K, T]):
                 self.drop(next(iter(self._values)))
 
 
-class Workers:
-    """Used on one event loop. The deadline identifies the request: every request has one of its own."""
-
-    def __init__(self, num_threads: int, name: str):
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._turns = Turns(num_threads)
-
-    async def run(self, deadline: Deadline, function: Callable[[], T]) -> T:
-        """Run `function` on a thread. Raises what it raises, and what the deadline raises: then it did not start."""
-        async with self._turns.take(deadline):
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _in_time, deadline, function)
-
-    def close(self) -> None:
-        """Start no more work. Running functions continue to their end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _in_time(deadline: Deadline, function: Callable[[], T]) -> T:
+def _in_time(deadline: Deadline, work: Callable[[], T]) -> T:
     deadline.check()
-    return function()
+    return work()

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, Overloaded, setting
+from ..core.fair_queue import FairThreads
 from ..core.fence import clear_locals
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import Deadline, together
@@ -18,7 +19,7 @@ from .decode import ImageFile
 from .documents import DocumentFile, DocumentReader, DocumentRefusal, ReadDocument
 from .fetch import MediaFetcher
 from .files import Found, Media, MediaFiles, Recall, Recalled, Wanted, num_pixels, recall_nothing
-from .limits import LRU, MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate, Workers
+from .limits import LRU, MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate
 from .parts import naming
 from .pixels import Decoded
 from .rendered import RenderedMedia
@@ -55,10 +56,10 @@ class MediaLoader:
         self._config = config
         self._fetcher = fetcher or MediaFetcher(config)
         self._decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes, lambda decoded: decoded.pixels.nbytes)
-        self._readers = Workers(_READERS, "media file")
-        self._decoders = Workers(_DECODERS, "image")
-        self._video_workers = Workers(1, "video")  # so that images need not wait for one
-        self._renderer = Workers(1, "media renderer")  # the checkpoint's processor takes one at a time
+        self._readers = FairThreads(_READERS, "media file")
+        self._decoders = FairThreads(_DECODERS, "image")
+        self._video_workers = FairThreads(1, "video")  # so that images need not wait for one
+        self._renderer = FairThreads(1, "media renderer")  # the checkpoint's processor takes one at a time
         self._files = MediaFiles(
             config, root, self._fetcher, self._decoded, self._readers, self._video_workers, sampling
         )
@@ -76,29 +77,33 @@ class MediaLoader:
         render: Render,
         *,
         salt: str = "",
+        tenant: str = "",
         recall: Recall = recall_nothing,
         deadline: Deadline | None = None,
     ) -> dict[MediaPart, RenderedMedia]:
         """Return every part as `recall` knows it, or else as `render` makes it from its pixels, on a thread.
 
-        Only cached results of requests with the same `salt` are used. `deadline`: the end of all preparation of the
-        request, None if there is none; it is cancelled if the caller leaves before the media are rendered.
+        Only cached results of requests with the same `salt` are used. Tenants take turns. `deadline`: the end of all
+        preparation of the request, None if there is none; it is cancelled if the caller leaves before the media are
+        rendered.
         Raises RequestError.
         """
         if not parts:
             return {}
         wanted = self._wanted(parts, recall)
-        return await self._on_own_loop(lambda allowance: self._rendered(wanted, render, allowance), salt, deadline)
+        return await self._on_own_loop(
+            lambda allowance: self._rendered(wanted, render, allowance), salt, tenant, deadline
+        )
 
     async def read(
-        self, parts: Sequence[DocumentPart], *, salt: str = "", deadline: Deadline | None = None
+        self, parts: Sequence[DocumentPart], *, salt: str = "", tenant: str = "", deadline: Deadline | None = None
     ) -> dict[DocumentPart, ReadDocument]:
-        """Return the contents of every document, or why it cannot be read. `salt` and `deadline` are as in `load`.
+        """Return the contents of every document, or why it cannot be read. Raises RequestError.
 
-        Raises RequestError.
+        `salt`, `tenant` and `deadline` are as in `load`.
         """
         _check_count(len(parts), self._config.max_documents, "document")
-        return await self._on_own_loop(lambda allowance: self._read_all(parts, allowance), salt, deadline)
+        return await self._on_own_loop(lambda allowance: self._read_all(parts, allowance), salt, tenant, deadline)
 
     async def close(self) -> None:
         """Fail requests that are being loaded and end the thread. A second call does nothing."""
@@ -110,9 +115,9 @@ class MediaLoader:
             workers.close()
 
     async def _on_own_loop(
-        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, deadline: Deadline | None
+        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline | None
     ) -> dict[P, T]:
-        outcome = await self._outcome_of(work, salt, deadline or Deadline(math.inf, ""))
+        outcome = await self._outcome_of(work, salt, tenant, deadline or Deadline(math.inf, ""))
         if isinstance(outcome, dict):
             return outcome
         try:
@@ -121,9 +126,9 @@ class MediaLoader:
             del outcome  # or the error and this frame would keep each other alive
 
     async def _outcome_of(
-        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, deadline: Deadline
+        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline
     ) -> dict[P, T] | Exception:
-        running = asyncio.run_coroutine_threadsafe(self._outcome(work, salt, deadline), self._loop)
+        running = asyncio.run_coroutine_threadsafe(self._outcome(work, salt, tenant, deadline), self._loop)
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -143,11 +148,11 @@ class MediaLoader:
         self._loop.stop()
 
     async def _outcome(
-        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, deadline: Deadline
+        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline
     ) -> dict[P, T] | Exception:
         """What failed is returned: raised, it would be logged if the caller has left. It keeps no pixels alive."""
         fetch_until_s = self._loop.time() + self._config.media_timeout_s
-        allowance = Allowance(fetch_until_s, deadline, salt, self._files_room)
+        allowance = Allowance(fetch_until_s, deadline, salt, self._files_room, tenant)
         try:
             async with _until(deadline):
                 return await work(allowance)
@@ -164,8 +169,9 @@ class MediaLoader:
         found = await together(self._find(item, allowance) for item in wanted)
         self._check_sum(found)
         contents = [source.content for source in found]
-        async with self._hold(sum(0 if isinstance(source.media, dict) else num_pixels(source) for source in found)):
-            decoded = await together(map(partial(self._decode, allowance.deadline), wanted, found))
+        new_pixels = sum(0 if isinstance(source.media, dict) else num_pixels(source) for source in found)
+        async with self._hold(new_pixels, allowance.tenant):
+            decoded = await together(map(partial(self._decode, allowance), wanted, found))
             del found
             allowance.give_back()
             rendered: Recalled = {}
@@ -176,7 +182,7 @@ class MediaLoader:
                     for part, number in item.parts.items():  # one at a time, so that other requests take turns
                         with naming(part, number):
                             work = partial(render, part, content, media)
-                            rendered[part] = await self._renderer.run(allowance.deadline, work)
+                            rendered[part] = await allowance.run(self._renderer, work)
         for content, media in zip(contents, decoded, strict=True):
             if not isinstance(media, dict):
                 self._decoded.put(content, media)
@@ -193,7 +199,7 @@ class MediaLoader:
         except InvalidImage as error:
             return DocumentRefusal(error.message)
         if isinstance(found.media, DocumentFile):
-            read = await self._documents.read(found.media, allowance.deadline)
+            read = await self._documents.read(found.media, allowance.deadline, allowance.tenant)
             self._read_documents.put(found.content, read)
             return read
         return found.media
@@ -203,10 +209,10 @@ class MediaLoader:
             return await self._files.find(wanted, allowance)
 
     @asynccontextmanager
-    async def _hold(self, num_pixels: int) -> AsyncIterator[None]:
+    async def _hold(self, num_pixels: int, tenant: str) -> AsyncIterator[None]:
         """Count pixels as in memory. Their part of the budget comes first; cached pixels get the rest."""
         try:
-            async with self._gate.hold(num_pixels):
+            async with self._gate.hold(num_pixels, tenant):
                 self._make_room()
                 yield
         finally:
@@ -215,13 +221,13 @@ class MediaLoader:
     def _make_room(self) -> None:
         self._decoded.resize(max(0, self._config.media_cache_bytes - self._gate.num_pixels * _PIXEL_BYTES))
 
-    async def _decode(self, deadline: Deadline, wanted: Wanted, found: Found[Media]) -> Recalled | Decoded:
+    async def _decode(self, allowance: Allowance, wanted: Wanted, found: Found[Media]) -> Recalled | Decoded:
         with naming(wanted.part, wanted.parts[wanted.part]):
             match found.media:
                 case ImageFile() as file:
-                    return await self._decoders.run(deadline, file.decode)
+                    return await allowance.run(self._decoders, file.decode)
                 case VideoFile() | FrameFiles() as file:
-                    return await self._video_workers.run(deadline, partial(file.decode, deadline))
+                    return await allowance.run(self._video_workers, partial(file.decode, allowance.deadline))
                 case known:
                     return known
 
