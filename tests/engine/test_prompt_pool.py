@@ -11,7 +11,7 @@ from tests.support.running import eventually
 from vllm_mlx.core.errors import Cancelled, Overloaded, TimeLimit
 from vllm_mlx.core.tasks import Deadline
 from vllm_mlx.engine import preparing
-from vllm_mlx.engine.preparing import MAX_THREADS, TENANT_THREADS, PromptPool
+from vllm_mlx.engine.preparing import MAX_HUNG, TENANT_THREADS, PromptPool
 
 
 class Jobs:
@@ -90,10 +90,11 @@ def test_nobody_waits_behind_another_tenants_prompts() -> None:
     async def check(jobs: Jobs) -> None:
         for number in range(20):
             jobs.ask(f"ann {number}", "ann", is_long=number % 2 == 0)
-        await jobs.until_begun("ann 0", "ann 1")
+        own = {"ann 0", "ann 1", "ann 3"}
+        await jobs.until_begun(*own)
         jobs.ask("ben", "ben", is_long=True)
         await jobs.until_begun("ben")
-        assert set(jobs.begun) == {"ann 0", "ann 1", "ben"}
+        assert set(jobs.begun) == {*own, "ben"}
 
     with_jobs(check)
 
@@ -117,11 +118,12 @@ def test_tenants_take_turns_where_threads_are_short(monkeypatch: pytest.MonkeyPa
     async def check(jobs: Jobs) -> None:
         asked = [("ann 1", "ann"), ("ann 2", "ann"), ("ann 3", "ann"), ("ben 1", "ben"), ("ben 2", "ben")]
         tasks = [jobs.ask(*each) for each in asked]
-        for name in ("ann 1", "ann 2", "ben 1", "ann 3", "ben 2"):
+        order = ["ann 1", "ben 1", "ann 2", "ben 2", "ann 3"]
+        for name in order:
             await jobs.until_begun(name)
             jobs.end(name)
         await asyncio.gather(*tasks)
-        assert jobs.begun == ["ann 1", "ann 2", "ben 1", "ann 3", "ben 2"]
+        assert jobs.begun == order
 
     with_jobs(check)
 
@@ -204,32 +206,32 @@ def test_work_that_waits_for_a_thread_does_not_hang(monkeypatch: pytest.MonkeyPa
     with_jobs(check)
 
 
-def test_a_hung_thread_is_replaced_and_told_once_and_only_all_of_them_are_an_error(
+def test_a_hung_thread_is_replaced_and_told_once_and_many_of_them_are_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(preparing, "HANG_SLACK_S", 0.0)
     monkeypatch.setattr(preparing, "_LOOK_S", 0.01)
 
     async def check(jobs: Jobs) -> None:
-        for number in range(MAX_THREADS):
+        for number in range(MAX_HUNG):
             task = jobs.ask(f"hangs {number}", deadline=Deadline(0.05, "too slow"))
             await jobs.until_begun(f"hangs {number}")
             assert jobs.pool.error() is None
             await asyncio.gather(task, return_exceptions=True)
             assert isinstance(task.exception(), TimeLimit)
-            if number < MAX_THREADS - 1:
+            if number < MAX_HUNG - 1:
                 after = jobs.ask(f"works {number}")
                 await jobs.until_begun(f"works {number}")
                 jobs.end(f"works {number}")
                 assert await after
         error = jobs.pool.error()
-        assert error is not None and "All 8 threads that prepare prompts hang" in error
+        assert error is not None and "8 threads that prepare prompts hang" in error
         assert jobs.pool.error() is not None
         jobs.end("hangs 0")
         eventually(lambda: jobs.pool.error() is None)
 
     with_jobs(check)
-    assert caplog.text.count("A thread that prepares a prompt hangs") == MAX_THREADS
+    assert caplog.text.count("A thread that prepares a prompt hangs") == MAX_HUNG
 
 
 def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:

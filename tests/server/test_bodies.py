@@ -1,13 +1,10 @@
 """What a body may hold, how it is read, and what of it runs beside the event loop."""
 
-import asyncio
 import gc
 import json
 import math
 import re
-import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import httpx
@@ -29,7 +26,7 @@ from vllm_mlx.core.events import Started, TextDelta
 from vllm_mlx.core.messages import TextPart
 from vllm_mlx.core.request import RequestLimits
 from vllm_mlx.server import json_bytes
-from vllm_mlx.server.bodies import _read, _Worker
+from vllm_mlx.server.bodies import _read
 from vllm_mlx.server.json_bytes import LARGE_BYTES, MAX_PARTS, MAX_TEXT_BYTES, MAX_VALUES, read_json
 
 from .fakes import FakeEngine, finished
@@ -224,21 +221,6 @@ def test_long_and_short_bodies_make_the_same_request(server: Running, http: http
     first, second = server.engine.requests[-2:]
     assert first.messages == second.messages
     assert first.messages[0].parts == (TextPart("Cut \ufffd off"),)
-
-
-def test_what_was_read_is_decoded_before_more_is_read() -> None:
-    async def order() -> list[str]:
-        worker, ran, begun = _Worker(), [], threading.Event()
-        first = worker.run(begun.wait, is_reading=True)
-        reads = [worker.run(partial(ran.append, f"read {at}"), is_reading=True) for at in (1, 2)]
-        decode = worker.run(partial(ran.append, "decode"), is_reading=False)
-        tasks = [asyncio.create_task(each) for each in (first, *reads, decode)]
-        await asyncio.sleep(0)
-        begun.set()
-        await asyncio.gather(*tasks)
-        return ran
-
-    assert asyncio.run(order()) == ["decode", "read 1", "read 2"]
 
 
 def test_the_wire_types_of_a_request_are_gone_while_its_reply_runs() -> None:

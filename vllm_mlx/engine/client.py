@@ -91,7 +91,7 @@ class EngineClient:
         return self._thread.error is not None
 
     def error(self) -> str | None:
-        """Why no request can be served: the engine thread has ended, or it hangs, or all prompt threads hang."""
+        """Why no request can be served: the engine thread has ended, or it hangs, or many prompt threads do."""
         return self._monitor.error()
 
     async def submit(self, request: Request) -> Generation:

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.errors import Cancelled, Overloaded, setting
+from ..core.fair_queue import FairQueue, Place
 from ..core.fence import clear_locals
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
 from ..core.request import Request
@@ -29,9 +29,10 @@ T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 
 LONG_CHARS = 1_000_000  # tokenising so many characters takes about a second
-MAX_THREADS = 8
-TENANT_THREADS = 2  # per tenant; one of them takes long prompts, so that short ones do not wait
-MAX_LONG = 2  # long prompts of all tenants at once, since tokenising takes some hundred bytes for each character
+MAX_THREADS = 6
+TENANT_THREADS = 2
+MAX_LONG = 2  # further threads for long prompts, one per tenant: tokenising takes some hundred bytes a character
+MAX_HUNG = 8  # threads; until then, each is replaced
 HANG_SLACK_S = 10.0  # how much longer than the deadline a single call into a library may take
 _WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
@@ -161,11 +162,10 @@ def _num_chars(parts: Iterable[Part]) -> int:
 @dataclass(eq=False, slots=True)
 class _Job:
     work: Callable[[], Any]
-    tenant: str
-    is_long: bool
     deadline: Deadline | None
     hangs_at_s: float = math.inf  # known once it starts: from then on, by the monotonic clock, it counts as hung
     result: "Future[Any]" = field(default_factory=Future)
+    leave: Callable[[], None] = lambda: None  # its place, once it starts
     thread_id: int | None = None
     is_reported: bool = False
 
@@ -173,9 +173,9 @@ class _Job:
     def is_hung(self) -> bool:
         return time.monotonic() > self.hangs_at_s
 
-    def start_clock(self) -> None:
+    def start(self, place: Place) -> None:
         limit_s = _WITHOUT_DEADLINE_S if self.deadline is None else self.deadline.remaining_s
-        self.hangs_at_s = time.monotonic() + limit_s + HANG_SLACK_S
+        self.leave, self.hangs_at_s = place.leave, time.monotonic() + limit_s + HANG_SLACK_S
 
     def run(self) -> None:
         self.thread_id = threading.get_ident()
@@ -188,18 +188,17 @@ class _Job:
 
 
 class PromptPool:
-    """Any thread may call it. Work of one tenant starts in order of arrival; long prompts do not delay short ones.
+    """Any thread may call it. Tenants take turns, and long prompts do not delay short ones.
 
-    Tenants take turns. Each has threads of its own as long as there are any left, so that nobody waits for
-    another's prompts. A thread that hangs is replaced.
+    No tenant has all threads, so that nobody waits for another's prompts. A thread that hangs is replaced.
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompt")
+        self._threads = ThreadPoolExecutor(MAX_THREADS + MAX_LONG + MAX_HUNG, thread_name_prefix="prompt")
+        self._short = FairQueue(MAX_THREADS, per_key=TENANT_THREADS)
+        self._long = FairQueue(MAX_LONG, per_key=1)
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next tenant first
         self._running: list[_Job] = []
-        self._is_shut_down = False
         self._changed: Callable[[bool], None] = _nobody_watches
 
     def watch(self, changed: Callable[[bool], None]) -> None:
@@ -211,96 +210,73 @@ class PromptPool:
 
         Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
-        job = self._add(work, tenant, deadline, is_long)
-        result: asyncio.Future[T] = asyncio.wrap_future(job.result)
+        result: asyncio.Future[T] = asyncio.wrap_future(self._add(work, tenant, deadline, is_long))
         try:
             while not result.done():
                 rest_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline.remaining_s)
                 await asyncio.wait({result}, timeout=rest_s)
                 if not result.done():
-                    self._start_waiting()
+                    self._hung()
                     if deadline is not None:
                         deadline.check()
             return result.result()
         finally:
             result.cancel()
-            self._drop(job)
 
     def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
         """Add work for which no request waits. Its failure is logged. Raises Overloaded after shutdown."""
-        result = self._add(partial(function, *args), tenant, None, False).result
+        result = self._add(partial(function, *args), tenant, None, False)
         result.add_done_callback(_log_failure)
         return result
 
     def error(self) -> str | None:
-        """Why no prompt can be prepared: all threads hang. The stack of each that hangs is logged once."""
-        hung = [job for job in list(self._running) if job.is_hung]
+        """Why prompts are no longer prepared: too many threads hang. The stack of each that hangs is logged once."""
+        hung = self._hung()
         for job in hung:
             if not job.is_reported:
                 job.is_reported = True
                 logger.error("A thread that prepares a prompt hangs:\n%s", "".join(stack_of(job.thread_id).format()))
-        if len(hung) < MAX_THREADS:
+        if len(hung) < MAX_HUNG:
             return None
-        return f"All {MAX_THREADS} threads that prepare prompts hang{place_in(stack_of(hung[0].thread_id))}."
+        return f"{len(hung)} threads that prepare prompts hang{place_in(stack_of(hung[0].thread_id))}."
 
     def shutdown(self) -> None:
         """Work that has not started fails with Overloaded."""
-        with self._lock:
-            self._is_shut_down = True
-            waiting = [job for jobs in self._waiting.values() for job in jobs]
-            self._waiting.clear()
-        for job in waiting:
-            if job.result.set_running_or_notify_cancel():
-                job.result.set_exception(_shut_down())
+        for queue in (self._short, self._long):
+            queue.close(_shut_down)
         self._threads.shutdown(wait=False)
 
-    def _add(self, work: Callable[[], Any], tenant: str, deadline: Deadline | None, is_long: bool) -> _Job:
-        job = _Job(work, tenant, is_long, deadline)
-        with self._lock:
-            if self._is_shut_down:
-                raise _shut_down()
-            self._waiting.setdefault(tenant, deque()).append(job)
-        self._start_waiting()
-        return job
+    def _add(self, work: Callable[[], T], tenant: str, deadline: Deadline | None, is_long: bool) -> "Future[T]":
+        self._hung()
+        job = _Job(work, deadline)
+        waiting = (self._long if is_long else self._short).ask(tenant)
+        job.result.add_done_callback(lambda _: waiting.cancel())  # its caller may leave
+        waiting.add_done_callback(partial(self._start, job))
+        return job.result
 
-    def _drop(self, job: _Job) -> None:
+    def _start(self, job: _Job, given: "Future[Place]") -> None:
+        if given.cancelled():
+            return
+        if given.exception() is not None:
+            settle(job.result, given.result)
+            return
+        job.start(given.result())
         with self._lock:
-            jobs = self._waiting.get(job.tenant)
-            if jobs is not None and job in jobs:
-                self._take(job)
-
-    def _start_waiting(self) -> None:
-        with self._lock:
-            was_busy = bool(self._running)
-            while len(self._running) < MAX_THREADS and (job := self._next()) is not None:
-                self._take(job)
-                job.start_clock()
-                self._running.append(job)
-                self._threads.submit(self._run, job)
-            if self._running and not was_busy:
+            self._running.append(job)
+            if len(self._running) == 1:
                 self._changed(True)
+        try:
+            self._threads.submit(self._run, job)
+        except RuntimeError:  # the shutdown came in between
+            job.work = _refuse
+            self._run(job)
 
-    def _next(self) -> _Job | None:
-        """The first job that may start, found without a look at the jobs of tenants whose threads are all in use."""
-        working = [job for job in self._running if not job.is_hung]
-        takes_long = sum(job.is_long for job in working) < MAX_LONG
-        for tenant, jobs in self._waiting.items():
-            own = [job for job in working if job.tenant == tenant]
-            if len(own) >= TENANT_THREADS:
-                continue
-            may_be_long = takes_long and not any(job.is_long for job in own)
-            for job in jobs:
-                if may_be_long or not job.is_long:
-                    return job
-        return None
-
-    def _take(self, job: _Job) -> None:
-        """Remove a job that waits. Its tenant's next turn comes after those of all others."""
-        jobs = self._waiting[job.tenant]
-        jobs.remove(job)
-        self._waiting.move_to_end(job.tenant)
-        if not jobs:
-            del self._waiting[job.tenant]
+    def _hung(self) -> list[_Job]:
+        """The threads that hang: others get their places."""
+        hung = [job for job in list(self._running) if job.is_hung]
+        for job in hung:
+            job.leave()
+        return hung
 
     def _run(self, job: _Job) -> None:
         try:
@@ -310,7 +286,7 @@ class PromptPool:
                 self._running.remove(job)
                 if not self._running:
                     self._changed(False)
-            self._start_waiting()
+            job.leave()
 
 
 def _nobody_watches(_: bool) -> None:
@@ -321,6 +297,10 @@ def _log_failure(done: "Future[Any]") -> None:
     error = None if done.cancelled() else done.exception()
     if error is not None and not isinstance(error, Overloaded):
         logger.error("Work for which no request waits has failed", exc_info=error)
+
+
+def _refuse() -> None:
+    raise _shut_down()
 
 
 def _shut_down() -> Overloaded:

@@ -1,19 +1,15 @@
 """Request bodies: bounded while they arrive, then read as wire types.
 
-One thread reads long bodies, so that they do not block the event loop.
+One thread reads long bodies, so that they do not block the event loop. Tenants take turns.
 """
 
 import asyncio
-import itertools
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from functools import partial
 from json import JSONDecodeError
-from queue import PriorityQueue
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
@@ -29,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..api.text import may_hold_sealed
 from ..api.wire import UnknownFields
 from ..core.errors import setting
+from ..core.fair_queue import FairThreads
 from ..core.request import RequestLimits
-from ..core.tasks import settle
 from ..core.tenants import has_room
 from .error_handlers import ClientGone, http_error
 from .guards import priority_of, tenant_of
@@ -197,7 +193,7 @@ async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = F
     """Run `work` on the thread for bodies if the body is long, may unpack to a long one, or `is_long` is true."""
     body = await http.body()
     if is_long or len(body) >= LARGE_BYTES or may_hold_sealed(body):
-        return await _WORKER.run(work, is_reading=is_reading)
+        return await _THREAD.run(work, tenant_of(http.scope), is_first=not is_reading)
     return work()
 
 
@@ -220,25 +216,6 @@ def _check_lengths(value: Any, limits: RequestLimits) -> None:
             limits.check_choices(len(prompts))
 
 
-class _Worker:
-    """One thread, so that the event loop never waits until several threads had the interpreter's lock.
-
-    Bodies that were read are decoded before others are read, since wire types take many times the memory of their text.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: PriorityQueue[tuple[bool, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
-        self._numbers = itertools.count()
-        threading.Thread(target=self._run, name="bodies", daemon=True).start()
-
-    async def run(self, work: Callable[[], T], *, is_reading: bool) -> T:
-        result: Future[T] = Future()
-        self._jobs.put((is_reading, next(self._numbers), result, work))
-        return await asyncio.wrap_future(result)
-
-    def _run(self) -> None:
-        while True:
-            settle(*self._jobs.get()[2:])
-
-
-_WORKER = _Worker()
+# One thread, so that the event loop never waits until several threads had the interpreter's lock. Bodies that were read
+# are decoded before others are read, since wire types take many times the memory of their text.
+_THREAD = FairThreads(1, "bodies")
