@@ -43,7 +43,7 @@ async def load(
 
 def drain(loader: MediaLoader) -> None:
     """Wait for what threads still decode of requests that are over."""
-    for pool in (loader._readers._pool, loader._decoders._pool, loader._video_workers._pool, loader._renderer._pool):
+    for pool in (loader._readers._pool, loader._decoders._pool, loader._frame_workers._pool, loader._renderer._pool):
         met = threading.Barrier(pool._max_workers)
         for waiting in [pool.submit(met.wait) for _ in range(pool._max_workers)]:
             waiting.result()

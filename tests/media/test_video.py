@@ -1,5 +1,6 @@
 """Video files of strangers: which frames are shown of good ones, and what is said of the others."""
 
+import asyncio
 from random import Random
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from vllm_mlx.core.errors import Cancelled, InvalidImage
 from vllm_mlx.core.tasks import Deadline
+from vllm_mlx.media.limits import Allowance, ByteRoom
 from vllm_mlx.media.pixels import Clip
-from vllm_mlx.media.video import FrameSampling, VideoFile, VideoLimits
+from vllm_mlx.media.processes import Processes
+from vllm_mlx.media.video import FrameSampling, VideoLimits, VideoReader
 
 from .samples import corners
 from .samples import encode as encode_picture
@@ -20,12 +23,21 @@ LIMITS = VideoLimits(max_pixels=1 << 20, max_frame_pixels=1 << 20, max_decode_s=
 
 
 def decode(data: bytes, fps: float | None = None, **limits: float) -> Clip:
+    """Open and decode it, each in a process."""
     chosen = VideoLimits(**{name: limits.get(name, getattr(LIMITS, name)) for name in VideoLimits.__slots__})
-    deadline = Deadline(60, "")
-    file = VideoFile(data, FrameSampling(), chosen, fps, deadline=deadline)
-    clip = file.decode(deadline)
-    assert clip.num_pixels == file.num_pixels
-    return clip
+
+    async def read() -> Clip:
+        reader = VideoReader(Processes(), FrameSampling(), chosen)
+        file = await reader.open(data, fps, allowance())
+        clip = await reader.decode(file, allowance())
+        assert clip.num_pixels == file.num_pixels
+        return clip
+
+    return asyncio.run(read())
+
+
+def allowance(deadline: Deadline | None = None) -> Allowance:
+    return Allowance(0.0, deadline or Deadline(60, ""), "", ByteRoom())
 
 
 def shown(clip: Clip) -> list[float]:
@@ -81,7 +93,7 @@ def test_it_is_shown_as_the_camera_was_held() -> None:
         assert frame[sides[white]] > 200 and frame[sides[_OPPOSITE[white]]] < 50
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(12, 60))])
 def test_a_damaged_file_is_shown_or_refused(seed: int) -> None:
     random = Random(seed)
     data = bytearray(random.choice(GOOD))
@@ -131,10 +143,13 @@ def test_what_is_beyond_a_limit_is_refused() -> None:
 
 
 def test_neither_frames_are_counted_nor_decoded_for_a_client_that_has_left() -> None:
-    deadline = Deadline(60, "")
-    file = VideoFile(encode(), FrameSampling(), LIMITS, deadline=deadline)
-    deadline.cancel()
-    with pytest.raises(Cancelled):
-        file.decode(deadline)
-    with pytest.raises(Cancelled):
-        VideoFile(encode(), FrameSampling(), LIMITS, deadline=deadline)
+    async def leave() -> None:
+        reader, deadline = VideoReader(Processes(), FrameSampling(), LIMITS), Deadline(60, "")
+        file = await reader.open(encode(), None, allowance(deadline))
+        deadline.cancel()
+        with pytest.raises(Cancelled):
+            await reader.decode(file, allowance(deadline))
+        with pytest.raises(Cancelled):
+            await reader.open(encode(), None, allowance(deadline))
+
+    asyncio.run(leave())

@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.ImageFile import ImageFile as PillowFile
 
 from ..core.errors import InvalidImage, setting
-from .pixels import DecodedImage
+from .pixels import DecodedImage, check_shape
 
 # Pillow may use no other decoders: every further format is more code that strangers' files reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
@@ -102,6 +102,7 @@ class ImageFile:
             raise InvalidImage(f"it is {what_else(data)}.") from error
         if self.num_pixels > max_pixels:
             raise InvalidImage(_too_large(f"{self.width} × {self.height}", max_pixels))
+        check_shape(self.width, self.height)
         if is_jpeg and _has_many_scans(data):
             raise InvalidImage(f"it is a JPEG of more than {_MAX_SCANS} scans. Save it again as a baseline JPEG.")
         if is_slow:

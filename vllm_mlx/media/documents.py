@@ -1,32 +1,20 @@
 """Documents become texts and images: files of text here, PDFs in processes of their own. Knows no conversation."""
 
-import asyncio
-import json
-import os
-import signal
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from ..core.config import MediaConfig
-from ..core.errors import InvalidDocument, Overloaded, setting
-from ..core.fair_queue import FairQueue
+from ..core.errors import InvalidDocument, setting
 from ..core.messages import ImagePart, TextPart
 from ..core.tasks import Deadline
 from . import pdf_process as pdf
+from .own_process import TOO_LARGE, TOO_SLOW
+from .processes import MAX_MEMORY_BYTES, TOO_MUCH, Frame, Processes, ReadingFailed
 
-_PROCESSES = 3  # PDFs that are read at the same time
-_PER_TENANT = 2  # so that nobody waits for one tenant's PDFs
 _PAGE_PIXELS = 1_200_000  # a page's image, 110 dots an inch for a sheet of paper: 1,200 to 1,600 tokens
-_MAX_MEMORY_BYTES = 1 << 30  # limit of one process
 _MAX_IMAGES_BYTES = 128 << 20  # all pages of one PDF, encoded
 _HEADER_BYTES = 1024  # a PDF may begin after this many other bytes: readers of PDFs accept that
 _OBJECT_BYTES = 500
-_RETRY_S = 5.0
-_END_S = 1.0  # time for a process to end after its last frame
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # exit statuses of a process that the system or a user ended
 
 PagePart = TextPart | ImagePart
 
@@ -83,7 +71,14 @@ def _decoded(data: bytes) -> str:
 class DocumentReader:
     """Used on one event loop. The same bytes always become the same parts."""
 
-    def __init__(self, config: MediaConfig, *, takes_images: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES):
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        takes_images: bool,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
+        processes: Processes | None = None,
+    ):
         """`takes_images`: whether the model does. `max_memory_bytes`: the limit of a process that reads a PDF."""
         self._config = config
         self._takes_images = takes_images
@@ -95,72 +90,29 @@ class DocumentReader:
             max_s=config.max_document_s,
             max_memory_bytes=max_memory_bytes,
         )
-        self._places = FairQueue(_PROCESSES, per_key=_PER_TENANT)
+        self._processes = processes or Processes()
 
     async def read(self, file: DocumentFile, deadline: Deadline, tenant: str = "") -> ReadDocument:
         """Raises Overloaded if no process could read it, and what the deadline raises."""
         if file.text is not None:
             return DocumentText((TextPart(file.text),))
-        async with self._places.hold(tenant, deadline):
-            deadline.check()
-            async with self._process() as process:
-                feeding = asyncio.create_task(_feed(process, file.data))
-                try:
-                    return await self._pages(process)
-                finally:
-                    feeding.cancel()
-                    await asyncio.gather(feeding, return_exceptions=True)
-
-    @asynccontextmanager
-    async def _process(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Start a process, which ends with the block. It inherits no environment, and no file that Python opened."""
-        folders = [str(Path(__file__).parents[2]), *(str(Path(folder).absolute()) for folder in sys.path)]
+        max_bytes = _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-S", "-P", "-m", pdf.__name__, json.dumps(asdict(self._limits))),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={"PYTHONPATH": os.pathsep.join(folders)},
-                close_fds=False,  # otherwise it would be forked, which takes long in a process as large as this one
+            return self._document(
+                await self._processes.read(pdf.__name__, asdict(self._limits), file.data, max_bytes, deadline, tenant)
             )
-        except OSError as error:
-            raise Overloaded(f"No process could be started to read a PDF: {error}.", retry_after_s=_RETRY_S) from error
-        is_done = False
-        try:
-            yield process
-            is_done = True
-        finally:
-            if not is_done:
-                process.kill()
-            await _end(process)
+        except ReadingFailed as error:
+            return self._failure(error)
 
-    async def _pages(self, process: asyncio.subprocess.Process) -> ReadDocument:
-        assert process.stdout is not None
+    def _document(self, frames: Sequence[Frame]) -> ReadDocument:
         pages: list[tuple[bytes | None, str]] = []
         image: bytes | None = None
-        num_bytes = 0
-        try:
-            while True:
-                kind, length = pdf.PDF_FRAME.unpack(await process.stdout.readexactly(pdf.PDF_FRAME.size))
-                num_bytes += length
-                if num_bytes > _MAX_IMAGES_BYTES + 4 * self._config.max_document_chars:
-                    return DocumentRefusal("its pages are too large as images. Send fewer pages.")
-                payload = await process.stdout.readexactly(length)
-                match kind:
-                    case pdf.IMAGE:
-                        image = payload
-                    case pdf.TEXT:
-                        pages.append((image, payload.decode()))
-                        image = None
-                    case pdf.REFUSED:
-                        return self._refusal(payload.decode())
-                    case _:
-                        return self._document(pages)
-        except asyncio.IncompleteReadError:
-            return self._failure(await process.wait())
-
-    def _document(self, pages: list[tuple[bytes | None, str]]) -> ReadDocument:
+        for kind, payload in frames:
+            if kind == pdf.IMAGE:
+                image = payload
+            else:
+                pages.append((image, payload.decode()))
+                image = None
         if not any(image is not None or text for image, text in pages):
             if self._takes_images:
                 reason = f"this server reads the text of pages alone ({setting('document_pages')})"
@@ -183,38 +135,15 @@ class DocumentReader:
                 words = f"it has {num_pages} pages: {limit} ({setting('max_document_pages')}). Send a part of it."
         return DocumentRefusal(words)
 
-    def _failure(self, status: int) -> DocumentRefusal:
-        """Say why the process ended early. Raises Overloaded if it was not the file's fault."""
-        if status in _KILLED:
-            message = "The process that read a PDF of this request was killed. Send the request again."
-            raise Overloaded(message, retry_after_s=_RETRY_S)
-        if status == pdf.TOO_SLOW:
+    def _failure(self, error: ReadingFailed) -> DocumentRefusal:
+        if error.status == TOO_MUCH:
+            return DocumentRefusal("its pages are too large as images. Send fewer pages.")
+        if error.status == TOO_SLOW:
             limit = f"{self._config.max_document_s:g} seconds of computing ({setting('max_document_s')})"
             return DocumentRefusal(f"it takes more than {limit} to read. Send a part of it, or images of its pages.")
-        if status == pdf.TOO_LARGE:
+        if error.status == TOO_LARGE:
             return DocumentRefusal("it takes too much memory to read. Send a part of it, or images of its pages.")
-        return self._refusal(pdf.DAMAGED)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait for a process that has sent its last frame, and kill it if it does not end."""
-    try:
-        async with asyncio.timeout(_END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    """Write the file to the process, which may end before it has read everything."""
-    assert process.stdin is not None
-    try:
-        process.stdin.write(data)
-        await process.stdin.drain()
-        process.stdin.close()
-    except (BrokenPipeError, ConnectionResetError):
-        pass
+        return self._refusal(error.reason or pdf.DAMAGED)
 
 
 def _too_much_text(max_chars: int) -> str:

@@ -4,7 +4,7 @@ A file that was decoded before is not read again: its pixels, its contents or it
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from .limits import LRU, Allowance
 from .pixels import Decoded
 from .rendered import RenderedMedia
 from .sources import Inline, Kind, LocalFile, MediaRoot, Remote, count_frames, parse_source, split_frames
-from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits
+from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
 
 T = TypeVar("T")
 M = TypeVar("M")  # the possible results of opening a file of one kind
@@ -68,8 +68,7 @@ class _Reader(Generic[M]):
 
     kind: Kind
     name: str  # differs if the same file would have another result
-    open: Callable[[bytes], M]
-    workers: FairThreads  # threads for `open`
+    open: Callable[[bytes], Awaitable[M]]
     part: MediaPart | DocumentPart
     known: Callable[[bytes], M | None]  # the known result for this content: then its file is not needed
     allowance: Allowance
@@ -98,19 +97,16 @@ class MediaFiles:
         fetcher: MediaFetcher,
         decoded: LRU[bytes, Decoded],
         workers: FairThreads,
-        video_workers: FairThreads,
+        videos: VideoReader,
         sampling: FrameSampling | None,
     ) -> None:
-        """`decoded`: recent pixels by content, so none can be out of date.
-
-        `video_workers`: threads that count the frames of a video, which may take as long as decoding it.
-        """
+        """`decoded`: recent pixels by content, so none can be out of date."""
         self._config = config
         self._root = root
         self._fetcher = fetcher
         self._decoded = decoded
         self._workers = workers
-        self._video_workers = video_workers
+        self._videos = videos
         self._sampling = sampling
         self._video_limits = VideoLimits.of(config)
         self._addresses: LRU[tuple[bytes, str, str], _KnownAddress] = LRU(_MAX_ADDRESSES)  # salt, URL, reader's name
@@ -131,26 +127,25 @@ class MediaFiles:
         self, part: DocumentPart, known: Callable[[bytes], ReadDocument | None], allowance: Allowance
     ) -> Found[ReadDocument | DocumentFile]:
         """`known`: the contents that were read from such a file. Raises InvalidImage, and what the deadline raises."""
-        return await self._find(
-            _Reader("document", "document", self._open_document, self._workers, part, known, allowance)
-        )
 
-    def _open_document(self, data: bytes) -> ReadDocument | DocumentFile:
-        return DocumentFile(data, max_chars=self._config.max_document_chars)
+        async def open_document(data: bytes) -> ReadDocument | DocumentFile:
+            return await self._run(partial(DocumentFile, data, max_chars=self._config.max_document_chars), allowance)
+
+        return await self._find(_Reader("document", "document", open_document, part, known, allowance))
 
     def _reader(self, wanted: Wanted, allowance: Allowance, name: str = "image") -> _Reader[Media]:
         """`name`: the reader's name if the part is an image; frames of videos have one of their own."""
         part, known = wanted.part, partial(self._known, wanted)
         if isinstance(part, ImagePart):
-            open_image = partial(ImageFile, max_pixels=self._config.max_image_pixels)
-            return _Reader("image", name, open_image, self._workers, part, known, allowance)
-        assert self._sampling is not None, "videos are refused before any is fetched"
-        sampling, limits, deadline = self._sampling, self._video_limits, allowance.deadline
+            return _Reader("image", name, partial(self._open_image, allowance), part, known, allowance)
 
-        def open_video(data: bytes) -> VideoFile:
-            return VideoFile(data, sampling, limits, part.fps, deadline=deadline)
+        async def open_video(data: bytes) -> VideoFile:
+            return await self._videos.open(data, part.fps, allowance)
 
-        return _Reader("video", f"video {part.fps}", open_video, self._video_workers, part, known, allowance)
+        return _Reader("video", f"video {part.fps}", open_video, part, known, allowance)
+
+    async def _open_image(self, allowance: Allowance, data: bytes) -> ImageFile:
+        return await self._run(partial(ImageFile, data, max_pixels=self._config.max_image_pixels), allowance)
 
     async def _find_frames(
         self, part: VideoPart, sampling: FrameSampling, wanted: Wanted, allowance: Allowance
@@ -233,7 +228,7 @@ class MediaFiles:
 
     async def _open(self, data: bytes, content: bytes, reader: _Reader[M]) -> Found[M]:
         reader.allowance.take(len(data))
-        return Found(content, await reader.allowance.run(reader.workers, lambda: reader.open(data)))
+        return Found(content, await reader.open(data))
 
     async def _run(self, function: Callable[[], T], allowance: Allowance) -> T:
         return await allowance.run(self._workers, function)

@@ -22,9 +22,10 @@ from .files import Found, Media, MediaFiles, Recall, Recalled, Wanted, num_pixel
 from .limits import LRU, MAX_FILES_BYTES, Allowance, ByteRoom, PixelGate
 from .parts import naming
 from .pixels import Decoded
+from .processes import Processes
 from .rendered import RenderedMedia
 from .sources import MediaRoot
-from .video import FrameFiles, FrameSampling, VideoFile
+from .video import FrameFiles, FrameSampling, VideoFile, VideoLimits, VideoReader
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -58,12 +59,12 @@ class MediaLoader:
         self._decoded: LRU[bytes, Decoded] = LRU(config.media_cache_bytes, lambda decoded: decoded.pixels.nbytes)
         self._readers = FairThreads(_READERS, "media file")
         self._decoders = FairThreads(_DECODERS, "image")
-        self._video_workers = FairThreads(1, "video")  # so that images need not wait for one
+        self._frame_workers = FairThreads(1, "video frames")  # so that images need not wait for many frames
         self._renderer = FairThreads(1, "media renderer")  # the checkpoint's processor takes one at a time
-        self._files = MediaFiles(
-            config, root, self._fetcher, self._decoded, self._readers, self._video_workers, sampling
-        )
-        self._documents = DocumentReader(config, takes_images=takes_images)
+        processes = Processes()
+        self._documents = DocumentReader(config, takes_images=takes_images, processes=processes)
+        self._videos = VideoReader(processes, sampling or FrameSampling(), VideoLimits.of(config))
+        self._files = MediaFiles(config, root, self._fetcher, self._decoded, self._readers, self._videos, sampling)
         self._read_documents: LRU[bytes, ReadDocument] = LRU(_DOCUMENTS_BYTES, lambda read: read.num_bytes)
         self._files_room = ByteRoom(max_files_bytes)
         self._gate = PixelGate(config.max_request_pixels)
@@ -111,7 +112,7 @@ class MediaLoader:
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
             await asyncio.to_thread(self._thread.join)
         self._loop.close()
-        for workers in (self._readers, self._decoders, self._video_workers, self._renderer):
+        for workers in (self._readers, self._decoders, self._frame_workers, self._renderer):
             workers.close()
 
     async def _on_own_loop(
@@ -226,8 +227,10 @@ class MediaLoader:
             match found.media:
                 case ImageFile() as file:
                     return await allowance.run(self._decoders, file.decode)
-                case VideoFile() | FrameFiles() as file:
-                    return await allowance.run(self._video_workers, partial(file.decode, allowance.deadline))
+                case VideoFile() as file:
+                    return await self._videos.decode(file, allowance)
+                case FrameFiles() as file:
+                    return await allowance.run(self._frame_workers, partial(file.decode, allowance.deadline))
                 case known:
                     return known
 

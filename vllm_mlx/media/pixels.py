@@ -11,6 +11,9 @@ from PIL import Image
 
 from ..core.errors import InvalidImage
 
+_MAX_SIDE = 65_535
+_MAX_RATIO = 200  # of the longer side to the shorter
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pixels:
@@ -81,6 +84,16 @@ class FrameStack:
         if self._pixels is None:
             raise InvalidImage("none of its frames can be decoded.")
         return Clip(self._pixels[: self._num_frames], tuple(times[: self._num_frames]), fps)
+
+
+def check_shape(width: int, height: int, what: str = "it has") -> None:
+    """Raises InvalidImage for a shape that no model takes, and that takes seconds to scale: a thread or a long side."""
+    longer, shorter = max(width, height), max(1, min(width, height))
+    if longer > _MAX_SIDE or longer > _MAX_RATIO * shorter:
+        raise InvalidImage(
+            f"{what} {width} × {height} pixels; a side may have at most {_MAX_SIDE}, and at most {_MAX_RATIO} times as "
+            "many as the other. Send a part of it."
+        )
 
 
 def fitting(width: int, height: int, max_pixels: int, max_side: int | None = None) -> tuple[int, int]:

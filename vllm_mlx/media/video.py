@@ -1,13 +1,8 @@
-"""A video file, or image files that are its frames → the frames that a model sees. Ignores sound and subtitles.
+"""A video file, or image files that are its frames → the frames that a model sees."""
 
-FFmpeg gets the format to read and never guesses it: some formats that it can guess are lists of other files to open.
-"""
-
-import io
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +10,20 @@ import numpy as np
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
 from ..core.tasks import Deadline
+from . import video_process
 from .decode import ImageFile, what_else
+from .limits import Allowance
+from .own_process import TOO_LARGE, TOO_SLOW
 from .pixels import Clip, FrameStack, fitting, scaled
+from .processes import MAX_MEMORY_BYTES, Frame, Processes, ReadingFailed
+from .video_process import SIZE, THREADS, VideoTask
 
 _FRAME_FACTOR = 2  # frames that vision encoders take together
 _READ = "MP4, QuickTime, WebM, Matroska, AVI, GIF"
 _BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"RIFF")
 _STILL = (b"avif", b"heic", b"heix", b"mif1")
-# Every further decoder is more code that strangers' files reach. FFmpeg's names of codecs, then of decoders.
-_CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mjpeg", "prores", "gif"})
-_DECODERS = "h264,hevc,av1,libdav1d,vp8,vp9,mpeg4,mjpeg,prores,gif"
-_THREADS = 2  # threads of one decoder: the model needs the other cores
-_MAX_FRAMES = 1_000_000  # in a file, counted before any is decoded
+_MAX_FACTS_BYTES = 16 << 20  # the times of all frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,30 +72,12 @@ def container(data: bytes) -> str:
     raise InvalidImage(f"it is {what_else(data, f'no video that this server reads ({_READ})')}.")
 
 
-class DecodeClock:
-    """How long decoding one video may take, counted from now. The decoder calls `check` between frames."""
-
-    def __init__(self, limit_s: float, deadline: Deadline):
-        """`deadline`: the end of all preparation of the request."""
-        self._limit_s = limit_s
-        self._end_s = time.monotonic() + limit_s
-        self._deadline = deadline
-
-    def check(self) -> None:
-        """Raises InvalidImage once the limit has passed, and what the deadline raises."""
-        self._deadline.check()
-        if time.monotonic() > self._end_s:
-            raise InvalidImage(
-                f"it takes longer than {self._limit_s:g} seconds to decode ({setting('max_decode_s')}). Send a "
-                "shorter one, or a smaller one."
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoLimits:
     max_pixels: int  # chosen frames are scaled down to this many together
     max_frame_pixels: int  # in one frame of the file
     max_decode_s: float
+    max_memory_bytes: int = MAX_MEMORY_BYTES  # of the process that reads a file
 
     @classmethod
     def of(cls, config: MediaConfig) -> "VideoLimits":
@@ -110,118 +88,77 @@ class VideoLimits:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class VideoFile:
-    """A video file with a valid header, and counted frames."""
+    """A video file with a valid header, whose frames were counted."""
 
-    def __init__(
-        self,
-        data: bytes,
-        sampling: FrameSampling,
-        limits: VideoLimits,
-        fps: float | None = None,
-        *,
-        deadline: Deadline,
-    ):
-        """`fps`: frames to choose per second of video; `deadline`: when the file must have been read.
+    data: bytes
+    task: VideoTask  # names the frames that the model sees, and their size
+    times: Sequence[float]  # of these frames, in seconds from the first
+    fps: float
+
+    @property
+    def num_pixels(self) -> int:
+        return self.task.size[0] * self.task.size[1] * len(self.task.wanted)
+
+
+class VideoReader:
+    """Opens and decodes video files, in processes. Used on one event loop."""
+
+    def __init__(self, processes: Processes, sampling: FrameSampling, limits: VideoLimits):
+        self._processes = processes
+        self._sampling = sampling
+        self._limits = limits
+
+    async def open(self, data: bytes, fps: float | None, allowance: Allowance) -> VideoFile:
+        """`fps`: frames to choose per second of video.
 
         Raises InvalidImage if it is no video or exceeds a limit, and what the deadline raises.
         """
-        self._data = data
-        self._format = container(data)
-        self._limits = limits
-        clock = DecodeClock(limits.max_decode_s, deadline)
-        with self._opened() as (file, stream):
-            width, height = stream.codec_context.width, stream.codec_context.height
-            stamps = self._stamps(file, stream, clock)
+        limits = self._limits
+        max_s = THREADS * limits.max_decode_s
+        task = VideoTask(container(data), limits.max_frame_pixels, max_s, limits.max_memory_bytes)
+        [(_, found)] = await self._read(data, task, _MAX_FACTS_BYTES, allowance)
+        (width, height), stamps = SIZE.unpack_from(found), np.frombuffer(found, np.float64, offset=SIZE.size)
         duration_s = _duration_s(stamps)
-        self._wanted = sampling.choose(len(stamps), duration_s, fps)
-        self._times = [stamps[index] - stamps[0] for index in self._wanted]
-        self._fps = len(self._wanted) / duration_s
-        self._size = fitting(width, height, limits.max_pixels // len(self._wanted))
-        self.num_pixels = self._size[0] * self._size[1] * len(self._wanted)
+        wanted = self._sampling.choose(len(stamps), duration_s, fps)
+        task = replace(task, wanted=wanted, size=fitting(width, height, limits.max_pixels // len(wanted)))
+        return VideoFile(data, task, [float(stamps[at] - stamps[0]) for at in wanted], len(wanted) / duration_s)
 
-    def decode(self, deadline: Deadline) -> Clip:
+    async def decode(self, file: VideoFile, allowance: Allowance) -> Clip:
         """Raises InvalidImage, and what the deadline raises."""
-        clock, stack = DecodeClock(self._limits.max_decode_s, deadline), FrameStack(len(self._wanted))
-        with self._opened() as (file, stream):
-            for frame in self._frames(file, stream, clock):
-                stack.add(frame)
-        return stack.clip(self._times, self._fps)
+        max_bytes = 3 * file.num_pixels + SIZE.size * len(file.times)
+        frames = await self._read(file.data, file.task, max_bytes, allowance)
+        stack = FrameStack(len(file.times))
+        for index, (_, found) in enumerate(frames):
+            width, height = SIZE.unpack_from(found)
+            stack.add(np.frombuffer(found, np.uint8, offset=SIZE.size).reshape(height, width, 3))
+            frames[index] = (b"", b"")  # so that no frame is in memory twice for long
+        return stack.clip(file.times, file.fps)
 
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[Any, Any]]:
-        """File and video stream. Errors of the library become InvalidImage."""
-        import av
-
+    async def _read(self, data: bytes, task: VideoTask, max_bytes: int, allowance: Allowance) -> list[Frame]:
+        turn = allowance.deadline, allowance.tenant
         try:
-            # Nothing but these bytes is read: files and addresses that they refer to are ignored.
-            options = {"codec_whitelist": _DECODERS, "protocol_whitelist": "none"}
-            with av.open(io.BytesIO(self._data), format=self._format, options=options) as file:
-                yield file, self._stream(file)
-        except (av.FFmpegError, ValueError, LookupError, MemoryError, ArithmeticError) as error:
-            raise InvalidImage("it is broken: its content ends early or contradicts itself.") from error
-
-    def _stream(self, file: Any) -> Any:
-        if not file.streams.video:
-            raise InvalidImage("there are no frames in it.")
-        stream = file.streams.video[0]
-        context = stream.codec_context
-        codec = "nothing known" if context is None else context.codec.canonical_name
-        if codec not in _CODECS:
-            raise InvalidImage(f"it is encoded as {codec[:20]}, which is not read. Send it as H.264.")
-        width, height, most = context.width, context.height, self._limits.max_frame_pixels
-        if width * height <= 0:
-            raise InvalidImage("it is broken: it does not say how large its frames are.")
-        if width * height > most:
-            raise InvalidImage(
-                f"its frames have {width} × {height} pixels; this server takes at most {most / 1e6:.1f} megapixels "
-                f"({setting('max_image_pixels')}). Send smaller ones."
-            )
-        context.options = {"max_pixels": str(most)}
-        context.thread_count = _THREADS
-        return stream
-
-    def _stamps(self, file: Any, stream: Any, clock: DecodeClock) -> list[float]:
-        """The time of every frame in seconds, ascending."""
-        stamps: list[float] = []
-        for packet in file.demux(stream):
-            clock.check()
-            stamp = packet.dts if packet.pts is None else packet.pts
-            if stamp is None or packet.is_discard:  # the end of the file, or a frame that is cut off
-                continue
-            stamps.append(float(stamp * packet.time_base))
-            if len(stamps) > _MAX_FRAMES:
-                raise InvalidImage("it has too many frames.")
-        if not stamps:
-            raise InvalidImage("there are no frames in it.")
-        return sorted(stamps)
-
-    def _frames(self, file: Any, stream: Any, clock: DecodeClock) -> Iterator[np.ndarray]:
-        wanted = set(self._wanted)
-        for index, frame in enumerate(file.decode(stream)):
-            clock.check()
-            if index in wanted:
-                yield _upright(frame, self._size)
-            if index >= self._wanted[-1]:
-                break
+            return await self._processes.read(video_process.__name__, asdict(task), data, max_bytes, *turn)
+        except ReadingFailed as error:
+            if error.status == TOO_SLOW:
+                raise _too_slow(self._limits.max_decode_s) from error
+            large = "it takes too much memory to decode. Send a shorter one, or a smaller one."
+            broken = error.reason or "it is broken: no frames of it can be read."
+            raise InvalidImage(large if error.status == TOO_LARGE else broken) from error
 
 
-def _duration_s(stamps: Sequence[float]) -> float:
-    """The duration of the video; the last frame lasts as long as the others on average."""
-    between = stamps[-1] - stamps[0]
-    return between * len(stamps) / (len(stamps) - 1) if between > 0 else 1.0
-
-
-def _upright(frame: Any, size: tuple[int, int]) -> np.ndarray:
-    """(height, width, 3), turned upright as the file says."""
-    import av
-
-    width, height = size
-    scaled_frame = frame.reformat(
-        width, height, format="rgb24", interpolation=av.video.reformatter.Interpolation.BICUBIC
+def _too_slow(limit_s: float) -> InvalidImage:
+    return InvalidImage(
+        f"it takes longer than {limit_s:g} seconds to decode ({setting('max_decode_s')}). Send a shorter one, or a "
+        "smaller one."
     )
-    turned: np.ndarray = np.rot90(scaled_frame.to_ndarray(), round(frame.rotation / 90))
-    return turned
+
+
+def _duration_s(stamps: np.ndarray) -> float:
+    """The duration of the video; the last frame lasts as long as the others on average."""
+    between = float(stamps[-1] - stamps[0])
+    return between * len(stamps) / (len(stamps) - 1) if between > 0 else 1.0
 
 
 class FrameFiles:
@@ -242,9 +179,11 @@ class FrameFiles:
 
     def decode(self, deadline: Deadline) -> Clip:
         """Raises InvalidImage, and what the deadline raises."""
-        clock, stack = DecodeClock(self._max_decode_s, deadline), FrameStack(len(self._frames))
+        end_s, stack = time.monotonic() + self._max_decode_s, FrameStack(len(self._frames))
         for frame in self._frames:
-            clock.check()
+            deadline.check()
+            if time.monotonic() > end_s:
+                raise _too_slow(self._max_decode_s)
             pixels = frame.pixels()
             height, width = pixels.shape[:2]
             stack.add(scaled(pixels, fitting(width, height, self._frame_pixels)))
