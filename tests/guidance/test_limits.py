@@ -10,15 +10,16 @@ from vllm_mlx.core.errors import GenerationError, GrammarLimit
 from vllm_mlx.core.request import Choice, Guide, JsonSchema
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import TokenOutput
+from vllm_mlx.guidance.grace import GRACE_S, REFILL, Grace
 from vllm_mlx.guidance.grammars import guide_grammar
 from vllm_mlx.runner.masks import Masks
-from vllm_mlx.runner.row_constraint import GRACE_S, REFILL, START_S, TOKEN_S, Grace
+from vllm_mlx.runner.row_constraint import START_S, TOKEN_S
 
 from .random_sampler import sampler
 
 PARAM = "structured_outputs.grammar"
 LETTERS = "start: (A | B)*\nA: /[a-m]/\nB: /[n-z]/"
-CROWDED = "start: /[a-z]/ (" + " | ".join(f'"a{number:04}"' for number in range(2500)) + ")"
+CROWDED = "start: /[a-z]{99}/ (" + " | ".join(f'"a{number:04}"' for number in range(2500)) + ")"
 
 
 class Clock:
@@ -33,7 +34,7 @@ class Clock:
         return self.now_s
 
 
-def sequence(grammar: str, written: str = "", *, tenant: str = "") -> Sequence:
+def sequence(grammar: str, written: str = "", grace: Grace | None = None) -> Sequence:
     one = sampler()
     matcher = one.compiler.compile(json.dumps({"grammars": [{"lark_grammar": grammar}]}), PARAM)
     return Sequence(
@@ -41,9 +42,8 @@ def sequence(grammar: str, written: str = "", *, tenant: str = "") -> Sequence:
         prompt=PromptInputs(token_ids=(1,)),
         sampling=TokenSampling(),
         max_tokens=9999,
-        tenant=tenant,
         stop_token_ids=one.tokenizer.eos_token_ids,
-        constraint=Constraint(matcher=matcher, param=PARAM, mask_words=one.compiler.mask_words),
+        constraint=Constraint(matcher=matcher, param=PARAM, mask_words=one.compiler.mask_words, grace=grace),
         output_token_ids=one.tokenizer.encode(written, add_special_tokens=False),
     )
 
@@ -76,11 +76,11 @@ def test_a_grammar_in_time_goes_on() -> None:
 
 
 def test_slow_grammars_of_one_tenant_share_one_grace() -> None:
-    masks = Masks(Clock(0.05))
-    first, _ = steps_until_failure(masks, sequence(LETTERS, tenant="ann"), 200)
-    second, error = steps_until_failure(masks, sequence(LETTERS, tenant="ann"), 200)
+    masks, ann, ben = Masks(Clock(0.05)), Grace(), Grace()
+    first, _ = steps_until_failure(masks, sequence(LETTERS, grace=ann), 200)
+    second, error = steps_until_failure(masks, sequence(LETTERS, grace=ann), 200)
     assert isinstance(error, GrammarLimit) and second <= 2 < first
-    other, _ = steps_until_failure(masks, sequence(LETTERS, tenant="ben"), 200)
+    other, _ = steps_until_failure(masks, sequence(LETTERS, grace=ben), 200)
     assert other == pytest.approx(first, abs=1)
 
 
@@ -114,8 +114,8 @@ def test_a_row_that_begins_again_pays_for_what_it_takes_in() -> None:
 
 
 def test_a_grammar_of_too_many_items_meets_a_limit_by_count() -> None:
-    num_steps, error = steps_until_failure(Masks(Clock(0)), sequence(CROWDED), 9)
-    assert isinstance(error, GrammarLimit) and num_steps < 3
+    num_steps, error = steps_until_failure(Masks(Clock(0)), sequence(CROWDED), 120)
+    assert isinstance(error, GrammarLimit) and num_steps <= 101
 
 
 def test_a_token_that_no_mask_allowed_is_not_the_clients_fault() -> None:

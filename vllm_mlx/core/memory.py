@@ -95,7 +95,7 @@ class AttentionCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """`total = weights + transients + images + rows`, where rows stands for running rows and caches together.
+    """`total = weights + transients + images + grammars + rows`; rows are running rows and caches together.
 
     Raises ConfigError if nothing is left for rows.
     """
@@ -106,6 +106,7 @@ class MemoryBudget:
     encoder_inputs_bytes: int = 0  # encoder inputs that wait for the vision encoder
     decoded_bytes: int = 0  # pixels of images and clips kept for the next turn
     rendered_bytes: int = 0  # texts and token ids of images and videos rendered for earlier requests
+    grammars_bytes: int = 0  # compiled grammars that are kept
 
     def __post_init__(self) -> None:
         if self.rows_bytes <= 0:
@@ -120,7 +121,7 @@ class MemoryBudget:
 
     @property
     def rows_bytes(self) -> int:
-        return self.total_bytes - self.weights_bytes - self.transient_bytes - self.media_bytes
+        return self.total_bytes - self.weights_bytes - self.transient_bytes - self.media_bytes - self.grammars_bytes
 
     @property
     def media_bytes(self) -> int:

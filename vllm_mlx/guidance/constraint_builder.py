@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..core.config import EngineConfig
-from ..core.errors import InvalidParameter, Unsupported, setting
+from ..core.errors import InvalidParameter, TooManyRequests, Unsupported, setting
 from ..core.fence import Fence
 from ..core.messages import ToolSpec
 from ..core.request import Grammar, Request
@@ -15,7 +16,8 @@ from ..core.sequence import Constraint, PromptInputs, ReasoningRule
 from ..formats import CallChoice, SchemaBudget, call_tags
 from ..formats.family import NO_HEADER, Header
 from ..tokens.tokenizer import Tokenizer
-from .grammar_compiler import GrammarCompiler
+from .grace import GRACE_S, Grace
+from .grammar_compiler import MAX_BYTES, GrammarCompiler
 from .grammars import CarriedNames, GuidedTool, LarkWriter, calls, calls_in_text, guide_grammar, required_calls
 from .names import CheckpointNames, NameRule
 from .reasoning import CheckpointReasoning
@@ -30,7 +32,10 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class ConstraintBuilder:
-    """`reasoning` and `tools` are the checkpoint's formats, or None; `vocab_size` is the width of the logits."""
+    """`reasoning` and `tools` are the checkpoint's formats, or None; `vocab_size` is the width of the logits.
+
+    `max_grammars_bytes`: what compiled grammars that are kept may take.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class ConstraintBuilder:
         config: EngineConfig,
         *,
         vocab_size: int,
+        max_grammars_bytes: int = MAX_BYTES,
         reasoning: CheckpointReasoning | None = None,
         tools: CallChoice | None = None,
     ):
@@ -45,7 +51,8 @@ class ConstraintBuilder:
         self._tools = tools
         self._tool_grammar = config.tool_grammar
         self._default_budget = config.default_thinking_token_budget
-        self._grammars = GrammarCompiler(tokenizer, vocab_size)
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, max_grammars_bytes)
+        self._graces: dict[str, Grace] = {}  # by tenant; there are as many as API keys
         self._reasoning = reasoning
         holds_names = tools is not None and config.tool_grammar == "names"
         self._names = CheckpointNames(tokenizer, tools, self._grammars) if tools is not None and holds_names else None
@@ -67,6 +74,10 @@ class ConstraintBuilder:
             raise InvalidParameter(
                 "`thinking_token_budget` cannot be combined with `enable_in_reasoning`.", param="thinking_token_budget"
             )
+        grace = self._graces.setdefault(request.tenant, Grace())
+        if grammar is not None and grace.wait_s:
+            why = f"Grammars of this API key took more than the {GRACE_S:g} s that slow ones may take together."
+            raise TooManyRequests(why, retry_after_s=grace.wait_s)
         matcher = None if grammar is None else self._grammars.compile(grammar, param, request.tenant)
         rule = None if in_reasoning else self._reasoning_rule(request, prompt, budget, bounds_reply=matcher is not None)
         return Constraint(
@@ -76,6 +87,8 @@ class ConstraintBuilder:
             reasoning=rule,
             barred=self._barred(matcher) if _declared(request) and rule is not None else (),
             names=names,
+            grace=grace,
+            forget=None if grammar is None else partial(self._grammars.forget, grammar, request.tenant),
         )
 
     def _checked_grammar(self, request: Request, budget: SchemaBudget) -> tuple[str | None, str]:

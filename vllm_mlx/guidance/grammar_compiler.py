@@ -1,47 +1,49 @@
 """Compiles grammars for one tokenizer's vocabulary, by llguidance, and keeps recent ones. Thread-safe."""
 
 import json
-import re
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property
-from typing import TypeVar
+from pathlib import Path
+from typing import IO, TypeVar
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from ..core.errors import InvalidParameter
+from ..core.errors import InvalidParameter, Overloaded
+from ..core.fair_queue import FairQueue
 from ..tokens.tokenizer import Tokenizer
+from . import trial_process as trial
 from .exact_tokenizer import ExactTokenizer
 from .grammars import AddedTokens
 
 MAX_GRAMMAR_CHARS = 1 << 20
-_LIMIT_S = 10  # seconds to compile one grammar
-_MAX_COMPILING = 2  # grammars at once: as many as threads that prepare prompts
-_MAX_MESSAGE = 400
-_MAX_ROW_ITEMS = 2000  # 450 optional properties need 1,800
-_MAX_STEP_ITEMS = 20_000  # per mask; an ambiguous grammar reaches it when a mask takes a tenth of a second
-_EXCERPT = re.compile(r"\d+ \||\^+$")
-MAX_OPTIONAL = 4000  # optional pieces of one regular expression; their memory and time grow with the square of it
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/((?:\\.|[^/\\\n])+)/')  # group 1: a regular expression
-_OPTIONAL = re.compile(r"[*?]|\{0?,")
+_WAIT_S = 10  # seconds that a request waits for a free place to compile
+_MAX_COMPILING = 2  # grammars at once, of different tenants: as many as threads that prepare prompts
 MAX_GRAMMARS = 128
-MAX_CHARS = 4 << 20  # characters of all grammar texts; a compiled grammar takes about twelve bytes for each character
-STACK_BYTES = 512 << 20  # address space; memory is used on demand: 140 MB for 35,000 rules that refer to each other
+MAX_KEPT_BYTES = 32 << 20  # a grammar that takes more is compiled again for each request
+MAX_BYTES = 256 << 20  # of all grammars that are kept
+_MAX_ITEMS = 200_000  # parser items of a mask: 450 optional properties need 150,000 with 262,144 tokens
+_MAX_ODD_ITEMS = 20_000  # in other grammars, whose rows may be long: their time grows with the square
+_BYTES_PER_CHAR = 12  # of a grammar without odd shapes
+_STARTING = threading.Lock()
 T = TypeVar("T")
 
 
 class GrammarCompiler:
     """Reads the vocabulary with the first grammar; keeps the grammars that were used last."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
-        """`vocab_size`: the width of the logits."""
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_bytes: int = MAX_BYTES):
+        """`vocab_size`: the width of the logits. `max_bytes`: what all grammars that are kept may take."""
         self._tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self._vocabulary: LLTokenizer | None = None
-        self._compiled = CompiledGrammars()
-        self._threads = CompileThreads(num_threads=_MAX_COMPILING, limit_s=_LIMIT_S)
+        self._compiled = CompiledGrammars(max_bytes=max_bytes)
+        self._places = FairQueue(_MAX_COMPILING, per_key=1)
         self._lock = threading.Lock()
         self.num_compiled = 0
 
@@ -52,41 +54,55 @@ class GrammarCompiler:
     def compile(self, grammar: str, param: str, tenant: str = "") -> LLMatcher:
         """Return a matcher at its start, of which the caller uses a copy. Raises InvalidParameter, naming `param`.
 
-        `tenant` owns the grammar: no other tenant is served faster because of it.
+        `tenant` owns the grammar: no other tenant is served faster because of it. Raises Overloaded if grammars of
+        others take too long.
         """
-        return self._kept(grammar, tenant, lambda: self._new(grammar, param))
-
-    def compile_own(self, grammar: str, tenant: str) -> LLMatcher:
-        """Return a matcher of a grammar that this server wrote itself: it is compiled here and now, without limits."""
-        vocabulary = self.read_vocabulary()
-        matcher = self._kept(grammar, tenant, lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
-        assert not matcher.is_error(), matcher.get_error()
-        return matcher
-
-    def _kept(self, grammar: str, tenant: str, new: Callable[[], LLMatcher]) -> LLMatcher:
         known = self._compiled.get(tenant, grammar)
         if known is not None:
             return known
-        matcher = new()
-        self._compiled.add(tenant, grammar, matcher)
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise InvalidParameter(f"`{param}` is too large: its grammar has {len(grammar)} characters.", param=param)
+        self.read_vocabulary()
+        try:
+            place = self._places.wait(tenant, _WAIT_S)
+        except TimeoutError:
+            message = f"No place was free for {_WAIT_S} s to compile `{param}` as a grammar. Send the request again."
+            raise Overloaded(message, retry_after_s=_WAIT_S) from None
+        try:
+            num_bytes = self._trials.num_bytes(grammar, param)
+            matcher = on_large_stack(lambda: self._new(grammar, starts=True))
+            if matcher.is_error():  # some limits depend on the vocabulary
+                why = f"`{param}` cannot be compiled to a grammar: {trial.reason(matcher)}"
+                raise InvalidParameter(why, param=param)
+            return self._keep(grammar, tenant, matcher, num_bytes)
+        finally:
+            place.leave()
+
+    def compile_own(self, grammar: str, tenant: str) -> LLMatcher:
+        """Return a matcher of a grammar that this server wrote itself: it is compiled here and now, without limits."""
+        known = self._compiled.get(tenant, grammar)
+        return known or self._keep(grammar, tenant, self._new(grammar), _BYTES_PER_CHAR * len(grammar))
+
+    def forget(self, grammar: str, tenant: str) -> None:
+        """Compile the grammar anew for its next request: a reply that was too slow has made its tables large."""
+        self._compiled.remove(tenant, grammar)
+
+    def _keep(self, grammar: str, tenant: str, matcher: LLMatcher, num_bytes: int) -> LLMatcher:
+        assert not matcher.is_error(), matcher.get_error()
+        if num_bytes <= MAX_KEPT_BYTES:
+            self._compiled.add(tenant, grammar, matcher, num_bytes)
         with self._lock:
             self.num_compiled += 1
         return matcher
 
-    def _new(self, grammar: str, param: str) -> LLMatcher:
-        if len(grammar) > MAX_GRAMMAR_CHARS:
-            raise InvalidParameter(f"`{param}` is too large: its grammar has {len(grammar)} characters.", param=param)
-        if any(len(_OPTIONAL.findall(regex)) > MAX_OPTIONAL for regex in _regexes(grammar)):
-            message = f"`{param}` has a regular expression with more than {MAX_OPTIONAL} optional pieces (`*`, `?`)."
-            raise InvalidParameter(f"{message} Make it simpler.", param=param)
-        vocabulary = self.read_vocabulary()
-        try:
-            matcher = self._threads.run(lambda: LLMatcher(vocabulary, grammar, log_level=0, limits=_limits()))
-        except TimeoutError:
-            message = f"`{param}` takes more than {_LIMIT_S} s to compile as a grammar. Make it simpler."
-            raise InvalidParameter(message, param=param) from None
-        if matcher.is_error():
-            raise InvalidParameter(f"`{param}` cannot be compiled to a grammar: {_reason(matcher)}", param=param)
+    def _new(self, grammar: str, *, starts: bool = False) -> LLMatcher:
+        """Compile. `starts`: compute the first mask too, which fills tables that all copies share."""
+        max_items = _MAX_ITEMS if trial.is_plain(grammar) or not starts else _MAX_ODD_ITEMS
+        matcher = LLMatcher(
+            self.read_vocabulary(), grammar, log_level=0, limits=trial.parser_limits(grammar, max_items)
+        )
+        if starts and not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()
         return matcher
 
     def read_vocabulary(self) -> LLTokenizer:
@@ -101,6 +117,10 @@ class GrammarCompiler:
         return ExactTokenizer(self._tokenizer, self.vocab_size)
 
     @cached_property
+    def _trials(self) -> "GrammarTrials":
+        return GrammarTrials(self.tokens)
+
+    @cached_property
     def added_tokens(self) -> AddedTokens:
         known = {text: self._tokenizer.token_id(text) for text in sorted(self._tokenizer.marker_tokens)}
         return AddedTokens({text: token_id for text, token_id in known.items() if token_id is not None})
@@ -112,107 +132,109 @@ class CompiledGrammars:
     To make room, the tenant that holds most loses the grammar that it used longest ago.
     """
 
-    def __init__(self, max_grammars: int = MAX_GRAMMARS, max_chars: int = MAX_CHARS):
+    def __init__(self, max_grammars: int = MAX_GRAMMARS, max_bytes: int = MAX_BYTES):
         self._max_grammars = max_grammars
-        self._max_chars = max_chars
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._matchers: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by tenant and text
-        self._num_chars: Counter[str] = Counter()  # by tenant
+        self._matchers: OrderedDict[tuple[str, str], tuple[LLMatcher, int]] = OrderedDict()  # by tenant and text
+        self._num_bytes: Counter[str] = Counter()  # by tenant
         self._num_grammars: Counter[str] = Counter()
 
     def get(self, tenant: str, grammar: str) -> LLMatcher | None:
         with self._lock:
-            if (tenant, grammar) in self._matchers:
-                self._matchers.move_to_end((tenant, grammar))
-            return self._matchers.get((tenant, grammar))
+            if (tenant, grammar) not in self._matchers:
+                return None
+            self._matchers.move_to_end((tenant, grammar))
+            return self._matchers[tenant, grammar][0]
 
-    def add(self, tenant: str, grammar: str, matcher: LLMatcher) -> None:
+    def add(self, tenant: str, grammar: str, matcher: LLMatcher, num_bytes: int) -> None:
         with self._lock:
-            self._count((tenant, grammar), 1 - ((tenant, grammar) in self._matchers))
-            self._matchers[tenant, grammar] = matcher
+            self._drop((tenant, grammar))
+            self._matchers[tenant, grammar] = matcher, num_bytes
+            self._num_grammars[tenant] += 1
+            self._num_bytes[tenant] += num_bytes
             while len(self._matchers) > self._max_grammars:
-                self._drop(self._num_grammars)
-            while self._num_chars.total() > self._max_chars:
-                self._drop(self._num_chars)
+                self._make_room(self._num_grammars)
+            while self._num_bytes.total() > self._max_bytes:
+                self._make_room(self._num_bytes)
 
-    def _drop(self, held: Counter[str]) -> None:
+    def remove(self, tenant: str, grammar: str) -> None:
+        with self._lock:
+            self._drop((tenant, grammar))
+
+    def _make_room(self, held: Counter[str]) -> None:
         [(heaviest, _)] = held.most_common(1)
-        oldest = next(key for key in self._matchers if key[0] == heaviest)
-        del self._matchers[oldest]
-        self._count(oldest, -1)
+        self._drop(next(key for key in self._matchers if key[0] == heaviest))
 
-    def _count(self, key: tuple[str, str], change: int) -> None:
-        tenant, grammar = key
-        self._num_grammars[tenant] += change
-        self._num_chars[tenant] += change * len(grammar)
-        if not self._num_grammars[tenant]:
-            del self._num_grammars[tenant], self._num_chars[tenant]
+    def _drop(self, key: tuple[str, str]) -> None:
+        if key in self._matchers:
+            self._num_bytes[key[0]] -= self._matchers.pop(key)[1]
+            self._num_grammars[key[0]] -= 1
+            if not self._num_grammars[key[0]]:
+                del self._num_grammars[key[0]], self._num_bytes[key[0]]
 
 
-class CompileThreads:
-    """Threads with a large stack, for work that recurses deeply and cannot be stopped. `num_threads` run at most.
+class GrammarTrials:
+    """Processes that try grammars, one each at a time. A process starts when it is needed, and ends with this object.
 
-    A thread that nobody waits for any longer runs to its end, and counts until then.
+    Thread-safe.
     """
 
-    def __init__(self, *, num_threads: int, limit_s: float):
-        self._limit_s = limit_s
-        self._free = threading.Semaphore(num_threads)
-        self._starting = threading.Lock()
+    def __init__(self, tokens: ExactTokenizer):
+        added = {token_id: text.hex() for token_id, text in enumerate(tokens.tokens) if text[:1] == b"\xff"}
+        self._vocabulary = json.dumps([len(tokens.tokens), added, tokens.eos_token_id]).encode()
+        self._idle: list[subprocess.Popen[bytes]] = []
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Return or raise what `work` does. Raises TimeoutError after too long a wait for a thread or for the end."""
-        if not self._free.acquire(timeout=self._limit_s):
-            raise TimeoutError
-        result: Future[T] = Future()
-
-        def run_and_report() -> None:
-            try:
-                value = work()
-            except BaseException as error:  # it is raised in the thread that waits for the result
-                if result.set_running_or_notify_cancel():
-                    result.set_exception(error)
-            else:
-                if result.set_running_or_notify_cancel():
-                    result.set_result(value)
-            finally:
-                self._free.release()
-
-        self._start(run_and_report)
+    def num_bytes(self, grammar: str, param: str) -> int:
+        """Return what the grammar takes. Raises InvalidParameter, naming `param`, if it costs too much or is none."""
+        is_new = not self._idle
+        process = self._start() if is_new else self._idle.pop()
+        assert process.stdin is not None and process.stdout is not None
         try:
-            return result.result(self._limit_s)
-        except TimeoutError:
-            if result.cancel():  # a result that comes too late is dropped: a grammar may take a gigabyte
-                raise
-            return result.result()
+            if is_new:
+                _write(process.stdin, self._vocabulary)
+            _write(process.stdin, grammar.encode("utf-8", "replace"))
+            outcome = json.loads(process.stdout.readline())
+        except (OSError, ValueError) as error:
+            process.kill()
+            process.wait()
+            raise Overloaded("A process that compiles grammars has ended.", retry_after_s=_WAIT_S) from error
+        self._idle.append(process)
+        if outcome["refused"]:
+            raise InvalidParameter(f"`{param}` cannot guide a reply: {outcome['refused']}", param=param)
+        return int(outcome["num_bytes"])
 
-    def _start(self, target: Callable[[], None]) -> threading.Thread:
-        """Start a thread. Threads that start meanwhile get its stack size too, which costs address space only."""
-        with self._starting:
-            usual = threading.stack_size(STACK_BYTES)
-            try:
-                thread = threading.Thread(target=target, name="grammar", daemon=True)
-                thread.start()
-            finally:
-                threading.stack_size(usual)
-        return thread
-
-
-def _regexes(grammar: str) -> Iterator[str]:
-    """All regular expressions of the Lark texts in a grammar."""
-    for part in json.loads(grammar)["grammars"]:
-        yield from (found[1] for found in _LITERAL.finditer(part.get("lark_grammar", "")) if found[1])
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """Return the error without its excerpt of the grammar, of which the client wrote only a part."""
-    lines = (line.strip() for line in matcher.get_error().replace("<non-verbose/>", "").splitlines())
-    return " ".join(line for line in lines if line and not _EXCERPT.match(line))[:_MAX_MESSAGE]
+    def _start(self) -> "subprocess.Popen[bytes]":
+        folders = [str(Path(__file__).parents[2]), *(str(Path(folder).absolute()) for folder in sys.path)]
+        return subprocess.Popen(
+            [sys.executable, "-S", "-P", "-m", trial.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PYTHONPATH": os.pathsep.join(folders)},
+            close_fds=False,  # otherwise this process would be forked, which takes long if it is large
+        )
 
 
-def _limits() -> LLParserLimits:
-    return LLParserLimits(
-        verbose_errors=False,
-        max_items_in_row=_MAX_ROW_ITEMS,
-        step_max_items=_MAX_STEP_ITEMS,
-    )
+def _write(pipe: IO[bytes], text: bytes) -> None:
+    pipe.write(trial.LENGTH.pack(len(text)) + text)
+    pipe.flush()
+
+
+def on_large_stack(work: Callable[[], T]) -> T:
+    """Run work that recurses deeply in a thread of its own. Threads that start meanwhile get its stack size, too."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # it is raised in the thread that waits
+            result.set_exception(error)
+
+    with _STARTING:
+        usual = threading.stack_size(trial.STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    return result.result()

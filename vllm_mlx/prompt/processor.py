@@ -16,6 +16,7 @@ from ..core.tasks import Deadline
 from ..disk.memories import NO_MEMORIES, Memories
 from ..formats import SchemaBudget, Schemas
 from ..guidance.constraint_builder import ConstraintBuilder
+from ..guidance.grammar_compiler import MAX_BYTES
 from ..media.parts import media_parts, replace_media
 from ..media.rendered import RenderedMedia
 from ..media.vision import VisionProcessor
@@ -70,6 +71,7 @@ class RequestProcessor:
         formats: CheckpointFormats,
         max_model_len: int,
         vocab_size: int,
+        max_grammars_bytes: int = MAX_BYTES,
         vision: VisionProcessor | None = None,
         memories: Memories = NO_MEMORIES,
     ):
@@ -89,7 +91,12 @@ class RequestProcessor:
         self._chats = ChatPrompts(tokenizer, template, self.replies, self._window, formats.replies, formats.judge)
         self._changes = PromptChanges(tokenizer.decode, memories.prompts)
         self._constraints = ConstraintBuilder(
-            tokenizer, config, vocab_size=vocab_size, reasoning=formats.judge, tools=formats.replies.calls
+            tokenizer,
+            config,
+            vocab_size=vocab_size,
+            max_grammars_bytes=max_grammars_bytes,
+            reasoning=formats.judge,
+            tools=formats.replies.calls,
         )
 
     @property

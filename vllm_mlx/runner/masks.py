@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 from llguidance.mlx import apply_token_bitmask
 
-from ..core.errors import GenerationError
+from ..core.errors import GenerationError, GrammarLimit
 from ..core.fence import Fence, RowFence
-from ..core.sequence import Sequence
+from ..core.sequence import Constraint, Sequence
 from ..core.step import TokenOutput
-from .row_constraint import Clock, Grace, RowConstraint, thread_time
+from .row_constraint import Clock, RowConstraint, thread_time
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ class Masks:
         """`clock` measures the time that grammars take."""
         self._clock = clock
         self._rows: dict[int, RowConstraint] = {}
-        self._graces: dict[str, Grace] = {}  # by tenant; there are as many as API keys
         self._failed: list[tuple[int, GenerationError]] = []
         self.num_filled = 0
 
@@ -44,9 +43,8 @@ class Masks:
         """Constrain a row, which may have sampled tokens already."""
         if seq.constraint is None:
             return
-        grace = self._graces.setdefault(seq.tenant, Grace())
-        with self._fence(seq.seq_id):
-            self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock, grace)
+        with self._fence(seq.seq_id, seq.constraint):
+            self._rows[seq.seq_id] = RowConstraint(seq.constraint, seq, self._clock)
 
     def drop(self, seq_id: int) -> None:
         self._rows.pop(seq_id, None)
@@ -62,7 +60,7 @@ class Masks:
             row = self._rows.get(token.seq_id)
             if row is None:
                 continue
-            with self._fence(token.seq_id):
+            with self._fence(token.seq_id, row.constraint):
                 row.feed(token.token_id)
 
     def take_failed(self) -> list[tuple[int, GenerationError]]:
@@ -80,18 +78,20 @@ class Masks:
         words = np.full((len(seqs), num_words), _ALL, dtype=np.uint32)
         self.num_filled += len(bound)
         for index, row in bound.items():
-            with self._fence(seqs[index].seq_id) as fence:
+            with self._fence(seqs[index].seq_id, row.constraint) as fence:
                 row.fill(words[index])
             if fence.error is not None:
                 words[index] = _ALL
         return words
 
     @contextmanager
-    def _fence(self, seq_id: int) -> Iterator[Fence]:
+    def _fence(self, seq_id: int, constraint: Constraint) -> Iterator[Fence]:
         with RowFence("all rows but this guided one", is_logged=False) as fence:
             yield fence
         if fence.error is not None:
             self._fail(seq_id, fence.error)
+            if isinstance(fence.error, GrammarLimit) and constraint.forget is not None:
+                constraint.forget()
 
     def _fail(self, seq_id: int, error: Exception) -> None:
         if not isinstance(error, GenerationError):

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.errors import GenerationError, GrammarLimit
 from ..core.sequence import Constraint, ReasoningRule, Sequence, Tag, TagWatch
+from ..guidance.grace import GRACE_S, REFILL, Grace
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]  # (words,); bit i of word w stands for token 32 w + i
 _ALL = np.uint32(0xFFFFFFFF)
@@ -25,24 +26,6 @@ thread_time: Clock = time.thread_time  # processor time of the thread, so that a
 
 TOKEN_S = 0.005  # per token; a large schema over a large vocabulary takes 0.0001 s on average
 START_S = 0.05  # allowance for the first masks of a reply
-GRACE_S = 1.0  # beyond that, for all replies of one tenant together
-REFILL = 0.02  # share of the passing time by which a tenant's grace is refilled
-
-
-class Grace:
-    """The extra time that slow grammars of one tenant may take, over all of its replies."""
-
-    def __init__(self, clock: Clock = time.monotonic):
-        self._clock = clock
-        self._left_s = GRACE_S
-        self._seen_s = clock()
-
-    def spend(self, seconds: float) -> bool:
-        """Take time from the grace. False once it is used up; it is refilled as time passes."""
-        now_s = self._clock()
-        self._left_s = min(GRACE_S, self._left_s + REFILL * (now_s - self._seen_s)) - seconds
-        self._seen_s = now_s
-        return self._left_s >= 0
 
 
 class GrammarTime:
@@ -97,10 +80,10 @@ class _Phase(Enum):
 class RowConstraint:
     """Constrains one reply. It can be rebuilt from its sequence at any time: it feeds the known tokens first."""
 
-    def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time, grace: Grace | None = None):
-        """`clock` measures the grammar's time; time beyond its allowance is taken from `grace`, by default its own."""
-        self._constraint = constraint
-        self._time = GrammarTime(clock, Grace() if grace is None else grace, constraint.param)
+    def __init__(self, constraint: Constraint, seq: Sequence, clock: Clock = thread_time):
+        """`clock` measures the grammar's time. Time beyond its allowance is taken from the constraint's grace."""
+        self.constraint = constraint
+        self._time = GrammarTime(clock, constraint.grace or Grace(), constraint.param)
         self._rule = constraint.reasoning
         self._matcher = self._new_matcher()
         self._names = None if constraint.names is None else constraint.names()
@@ -122,7 +105,7 @@ class RowConstraint:
     @property
     def num_words(self) -> int:
         """Number of 32-bit words of a mask over the vocabulary."""
-        return self._constraint.mask_words
+        return self.constraint.mask_words
 
     @property
     def is_bounding(self) -> bool:
@@ -160,7 +143,7 @@ class RowConstraint:
                 _set(mask, (self._forced[0],))
             case _Phase.REASONING:
                 mask[:] = _ALL
-                _clear(mask, (*self._stop_ids, *self._constraint.barred))
+                _clear(mask, (*self._stop_ids, *self.constraint.barred))
             case _Phase.OPENING:
                 if self._is_text:
                     self._fill_grammar(mask)
@@ -264,7 +247,7 @@ class RowConstraint:
     # The grammar
 
     def _new_matcher(self) -> Any:
-        matcher = self._constraint.matcher
+        matcher = self.constraint.matcher
         return None if matcher is None else matcher.deep_copy()
 
     def _accepts(self, token_id: int) -> bool:
@@ -286,7 +269,7 @@ class RowConstraint:
             message = f"The reply cannot be guided any further: {message}"
             if _WRONG_TOKEN in message:
                 raise GenerationError(message)
-            raise GrammarLimit(message, param=self._constraint.param)
+            raise GrammarLimit(message, param=self.constraint.param)
 
 
 def _set(mask: Mask, token_ids: Iterable[int]) -> None:

@@ -127,7 +127,7 @@ def memory_status(memory: MemoryBudget, report: EngineReport) -> MemoryStatus:
     return {
         "total_bytes": memory.total_bytes,
         "weights_bytes": memory.weights_bytes,
-        "transient_bytes": memory.transient_bytes,
+        "transient_bytes": memory.transient_bytes + memory.grammars_bytes,
         "live_bytes": live_bytes,
         "cache_bytes": cache_bytes,
         "media_bytes": report.media_bytes,

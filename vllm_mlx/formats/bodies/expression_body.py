@@ -18,7 +18,7 @@ _WHITE = re.compile(r"\s+")
 _WORD = re.compile(r"[^\s,:=(){}\[\]\"']+")
 _KEY = re.compile(r"[^\s,:=(){}\[\]\"'<>]{1,256}")
 _PLAIN = re.compile(r"[^\\\"'<\x00-\x1f\ud800-\udfff]+")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\Z", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?\Z", re.ASCII)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_LENGTH = {"x": 2, "u": 4, "U": 8}
 _MAX_WORD = 1024

@@ -14,7 +14,7 @@ from .heads import TagHead
 
 _MAX_HEAD = 256
 _HEAD = re.compile(rf"[^<>\n\ud800-\udfff]{{0,{_MAX_HEAD}}}")
-_ATTRIBUTE = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
+_ATTRIBUTE = re.compile(r"(?<![\w-])([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
 _NAMES = ("name", "tool", "key")
 _MAX_MARGIN = 64  # characters of white space; a closing tag that more of it follows counts in any case
 _OBJECT = "arguments"  # the name of one object of all arguments
