@@ -58,7 +58,6 @@ _SCORES_SHARE = 16  # 1/16 of all memory for the attention scores of a chunk, wh
 _JOIN_SHARE = 16  # at most 1/16 of all memory for a join: a model of few layers needs it only if all memory is in rows
 _FORCED_SHARE = 32  # beyond 1/32 of all memory, a slower kernel that keeps no scores is forced
 _MEDIA_SHARE = 8  # encoded images that are kept take at most an eighth of what rows may take
-_GRAMMARS_SHARE = 64  # 1/64 of all memory for compiled grammars
 _IMAGES_SHARE = 64  # 1/64 of all memory for encoder inputs of recent images, and as much for their pixels
 _MAX_IMAGES_BYTES = 512 << 20
 _RENDERED_SHARE = 256  # 1/256 of all memory for texts and ids of recent images: some 70 kB for a full-HD one
@@ -106,8 +105,9 @@ def serve_checkpoint(
     if vision is not None:
         vision.keep(memories, config.media)
     pool = PromptPool()
-    media = _media_requests(config, vision, thread)
-    preparations = Preparations(processor, media, pool, max_prepare_s=config.max_prepare_s)
+    preparations = Preparations(
+        processor, _media_requests(config, vision, thread), pool, max_prepare_s=config.max_prepare_s
+    )
     return EngineClient(config, processor, thread, pool, preparations, memories)
 
 
@@ -383,7 +383,7 @@ def _memory(config: EngineConfig, measured: MeasuredModel, attention: AttentionC
         encoder_inputs_bytes=0 if images is None else min(_MAX_IMAGES_BYTES, total // _IMAGES_SHARE),
         decoded_bytes=0 if images is None else min(config.media.media_cache_bytes, total // _IMAGES_SHARE),
         rendered_bytes=0 if images is None else min(_MAX_RENDERED_BYTES, total // _RENDERED_SHARE),
-        grammars_bytes=min(MAX_BYTES, total // _GRAMMARS_SHARE),
+        grammars_bytes=min(MAX_BYTES, total // _IMAGES_SHARE),
     )
 
 

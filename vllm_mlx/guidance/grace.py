@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-GRACE_S = 1.0  # for all replies of one tenant together, beyond the allowances of replies
+GRACE_S = 1.0  # seconds for all replies of one tenant together, beyond the allowances of replies
 REFILL = 0.02  # share of the passing time by which a tenant's grace is refilled
 
 

@@ -26,10 +26,10 @@ _WAIT_S = 10  # seconds that a request waits for a free place to compile
 _MAX_COMPILING = 2  # grammars at once, of different tenants: as many as threads that prepare prompts
 MAX_GRAMMARS = 128
 MAX_KEPT_BYTES = 32 << 20  # a grammar that takes more is compiled again for each request
-MAX_BYTES = 256 << 20  # of all grammars that are kept
+MAX_BYTES = 256 << 20  # all grammars that are kept
 _MAX_ITEMS = 200_000  # parser items of a mask: 450 optional properties need 150,000 with 262,144 tokens
 _MAX_ODD_ITEMS = 20_000  # in other grammars, whose rows may be long: their time grows with the square
-_BYTES_PER_CHAR = 12  # of a grammar without odd shapes
+_BYTES_PER_CHAR = 12  # a grammar without odd shapes takes as much
 _STARTING = threading.Lock()
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class GrammarCompiler:
         return known or self._keep(grammar, tenant, self._new(grammar), _BYTES_PER_CHAR * len(grammar))
 
     def forget(self, grammar: str, tenant: str) -> None:
-        """Compile the grammar anew for its next request: a reply that was too slow has made its tables large."""
+        """Compile the grammar again for its next request: a reply that was too slow has made its tables large."""
         self._compiled.remove(tenant, grammar)
 
     def _keep(self, grammar: str, tenant: str, matcher: LLMatcher, num_bytes: int) -> LLMatcher:

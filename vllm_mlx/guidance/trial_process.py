@@ -31,7 +31,7 @@ _TOO_LARGE = 4  # exit status
 _WRONG_TOKEN = "doesn't satisfy the grammar"
 _EXCERPT = re.compile(r"\d+ \||\^+$")
 _MAX_MESSAGE = 400
-_MAX_ITEMS = 20_000  # of a mask; their time grows with the square of those in one row
+_MAX_ITEMS = 20_000  # parser items of a mask; their time grows with the square of those in one row
 _PLAIN = re.compile(r'\{"grammars": \[\{"lark_grammar": "start: r0\\nr0: %json ')
 
 
