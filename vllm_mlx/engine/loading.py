@@ -104,10 +104,8 @@ def serve_checkpoint(
     )
     if vision is not None:
         vision.keep(memories, config.media)
-    pool = PromptPool()
-    preparations = Preparations(
-        processor, _media_requests(config, vision, thread), pool, max_prepare_s=config.max_prepare_s
-    )
+    media = _media_requests(config, vision, thread)
+    preparations = Preparations(processor, media, pool := PromptPool(), max_prepare_s=config.max_prepare_s)
     return EngineClient(config, processor, thread, pool, preparations, memories)
 
 
