@@ -17,7 +17,7 @@ from .api.text import well_formed, well_formed_json
 from .core.config import EngineConfig
 from .core.events import Failed, FinishReason, TokenLogprob, Usage
 from .core.request import Request, SamplingParams
-from .core.tasks import together
+from .core.tasks import call_at_exit, together
 from .engine.disk import open_disk
 from .engine.loading import start_engine
 
@@ -60,7 +60,8 @@ class RequestOutput:
 
 
 class LLM:
-    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use a `with` block, or `close` it.
+    """A loaded checkpoint. Keyword arguments are the fields of EngineConfig. Use a `with` block, or `close` it, to free
+    it before the program ends.
 
     Nothing is kept on disk, unless `cache_disk_bytes` is given.
 
@@ -77,6 +78,7 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
+        call_at_exit(self.close)
 
     def generate(
         self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | None = None

@@ -27,7 +27,7 @@ def test_help_names_every_flag() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys, vllm_mlx.cli.main as main\n"
+        "import sys, vllm_mlx.cli.commands as main\n"
         "try: main.app(['serve', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'mlx', 'mlx_lm', 'numpy', 'transformers', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvicorn'}\n"
@@ -39,7 +39,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_port_is_checked_before_anything_heavy_is_loaded() -> None:
     code = (
-        "import sys, vllm_mlx.cli.main, vllm_mlx.server.run\n"
+        "import sys, vllm_mlx.cli.commands, vllm_mlx.server.run\n"
         "sys.exit(','.join({'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)) or 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

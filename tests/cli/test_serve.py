@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -37,14 +38,63 @@ def paste(printed: str, **replaced: str) -> dict[str, object]:
         return parsed
 
 
-def test_the_printed_request_is_answered_and_ctrl_c_ends_the_server(checkpoint: Callable[..., Path]) -> None:
-    with served(str(checkpoint("qwen3")), "--served-model-name", "tiny one") as (process, printed):
+def test_the_printed_request_is_answered_and_ctrl_c_ends_the_server(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        served(str(checkpoint("qwen3")), "--served-model-name", "tiny one", stderr=stderr) as (process, printed),
+    ):
         assert re.search(r"qwen3, 1\.\d MB of weights", printed)
         reply = paste(printed)
         assert reply["model"] == "tiny one"
         assert reply["usage"]["completion_tokens"] <= 5  # type: ignore[index]
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
+    *_, stopping, last = log.read_text().splitlines()
+    assert stopping.endswith("Ctrl-C again ends them now.") and last.endswith("INFO Stopped.")
+
+
+EARLY = """
+import sys
+sys.addaudithook(lambda event, given: event == "import" and given[0] == "{module}" and print("here", flush=True))
+from vllm_mlx.cli.main import main
+main()
+"""
+
+
+def early(stop: signal.Signals, module: str, command: str = "serve", after_s: float = 0) -> tuple[int, str]:
+    """The exit code of a command that gets a signal `after_s` after it began to import the module, and its errors."""
+    started = [sys.executable, "-c", EARLY.format(module=module), command, *(["--port", "0"] * (command == "serve"))]
+    process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != "here\n":
+        assert process.poll() is None
+    time.sleep(after_s)
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("module", ["typer", "mlx.core"])
+@pytest.mark.parametrize(
+    ("stop", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.DONE), (signal.SIGHUP, 0)]
+)
+def test_a_signal_during_the_start_ends_it_at_once(stop: signal.Signals, code: int, module: str) -> None:
+    assert early(stop, module)[0] == code
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", range(10))
+def test_ctrl_c_at_any_moment_of_the_start(moment: int) -> None:
+    code, err = early(signal.SIGINT, "mlx.core", after_s=moment / 4)
+    assert code == ExitCode.INTERRUPTED or (code == ExitCode.DONE and "running replies" in err)
+
+
+def test_ctrl_c_while_another_command_starts_shows_no_traceback() -> None:
+    assert early(signal.SIGINT, "typer", "status") == (ExitCode.INTERRUPTED, "")
 
 
 def test_a_key_from_the_environment_is_asked_for_and_not_printed(checkpoint: Callable[..., Path]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.rows import row
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, Overloaded
+from vllm_mlx.core.errors import ContextLengthExceeded, EngineDead, InvalidParameter, ShuttingDown
 from vllm_mlx.core.events import Failed, Finished, FinishReason, PromptProgress, Started, TextDelta
 from vllm_mlx.core.request import Request, SamplingParams
 from vllm_mlx.engine.client import EngineClient
@@ -193,11 +193,12 @@ def test_shutdown_drains_then_fails_what_is_left(checkpoint):
         await until_running(engine)
         draining = asyncio.create_task(engine.shutdown(drain_s=600))
         assert isinstance(last(await short), Finished)
-        with pytest.raises(Overloaded):
+        with pytest.raises(ShuttingDown):
             await engine.submit(request())
         assert not draining.done() and not long.done()
         await engine.shutdown(drain_s=0)
-        assert isinstance((await long)[-1][1], Failed)
+        cut = (await long)[-1][1]
+        assert isinstance(cut, Failed) and isinstance(cut.error, ShuttingDown)
         await draining
 
     asyncio.run(run())

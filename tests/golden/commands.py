@@ -6,7 +6,7 @@ from typing import Any, get_args
 import typer
 from typer.core import TyperArgument
 
-from vllm_mlx.cli.main import app
+from vllm_mlx.cli.commands import app
 from vllm_mlx.cli.settings import env_name, settings_fields
 
 

@@ -11,6 +11,7 @@ from vllm_mlx.core.errors import (
     GenerationError,
     GrammarLimit,
     Overloaded,
+    ShuttingDown,
     TimeLimit,
     TooManyRequests,
 )
@@ -108,6 +109,7 @@ SCRIPTS: dict[str, Script] = {
     "overloaded": (STARTED, TextDelta("Half "), Failed(Overloaded("Busy.", retry_after_s=2))),
     "too many": (STARTED, TextDelta("Half "), Failed(TooManyRequests("Busy.", retry_after_s=2))),
     "grammar limit": (STARTED, TextDelta("Half "), Failed(GrammarLimit("Too much.", param="tools"))),
+    "shutting down": (STARTED, TextDelta("Half "), Failed(ShuttingDown())),
     "engine dead": (STARTED, TextDelta("Half "), Failed(EngineDead("It has ended."))),
     "aborted": (STARTED, TextDelta("Half "), _ends(FinishReason.ABORT)),
 }

@@ -13,7 +13,7 @@ from scripts.generate_docs import PAGES, render
 from tests.project.sources import ROOT
 from vllm_mlx.cli.client_table import CLIENTS
 from vllm_mlx.cli.clients import Target
-from vllm_mlx.cli.main import app
+from vllm_mlx.cli.commands import app
 from vllm_mlx.cli.settings import POSITIONAL, env_name, flag_name, settings_fields
 from vllm_mlx.core.errors import setting
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_mlx.core.config import ModelInfo
-from vllm_mlx.core.errors import EngineDead, GenerationError, Overloaded, VLLMMLXError
+from vllm_mlx.core.errors import EngineDead, ShuttingDown, VLLMMLXError
 from vllm_mlx.core.events import Failed, Finished, FinishReason, GenerationEvent, Started, TextDelta, Usage
 from vllm_mlx.core.receipt import PromptChange
 from vllm_mlx.core.request import Request
@@ -48,6 +48,7 @@ def hello(request: Request, index: int) -> Script:
 class FakeEngine:
     play: Play = hello
     refuse: VLLMMLXError | None = None
+    prepares_for_ever: bool = False
     dead: str | None = None
     prompt_change: PromptChange | None = None
     info: ModelInfo = field(
@@ -89,10 +90,12 @@ class FakeEngine:
         if self.dead is not None:
             raise EngineDead(self.dead)
         if self.shutdowns:
-            raise Overloaded("The server is shutting down.", retry_after_s=5)
+            raise ShuttingDown
         if self.refuse is not None:
             raise self.refuse
         self.requests.append(request)
+        if self.prepares_for_ever:
+            await asyncio.Event().wait()
         self.running.add(request.request_id)
         generation = FakeGeneration(self, request)
         self.generations.append(generation)
@@ -113,7 +116,7 @@ class FakeEngine:
         if waits:
             await asyncio.wait([asyncio.create_task(wait) for wait in waits], timeout=drain_s)
         for generation in self.generations:
-            generation.fail(GenerationError("The server is shutting down."))
+            generation.fail(ShuttingDown())
 
 
 class FakeGeneration:

@@ -87,7 +87,53 @@ def test_what_does_not_finish_in_time_is_told(stream: bool) -> None:
     [answer] = answers
     body = answer.text.split("data: ")[-1] if stream else answer.text
     assert json.loads(body)["error"]["message"] == "The server is shutting down."
-    assert answer.status_code == (200 if stream else 500)
+    assert json.loads(body)["error"]["code"] == "shutting_down"
+    assert answer.status_code == (200 if stream else 503)
+
+
+PATHS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {**CHAT, "model": "tiny", "max_tokens": 9},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+def _code(answer: dict[str, Any]) -> str:
+    """In each protocol's place."""
+    error = answer["error"]
+    found: str = error["details"]["error_code"] if answer.get("type") == "error" else error["code"]
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_whose_prompt_is_prepared_is_refused_at_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(prepares_for_ever=True)
+    answers: list[httpx.Response] = []
+    with caplog.at_level(logging.ERROR), serving(engine, drain_s=30) as server, server.http() as client:
+        asking = threading.Thread(target=lambda: answers.append(client.post(path, json=PATHS[path])))
+        asking.start()
+        eventually(lambda: bool(engine.requests))
+        server.server.should_exit = True
+        asking.join(30)
+    [answer] = answers
+    assert (answer.status_code, _code(answer.json())) == (503, "shutting_down")
+    assert int(answer.headers["retry-after"]) > 0 and answer.headers["x-request-id"]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_whose_body_has_not_come_is_refused_at_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    whole = post_bytes(path, json.dumps(PATHS[path]))
+    with caplog.at_level(logging.ERROR), serving(FakeEngine()) as server, server.connect() as connection:
+        connection.sendall(whole[:-9])
+        with server.http() as client:
+            eventually(lambda: bool(client.get("/health").is_success))
+        server.server.should_exit = True
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b" 503 " in head.splitlines()[0]
+    assert _code(json.loads(body)) == "shutting_down"
+    assert not caplog.records
 
 
 SERVE = """
@@ -146,7 +192,9 @@ STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 def test_a_signal_ends_an_idle_server_with_exit_code_0(stop: signal.Signals) -> None:
     with process(drain_s=3600) as (server, _):
         server.send_signal(stop)
-        line = f"vllm_mlx.server.run {stop.name}: running replies get 3600 seconds to finish"
+        line = (
+            f"vllm_mlx.server.run {stop.name}: running replies get 3600 seconds to finish. Ctrl-C again ends them now."
+        )
         assert ended(server) == (0, "[3600]", [line])
 
 

@@ -11,6 +11,7 @@ from .replies import ErrorText, Reply, given
 INVALID_REQUEST, SERVER_ERROR, API_ERROR = "invalid_request_error", "server_error", "api_error"
 RATE_LIMIT, OVERLOADED = "rate_limit_error", "overloaded_error"
 UNKNOWN_PARAMETER = "unknown_parameter"
+SHUTTING_DOWN = core.ShuttingDown.code
 UNTHREADED = "thread_unsupported_request"  # Anthropic's package then sends the complete conversation
 
 # Codes by pydantic's error types.
@@ -109,6 +110,7 @@ class _Kind:
 # The first class that an error is an instance of counts. Clients repeat requests that fail with 5xx, 408, 409 or 429.
 _BY_CLASS: tuple[tuple[type[core.VLLMMLXError], _Kind], ...] = (
     (core.TooManyRequests, _Kind(429, RATE_LIMIT, RATE_LIMIT, response_code="rate_limit_exceeded")),
+    (core.ShuttingDown, _Kind(503, OVERLOADED, OVERLOADED, response_code=SHUTTING_DOWN)),
     (core.Overloaded, _Kind(503, OVERLOADED, OVERLOADED, response_code="rate_limit_exceeded")),
     (core.ModelNotFound, _Kind(404, INVALID_REQUEST, "not_found_error")),
     (core.TimeLimit, _Kind(422, INVALID_REQUEST, INVALID_REQUEST)),
@@ -219,7 +221,7 @@ class AnthropicEnvelope(Envelope):
         return error.message
 
     def _body(self, kind: _Kind, message: str, param: str | None, code: str | None) -> AnthropicError:
-        details = AnthropicErrorDetails(error_code=code) if code == UNTHREADED else None
+        details = AnthropicErrorDetails(error_code=code) if code in (UNTHREADED, SHUTTING_DOWN) else None
         error = AnthropicErrorDetail(type=kind.anthropic, message=message, **given(details=details))
         return AnthropicError(type="error", error=error)
 

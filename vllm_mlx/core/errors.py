@@ -14,6 +14,7 @@ VLLMMLXError
 │   ├── ModelNotFound
 │   ├── TimeLimit          the request took longer than the server allows
 │   └── Overloaded         the client may try again after `retry_after_s`
+│       ├── ShuttingDown   the server ends, and has refused the request or cut its reply
 │       └── TooManyRequests  this client, or all clients together, sent too many requests
 └── GenerationError        this generation failed on the server; others continue
     ├── GrammarLimit       the client's grammar takes more time than one reply may use
@@ -129,6 +130,13 @@ class Overloaded(RequestError):
     def __init__(self, message: str, *, retry_after_s: float):
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(Overloaded):
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", retry_after_s=5)
 
 
 class TooManyRequests(Overloaded):

@@ -1,10 +1,14 @@
 """Work whose result somebody waits for: its time limit, several tasks at once, and work on another thread."""
 
 import asyncio
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 from .errors import Cancelled, TimeLimit
 from .fence import clear_locals
@@ -50,6 +54,23 @@ def settle(result: "Future[T]", work: Callable[[], T]) -> None:
         result.set_result(work())
     except BaseException as error:  # the error belongs to the thread that waits
         result.set_exception(error)
+
+
+def call_at_exit(method: Callable[[], object]) -> None:
+    """Call the bound method when the main thread has ended and daemon threads still run, if its object is alive then.
+
+    A daemon thread that is inside of a library when Python ends would make the library abort the process.
+    """
+    reference = WeakMethod(method)
+
+    def call() -> None:
+        try:
+            if (alive := reference()) is not None:
+                alive()
+        except KeyboardInterrupt:  # a second Ctrl-C does not wait
+            os._exit(128 + signal.SIGINT)
+
+    threading._register_atexit(call)  # type: ignore[attr-defined]  # atexit's own functions are called too late
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from ..cache.stats import Entry
 from ..core.config import EngineConfig
-from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, VLLMMLXError
+from ..core.errors import ContextLengthExceeded, EngineDead, Overloaded, ShuttingDown, VLLMMLXError
 from ..core.fence import Fence
 from ..core.receipt import Expectation
 from ..core.request import Request
@@ -189,7 +189,7 @@ class EngineClient:
         while self._generations and not self.is_dead and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self._has_drained = True
-        self._fail_all(EngineDead("The server is shutting down."))
+        self._fail_all(ShuttingDown())
         await asyncio.to_thread(wait, set(self._trims), _TRIM_S)  # before what they leave is written to disk
         await asyncio.to_thread(self._thread.stop, _STOP_S, save_s)
         self._awake.close()
@@ -210,7 +210,7 @@ class EngineClient:
         if (hanging := self._monitor.hanging()) is not None:
             raise Overloaded(hanging, retry_after_s=_HANGING_RETRY_S)
         if self._is_closing:
-            raise Overloaded("The server is shutting down.", retry_after_s=5)
+            raise ShuttingDown()
 
     # -- the life of a request
 

@@ -3,6 +3,7 @@
 Other threads only send messages, which the thread handles between two steps.
 """
 
+import ctypes
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from ..core.faults import MAX_FAULTS, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepOutput, StepPlan
-from ..core.tasks import settle
+from ..core.tasks import call_at_exit, settle
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
@@ -32,6 +33,7 @@ from .monitoring.status import image_status
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOOK_S = 0.5  # between two looks at what settled state is to be written, while requests run
+_EXIT_S = 60.0  # at the end of the process, for the running step or the part of loading that cannot be interrupted
 _IDLE_S = 1.0  # without work, the thread looks this often whether other programs lack memory
 Deliver = Callable[[list[SequenceUpdate]], None]
 
@@ -278,6 +280,7 @@ class EngineThread:
 
     def start(self) -> None:
         """Load on the engine thread and wait for it. Raises the error of loading."""
+        call_at_exit(self._end_with_process)
         self._thread.start()
         self.facts = self._loaded.result()
 
@@ -325,9 +328,18 @@ class EngineThread:
         self._inbox.put(None)
         self._ended.wait(None if timeout_s is None else timeout_s + save_s)
 
+    def _end_with_process(self) -> None:
+        """Leave MLX before Python ends, also in the middle of loading."""
+        if self._thread.ident is not None and not self._loaded.done():
+            thread = ctypes.c_ulong(self._thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
+        self.stop(_EXIT_S)
+
     def _run(self) -> None:
-        self._work()
-        self._ended.set()
+        try:
+            self._work()
+        finally:
+            self._ended.set()
         threading.Event().wait()  # MLX aborts a process that exits soon after a thread that used it, so this one stays
 
     def _work(self) -> None:

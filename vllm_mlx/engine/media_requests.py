@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.errors import GenerationError, InvalidDocument, VLLMMLXError
+from ..core.errors import GenerationError, InvalidDocument, ShuttingDown, VLLMMLXError
 from ..core.messages import DocumentPart, MediaPart, ShownPart, TextPart
 from ..core.request import Request
 from ..core.tasks import Deadline
@@ -72,7 +72,7 @@ class MediaRequests:
         try:
             loop.call_soon_threadsafe(self._start, salt, part, inputs)
         except RuntimeError:  # the loop is closed
-            inputs.fail(GenerationError("The server is shutting down."))
+            inputs.fail(ShuttingDown())
 
     def _start(self, salt: str, part: MediaPart, inputs: MediaInputs) -> None:
         assert self._vision is not None, "it has encoder inputs"

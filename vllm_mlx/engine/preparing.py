@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.errors import Cancelled, Overloaded, setting
+from ..core.errors import Cancelled, ShuttingDown, setting
 from ..core.fair_queue import FairQueue, Place
 from ..core.fence import clear_locals
 from ..core.messages import Part, ReasoningPart, TextPart, ToolResultPart
@@ -36,7 +36,6 @@ MAX_HUNG = 8  # threads; until then, each is replaced
 HANG_SLACK_S = 10.0  # how much longer than the deadline a single call into a library may take
 _WITHOUT_DEADLINE_S = 60.0  # from the start of work that nobody waits for; it counts as hung afterwards
 _LOOK_S = 5.0  # between two looks at whether a hung thread made room
-_RETRY_S = 5.0  # time after which a client may retry if the pool is shut down
 
 
 class Preparations:
@@ -206,7 +205,7 @@ class PromptPool:
         self._changed = changed
 
     async def run(self, work: Callable[[], T], *, tenant: str, deadline: Deadline | None, is_long: bool = False) -> T:
-        """Raises what `work` raises, what the deadline raises, which counts from now on, and Overloaded at shutdown.
+        """Raises what `work` raises, what the deadline raises, which counts from now on, and ShuttingDown at shutdown.
 
         Work that did not begin before that, or before the caller was cancelled, is dropped.
         """
@@ -224,7 +223,7 @@ class PromptPool:
             result.cancel()
 
     def submit(self, function: Callable[..., T], *args: Any, tenant: str = "") -> "Future[T]":
-        """Add work for which no request waits. Its failure is logged. Raises Overloaded after shutdown."""
+        """Add work for which no request waits. Its failure is logged. Raises ShuttingDown after shutdown."""
         result = self._add(partial(function, *args), tenant, None, False)
         result.add_done_callback(_log_failure)
         return result
@@ -241,9 +240,9 @@ class PromptPool:
         return f"{len(hung)} threads that prepare prompts hang{place_in(stack_of(hung[0].thread_id))}."
 
     def shutdown(self) -> None:
-        """Work that has not started fails with Overloaded."""
+        """Work that has not started fails with ShuttingDown."""
         for queue in (self._short, self._long):
-            queue.close(_shut_down)
+            queue.close(ShuttingDown)
         self._threads.shutdown(wait=False)
 
     def _add(self, work: Callable[[], T], tenant: str, deadline: Deadline | None, is_long: bool) -> "Future[T]":
@@ -295,16 +294,12 @@ def _nobody_watches(_: bool) -> None:
 
 def _log_failure(done: "Future[Any]") -> None:
     error = None if done.cancelled() else done.exception()
-    if error is not None and not isinstance(error, Overloaded):
+    if error is not None and not isinstance(error, ShuttingDown):
         logger.error("Work for which no request waits has failed", exc_info=error)
 
 
 def _refuse() -> None:
-    raise _shut_down()
-
-
-def _shut_down() -> Overloaded:
-    return Overloaded("The server is shutting down.", retry_after_s=_RETRY_S)
+    raise ShuttingDown()
 
 
 def stack_of(thread_id: int | None) -> traceback.StackSummary:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..core.config import MediaConfig
-from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, Overloaded, setting
+from ..core.errors import InvalidDocument, InvalidImage, InvalidVideo, ShuttingDown, setting
 from ..core.fair_queue import FairThreads
 from ..core.fence import clear_locals
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
@@ -136,7 +136,7 @@ class MediaLoader:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
-            return Overloaded("The server is shutting down.", retry_after_s=5)
+            return ShuttingDown()
 
     # -- on the loader's own loop
 

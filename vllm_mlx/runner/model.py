@@ -12,8 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model as load_text_model
 
 from ..cache import layers, snapshot
 from ..cache.footprint import footprint
@@ -25,6 +23,8 @@ from ..core.sequence import MediaItem, Sequence
 from ..tokens.remote_code import remote_code
 from .checkpoint import Checkpoint
 from .kernels import kernel_fault
+from .libraries import load_model as load_text_model
+from .libraries import make_prompt_cache
 from .vision_inputs import Features, ImageMask, chunk_positions, encode, text_delta
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from ..engine.client import EngineClient
 from .bodies import BodyLimit
 from .config import ServerConfig
 from .connection import refuse_connection
+from .ending import EndMiddleware, OpenRequests
 from .error_handlers import HANDLERS
 from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
 from .log import RECEIPT_HEADER, UNKNOWN_HEADER, RequestLog
@@ -36,19 +37,20 @@ def create_app(
     """`responses`: keeps stored responses for the next start. `recorder`: the result of `open_recorder`; the
     application closes it when it ends.
     """
-    recent, history = Recent(), History()
+    recent, history, requests = Recent(), History(), OpenRequests()
 
     # FastAPI's pages of documentation are off, since they load scripts from the internet.
     app = FastAPI(
         title="vllm-mlx",
         version=__version__,
         openapi_url=None,
-        middleware=_middleware(config, recent, recorder),
+        middleware=_middleware(config, recent, recorder, requests),
         exception_handlers=HANDLERS,
         lifespan=lambda _: _lifespan(history.following(engine.status), recorder),
     )
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.config = config
+    app.state.open_requests = requests
     app.state.search = None if config.web_search is None else SearchClient(config.web_search)
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))
@@ -75,11 +77,13 @@ async def _lifespan(
         await asyncio.to_thread(recorder.close)
 
 
-def _middleware(config: ServerConfig, recent: Recent, recorder: RequestRecorder | None) -> list[Middleware]:
+def _middleware(
+    config: ServerConfig, recent: Recent, recorder: RequestRecorder | None, requests: OpenRequests
+) -> list[Middleware]:
     """List the middlewares from the outside in. They are plain ASGI: Starlette's base class costs time per event and
     hides disconnects.
     """
-    layers = [Middleware(RequestLog, recent=recent, recorder=recorder)]
+    layers = [Middleware(RequestLog, recent=recent, recorder=recorder), Middleware(EndMiddleware, requests=requests)]
     layers += [Middleware(GuardMiddleware, guard=partial(refuse_connection, config.connections))]
     layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
     if config.cors_origins:

@@ -23,6 +23,7 @@ from .connection import GuardedProtocol, allow_open_files
 
 if TYPE_CHECKING:  # the port is checked before anything heavy is loaded
     from ..engine.client import EngineClient
+    from .ending import OpenRequests
 
 logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -120,6 +121,7 @@ class EngineServer(uvicorn.Server):
         )
         super().__init__(config)
         self._engine = engine
+        self._requests: OpenRequests = app.state.open_requests
         self._drain_s = drain_s
         self._on_start = started
         self._tick = tick
@@ -166,7 +168,9 @@ class EngineServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._stopped_by is not None:
-            logger.info("%s: running replies get %g seconds to finish", self._stopped_by.name, self._drain_s)
+            message = "%s: running replies get %g seconds to finish. Ctrl-C again ends them now."
+            logger.info(message, self._stopped_by.name, self._drain_s)
+        self._requests.refuse()
         drain = asyncio.create_task(self._engine.shutdown(self._drain_s))
         while not drain.done() and not self.force_exit:
             await asyncio.wait({drain}, timeout=0.1)
@@ -174,6 +178,7 @@ class EngineServer(uvicorn.Server):
             drain.cancel()
             await asyncio.gather(drain, return_exceptions=True)
             await self._engine.shutdown(0)
+        self._requests.refuse()  # what came meanwhile
         self.force_exit = False  # the engine has ended: only the last event of each stream remains
         await super().shutdown(sockets)
 
