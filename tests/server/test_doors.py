@@ -143,3 +143,75 @@ def test_no_key_is_logged_or_shown(caplog: pytest.LogCaptureFixture) -> None:
     assert "vllm_mlx.requests" in {record.name for record in caplog.records}
     assert "s3cret" not in caplog.text
     assert "s3cret" not in repr(ServerConfig(served_model_names=("tiny",), api_keys=unnamed_keys(["s3cret"])))
+
+
+EVERYTHING = [
+    ("GET", "/health"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/status/stream"),
+    ("GET", "/v1/cache"),
+    ("DELETE", "/v1/cache"),
+    ("POST", "/v1/requests/anything/cancel"),
+    ("POST", "/v1/responses/resp_anything/cancel"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/messages"),
+    ("OPTIONS", "/v1/chat/completions"),
+    ("GET", "/page/nothing.js"),
+]
+FOREIGN: list[list[tuple[str, str]]] = [
+    [("origin", "http://evil.example")],
+    [("origin", "null")],
+    [("origin", "http://127.0.0.1:1")],
+    [("origin", "http://llm.example.evil.example")],
+    [("origin", "http://evil.example"), ("sec-fetch-site", "none")],
+    [("sec-fetch-site", "cross-site")],
+    [("sec-fetch-site", "same-site")],
+    [("origin", "http://{host}"), ("origin", "http://evil.example")],
+    [("origin", "http://{host}"), ("sec-fetch-site", "cross-site")],
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_pages_of_other_origins_reach_nothing(server: Running, headers: list[tuple[str, str]]) -> None:
+    own = f"127.0.0.1:{server.port}"
+    with server.http(headers=[(name, value.replace("{host}", own)) for name, value in headers]) as client:
+        for method, path in EVERYTHING:
+            answer = client.request(method, path, **({"json": MESSAGE} if method == "POST" else {}))
+            assert answer.status_code == 403, (method, path)
+            assert "--cors-origin" in answer.json()["error"]["message"]
+    assert not server.engine.running
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"sec-fetch-site": "none"}, {"origin": "http://{host}", "sec-fetch-site": "same-origin"}],
+)
+def test_programs_and_the_servers_own_page_are_answered(server: Running, headers: dict[str, str]) -> None:
+    own = f"127.0.0.1:{server.port}"
+    with server.http(headers={name: value.replace("{host}", own) for name, value in headers.items()}) as client:
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_a_link_leads_to_the_page_from_anywhere_and_to_nothing_else(server: Running) -> None:
+    with server.http(headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/v1/status/stream").status_code == 403
+
+
+def test_allowed_origins_may_ask_and_no_others() -> None:
+    with serving(FakeEngine(), cors_origins=("https://app.example",)) as server, server.http() as client:
+        site = {"sec-fetch-site": "cross-site"}
+        for origin, status in (("https://app.example", 200), ("https://other.example", 403)):
+            answer = client.post("/v1/chat/completions", json=CHAT, headers={"origin": origin, **site})
+            assert answer.status_code == status
+        assert client.get("/v1/models", headers=site).status_code == 403
+    with serving(FakeEngine(), cors_origins=("*",)) as server, server.http() as client:
+        assert client.get("/v1/models", headers={"origin": "null", **site}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/unknown", "/health", "/page/nothing.js"])
+def test_no_page_can_take_an_answer_for_a_script_or_an_image(server: Running, path: str) -> None:
+    with server.http() as client:
+        headers = client.get(path).headers.multi_items()
+    assert headers.count(("x-content-type-options", "nosniff")) == 1
+    assert headers.count(("cross-origin-resource-policy", "same-origin")) == 1

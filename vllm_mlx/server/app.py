@@ -18,7 +18,7 @@ from .config import ServerConfig
 from .connection import refuse_connection
 from .ending import EndMiddleware, OpenRequests
 from .error_handlers import HANDLERS
-from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, own_names
+from .guards import METRICS_PATH, GuardMiddleware, HostCheck, KeyCheck, RateLimit, SiteCheck, own_names
 from .log import RECEIPT_HEADER, UNKNOWN_HEADER, RequestLog
 from .recorder import RequestRecorder
 from .responses import responses_routes
@@ -86,6 +86,7 @@ def _middleware(
     layers = [Middleware(RequestLog, recent=recent, recorder=recorder), Middleware(EndMiddleware, requests=requests)]
     layers += [Middleware(GuardMiddleware, guard=partial(refuse_connection, config.connections))]
     layers += [Middleware(GuardMiddleware, guard=HostCheck((*own_names(), *config.host_names)))]
+    layers += [Middleware(GuardMiddleware, guard=SiteCheck(config.cors_origins))]
     if config.cors_origins:
         layers.append(
             Middleware(

@@ -72,6 +72,31 @@ class HostCheck:
         return name in self._names or ANY in self._names or name.endswith(".localhost") or is_address(name)
 
 
+class SiteCheck:
+    """Answers 403 to requests from web pages of other origins, which could start or end work without reading the reply.
+
+    Browsers name the page's origin, or say that it is another one; other programs say nothing. A link may lead to `/`.
+    """
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def __call__(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        origins, site = headers.getlist("origin"), headers.get("sec-fetch-site", "none")
+        foreign = [origin for origin in origins if origin.partition("://")[2] not in headers.getlist("host")]
+        is_link = scope["path"] == "/" and not origins and headers.get("sec-fetch-mode") == "navigate"
+        is_own = not foreign and site in ("none", "same-origin")
+        if is_own or is_link or ANY in self._origins or (origins and self._origins.issuperset(origins)):
+            return None
+        origin = shown(foreign[0]) if foreign else "ORIGIN"
+        message = (
+            "A web page of another origin sent this request. To let it use the server, start the server with "
+            f"{setting('cors_origin')} {origin}."
+        )
+        return http_error(scope["path"], 403, message)
+
+
 def own_names() -> tuple[str, ...]:
     """The names of this machine in its network."""
     name = _bare(socket.gethostname())

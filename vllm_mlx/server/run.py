@@ -116,6 +116,7 @@ class EngineServer(uvicorn.Server):
             lifespan="on",
             ws="none",
             server_header=False,
+            headers=[("x-content-type-options", "nosniff"), ("cross-origin-resource-policy", "same-origin")],
             timeout_keep_alive=KEEP_CONNECTION_S,
             timeout_graceful_shutdown=LAST_EVENTS_S,
         )
