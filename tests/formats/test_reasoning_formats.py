@@ -124,7 +124,7 @@ CALL = [ToolCallStart(0, "c0", "f"), ToolCallDelta(0, '{"a": "x"}'), ToolCallEnd
         (HARMONY_CALL.replace("commentary to=functions.f", "analysis to=f"), CALL),
         ('<|start|>assistant to=f<|channel|>commentary json<|message|>{"a": "x"}<|call|>', CALL),
         ('to=f<|channel|>commentary <|constrain|>json<|message|>{"a": "x"}<|call|>', CALL),
-        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", [Text("Hi")]),
+        ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", [Reasoning("Hi")]),
         ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", [Reasoning("print(1)")]),
         (
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",

@@ -11,7 +11,8 @@ from functools import lru_cache
 from . import call_formats as calls
 from . import layouts
 from .bodies import BodyStatus
-from .bodies.compose import choice, several, suffix
+from .bodies.compose import choice, several
+from .bodies.message_header import suffix
 from .family import (
     Calls,
     Family,

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from .bodies import NewBody
-from .bodies.compose import ChannelBody, Listing, after, harmony_route, header, recipient_route, several
+from .bodies.compose import Listing, after, several
 from .bodies.expression_body import PYTHON, Dialect, ExpressionBody
 from .bodies.json_body import JsonBody
+from .bodies.message_header import HEADER_TAGS, ChannelBody, harmony_route, header, recipient_route
 from .bodies.xml_body import XmlBody, XmlTags
 from .family import (
     CallKind,
@@ -80,7 +81,8 @@ def xml(tags: XmlTags) -> NewBody:
 
 def xml_format(tags: XmlTags, open: str, *closes: str) -> ToolFormat:
     """Read calls in a row between `open` and `closes`; a model may leave `open` out."""
-    alone = Opening(tags.function, xml(tags), keeps_marker=True, needs_tools=True)
+    is_common = tags.function in ("<invoke", "<function=")
+    alone = Opening(tags.function, xml(tags), keeps_marker=True, needs_tools=is_common)
     return ToolFormat((Opening(open, xml(tags)), alone), closes, inner_tags=tags.texts)
 
 
@@ -90,10 +92,18 @@ def xml_section(tags: XmlTags, open: str, close: str, kind: str = "") -> Calls:
     return Calls(xml_format(tags, open, close), (Spelling(call, begin=f"{open}\n", close="\n", end=close),), sign=open)
 
 
+_DSML = "｜DSML｜"
+_DSML_SECTIONS = tuple(f"{_DSML}{section}>" for section in ("function_calls", "tool_calls", " calls"))
+
+
 def dsml(section: str, space: str = "") -> Calls:
-    """Lay out calls in DeepSeek's markup: every tag begins with the same token."""
-    tags = invoke_tags(f"｜DSML｜{space}")
-    return xml_section(tags, f"<｜DSML｜{section}>", f"</｜DSML｜{section}>", kind="string")
+    """Lay out calls in DeepSeek's markup: every tag contains the same token, which is no text alone either.
+
+    The tags that other versions write around their calls are dropped.
+    """
+    calls = xml_section(invoke_tags(_DSML + space), f"<{_DSML}{section}>", f"</{_DSML}{section}>", kind="string")
+    others = tuple(start + tag for start in ("</", "<", "") for tag in _DSML_SECTIONS)
+    return replace(calls, reads=replace(calls.reads, inner_tags=(*calls.reads.inner_tags, *others, _DSML)))
 
 
 FUNCTION_CALL = XmlCall(FUNCTION_TAGS, frozenset({"head", "value", "parameter"}))
@@ -136,17 +146,15 @@ def channels(open: str, usual: str, close: str) -> ReasoningFormat:
     )
 
 
-_MESSAGE = "<|message|>"
-_HARMONY_HEADER = header(_MESSAGE, harmony_route)
 HARMONY = ReasoningFormat(
     opens=(),
     closes=("<|end|>", "<|return|>", "<|call|>"),
     headers=(
-        Opening("<|channel|>", _HARMONY_HEADER),
-        Opening("<|start|>", _HARMONY_HEADER),
-        Opening("to=", _HARMONY_HEADER, Place.AT_START, keeps_marker=True),
+        Opening("<|channel|>", header(harmony_route, "<|channel|>")),
+        Opening("<|start|>", header(harmony_route, "<|start|>")),
+        Opening("to=", header(harmony_route), Place.AT_START, keeps_marker=True),
     ),
-    header_tags=(_MESSAGE, "<|constrain|>"),
+    header_tags=HEADER_TAGS,
     headed=ReasoningTags(
         starts=("<|channel|>analysis<|message|>",),
         ends=("<|end|>",),
@@ -154,16 +162,15 @@ HARMONY = ReasoningFormat(
         header=Header("<|start|>assistant", "<|channel|>final<|message|>"),
     ),
 )
-_RECIPIENT_HEADER = header(_MESSAGE, recipient_route)
 MUSE = ReasoningFormat(
     opens=(),
     closes=("<|eom|>", "<|eot|>"),
     headers=(
-        Opening("<|start|>", _RECIPIENT_HEADER),
-        Opening("to=", _RECIPIENT_HEADER, Place.AT_START, keeps_marker=True),
-        Opening("assistant to=", _RECIPIENT_HEADER, Place.AT_START, keeps_marker=True),
+        Opening("<|start|>", header(recipient_route, "<|start|>")),
+        Opening("to=", header(recipient_route), Place.AT_START, keeps_marker=True),
+        Opening("assistant to=", header(recipient_route), Place.AT_START, keeps_marker=True),
     ),
-    header_tags=(_MESSAGE,),
+    header_tags=HEADER_TAGS[:2],
     headed=ReasoningTags(
         starts=("to=self<|message|>",),
         ends=("<|eom|>",),

@@ -272,7 +272,9 @@ class OutputParser:
                 self._end_call(call, out)
                 if call.body.follow is not None:
                     self._call = call.following(call.body.follow())
-            case BodyStatus.FAILED:
+            case BodyStatus.REASONING | BodyStatus.TEXT as kind if not call.is_quoted:
+                self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
+            case BodyStatus.FAILED | BodyStatus.REASONING | BodyStatus.TEXT:
                 self._emit_as_text(call, out)
             case BodyStatus.STUCK:
                 return self._end_at_tag(call, out, final)
@@ -284,8 +286,6 @@ class OutputParser:
                     self._append("" if self._content.follows_call else "".join(call.raw), out)
                 elif not self._content.follows_call:
                     self._content.absorb_close()
-            case BodyStatus.REASONING | BodyStatus.TEXT as kind:
-                self._begin_message(is_reasoning=kind is BodyStatus.REASONING)
         return True
 
     def _end_of(self, call: OpenCall, final: bool) -> tuple[int, str | None]:
@@ -388,10 +388,11 @@ class OutputParser:
             if call.is_at_own_marker:
                 call.raw.append(self._take(len(call.marker) if call.has_tags else 1))
             raw = "".join(call.raw)
-            behind = raw[len(call.marker) :] + self._pending[:2]
+            behind = (raw + self._pending[: len(call.marker) + 2])[len(call.marker) :]
+            is_mentioned = not call.is_named and self._writer.quoting.is_mentioned(behind)
             if call.is_further:
                 self._append(self._tags.without_own(raw), out)
-            elif not call.has_tags or self._is_reasoning or self._writer.quoting.is_mentioned(behind):
+            elif not call.has_tags or self._is_reasoning or is_mentioned:
                 self._writer.has_quoted |= not self._is_reasoning
                 self._append(raw, out)
             elif text := self._tags.shown(raw, call.marker):

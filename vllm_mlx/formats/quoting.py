@@ -28,7 +28,7 @@ class Quoting:
     def is_quoted(self) -> bool:
         """Whether a tag that follows now is quoted."""
         self._read()
-        if self._is_fenced or (self._num_ticks % 2 and not self._line_start.startswith(_FENCES)):
+        if (self._is_fenced or self._num_ticks % 2) and not self._line_start.startswith(_FENCES):
             return True
         return self._last[-1:] in _QUOTES and self._last != "" and not self._last[:-1].isalnum()
 

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 
+from .bodies.message_header import without_header
 from .family import Opening, Place, ReasoningFormat, ToolFormat
 
 # Lone surrogates: decoded text contains none, and every scanner reads them as ordinary characters.
 _FIRST = 0xDC80
 _MAX_TOKENS = 0xDFFF - _FIRST
-_MAX_HEADER_WORDS = 5
 _CODED = re.compile(f"[{chr(_FIRST)}-\udfff]")
 # Tags that are also common in the XML and HTML that a model writes for its user.
 _COMMON = frozenset({"<invoke", "</invoke>", "<parameter", "</parameter>", "<function", "</function>", "<param"})
@@ -89,7 +89,7 @@ class TagVocabulary:
         self.tagged = frozenset(codec.encode(one.marker) for one in openings if one.place is Place.ANYWHERE)
         """The tags of the model's own format that begin a call or a message wherever they occur."""
         self._headers = frozenset(codec.encode(header.marker) for header in (reasoning.headers if reasoning else ()))
-        self._header_end = codec.encode(reasoning.header_tags[0]) if reasoning and reasoning.header_tags else ""
+        self._has_messages = reasoning is not None and bool(reasoning.header_tags)
         self.strays = frozenset(map(codec.encode, (tag for tag in own if tag not in _COMMON))) - self.openings.keys()
         """Tags of the model's own format that are no text wherever they occur, unless the model quotes them."""
         self._inside = frozenset(map(codec.encode, own)) - self.openings.keys()
@@ -118,8 +118,7 @@ class TagVocabulary:
         that never came.
         """
         if marker in self._headers:
-            _, end, rest = text.rpartition(self._header_end) if self._header_end else ("", "", text)
-            text = rest if end or len(rest.split()) > _MAX_HEADER_WORDS else ""
+            text = without_header(text, self.codec.encode) if self._has_messages else ""
         rest = self.without_own(text)
         return rest if rest.strip(" \t\r\n[]{},;") else ""
 
@@ -169,7 +168,7 @@ def _inner(reasoning: ReasoningFormat | None) -> tuple[str, ...]:
 
 def _is_tag(text: str) -> bool:
     """Whether the text is a tag rather than punctuation that a format shares with every text."""
-    return len(text) > 3 and text[0] in "<[]|"
+    return len(text) > 3 and text[0] in "<[]|｜"
 
 
 def _is_words(token: str) -> bool:

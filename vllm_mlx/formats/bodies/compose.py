@@ -1,21 +1,13 @@
-"""Bodies that choose a body: after some tags, by the first character, for each call of a list, or by a header."""
+"""Bodies that choose a body: after some tags, by the first character, or for each call of a list."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
-from .heads import BehindHead, ChoiceHead, Head, ListHead, NameHead, RecipientHead
-from .json_body import ObjectBody
+from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .heads import BehindHead, ChoiceHead, Head, ListHead, NameHead
 
-_MAX_HEADER = 512
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_HEADER_WORD = re.compile(r"[\w.=:/-]+")
-_CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
-_MAX_CHANNEL = 40
-_SUFFIX = re.compile(r"[\w-]{0,64}")
-_READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
 _NAME_ENDS = " \t\r\n<>[](){}\"'`,;="
 _NAME = re.compile(r"[^\s<>\[\](){}\"'`,;=\ud800-\udfff]{1,256}")
 
@@ -41,7 +33,6 @@ class Name:
 
 
 Step = Tag | Name
-Route = Callable[[str, BodyContext], Body | BodyStatus]  # gets a header without its last tag
 Finish = Callable[[BodyContext, list[str]], Body]  # gets the names that were read, in order
 
 
@@ -210,114 +201,3 @@ def choice(bodies: Mapping[str, NewBody], default: NewBody | None = None) -> New
 
 def several(inner: NewBody, listing: Listing) -> NewBody:
     return partial(ListBody, inner=inner, listing=listing)
-
-
-class HeaderBody(Chooser):
-    """Reads a header up to its tag `end`. `route` says what follows: the body of a call, or another part of a reply."""
-
-    def __init__(self, context: BodyContext, end: str, route: Route):
-        super().__init__(context)
-        self._end = context.encode(end)
-        self._route = route
-        self._num_searched = 0
-
-    def head(self) -> Head | None:
-        return RecipientHead("to=", FUNCTION_PREFIX, tuple(sorted(_READERS))) if self._route is harmony_route else None
-
-    def _choose(self, text: str, final: bool) -> int:
-        end = text.find(self._end, max(0, self._num_searched - len(self._end)))
-        self._num_searched = len(text)
-        if end < 0 or end > _MAX_HEADER:
-            if final or len(text) > _MAX_HEADER:
-                self.status = BodyStatus.STUCK
-            return 0
-        target = self._route(text[:end], self._context)
-        if isinstance(target, BodyStatus):
-            self.status = target
-            return 0 if target is BodyStatus.STUCK else end + len(self._end)
-        self.chosen = target
-        return end + len(self._end)
-
-
-def harmony_route(header: str, context: BodyContext) -> Body | BodyStatus:
-    """`[role] [to=recipient] [<|channel|>]channel [to=recipient] [<|constrain|>format]`.
-
-    The recipient is a reader or a tool; `functions.` may precede the name of a tool. A message to a reader, or to a
-    tool that takes no JSON, is reasoning in the channel `analysis` and content in any other.
-    """
-    channel_tag, constrain_tag = context.encode("<|channel|>"), context.encode("<|constrain|>")
-    header = header.replace(constrain_tag, " ")
-    words = header.rpartition(channel_tag)[2].split()
-    plain = header.replace(channel_tag, " ").replace(context.encode("<|start|>"), " ")
-    if not all(map(_HEADER_WORD.fullmatch, plain.split())):
-        return BodyStatus.STUCK
-    recipients: list[str] = _RECIPIENT.findall(plain)
-    for recipient in recipients:
-        name = context.tool_name(recipient)
-        is_tool = name in context.schemas or name != recipient or not context.schemas or "json" in words
-        if context.may_call and recipient not in _READERS and is_tool:
-            return ObjectBody(context, name)
-    return BodyStatus.REASONING if words[:1] == ["analysis"] else BodyStatus.TEXT
-
-
-def recipient_route(header: str, context: BodyContext) -> Body | BodyStatus:
-    """A header `[role] to=self` begins reasoning, one with any other recipient content."""
-    recipient = _RECIPIENT.search(header)
-    if recipient is None:
-        return BodyStatus.TEXT if header.strip() in ("", "assistant") else BodyStatus.STUCK
-    return BodyStatus.REASONING if recipient.group(1) == "self" else BodyStatus.TEXT
-
-
-class SuffixBody(Body):
-    """The word that a tag carries, and its end, as in `<think:word>`. `found`: what follows the tag."""
-
-    def __init__(self, context: BodyContext, found: BodyStatus):
-        super().__init__()
-        self._found = found
-
-    def _read(self, text: str, position: int, final: bool) -> int:
-        word = _SUFFIX.match(text, position)
-        assert word is not None
-        end = word.end()
-        if end > position and text.startswith(">", end):
-            self.status = self._found
-            return end + 1
-        self.status = BodyStatus.WAITING if end == len(text) and not final else BodyStatus.STUCK
-        return position
-
-
-class ChannelBody(Body):
-    """The name of a channel of reasoning, alone on a line. `usual`: the name that text may follow on the same line."""
-
-    ends_with_reply = True
-
-    def __init__(self, context: BodyContext, usual: str):
-        super().__init__()
-        self._usual = usual
-
-    def _read(self, text: str, position: int, final: bool) -> int:
-        found = _CHANNEL.match(text, position)
-        assert found is not None
-        end, name = found.end(), found.group().strip()
-        if end == len(text) and not final and len(name) <= _MAX_CHANNEL:
-            self.status = BodyStatus.WAITING
-            return position
-        self.status = BodyStatus.REASONING
-        is_line = text[end : end + 1] == "\n" or name == self._usual
-        if len(name) <= _MAX_CHANNEL and (is_line or (not name.startswith(self._usual) and _ends_name(text, end))):
-            return end
-        return position + len(self._usual) if text.startswith(self._usual, position) else position
-
-
-def _ends_name(text: str, position: int) -> bool:
-    """Whether a tag or the end of the text is at `position`. An added token arrives as one lone surrogate."""
-    char = text[position : position + 1]
-    return char in ("", "<") or "\ud800" <= char <= "\udfff"
-
-
-def header(end: str, route: Route) -> NewBody:
-    return partial(HeaderBody, end=end, route=route)
-
-
-def suffix(found: BodyStatus) -> NewBody:
-    return partial(SuffixBody, found=found)

@@ -143,6 +143,8 @@ class NestedXmlBody(Body):
         if self._streams:
             self._writer.feed(rest)
             self._writer.cut()
+        while self._elements and not self._streams:
+            self._end_element()
 
     def end(self) -> None:
         self.close()

@@ -240,10 +240,12 @@ class XmlBody(Body):
     def _read_type(self, text: str, position: int, final: bool) -> int:
         tags = self._tags
         start = position + len(tags.type)
-        end = text.find(tags.end_type, start, start + _MAX_HEAD)
+        # The value may follow without the tag that closes the type.
+        places = [(text.find(tag, start, start + _MAX_HEAD), tag) for tag in (tags.end_type, tags.value)]
+        end, tag = min((place for place in places if place[0] >= 0), default=(-1, ""))
         if end >= 0:
             self._head = Head(self._head.name, text[start:end].strip() == "string")
-            return end + len(tags.end_type)
+            return end + (len(tag) if tag == tags.end_type else 0)
         self._stop(may_grow=not final and len(text) - start < _MAX_HEAD)
         return position
 

@@ -1,0 +1,186 @@
+"""Headers of messages and of reasoning: what they say about the text that follows them."""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .heads import Head, RecipientHead
+from .json_body import ObjectBody
+
+HEADER_TAGS = ("<|message|>", "<|start|>", "<|channel|>", "<|constrain|>")  # the first one ends a header
+_MAX_HEADER = 512
+_WORDS = ("analysis", "commentary", "final", "assistant", "user", "system", "developer", "tool", "json", "code")
+_CHANNEL_NAME = rf"(?:{'|'.join(_WORDS[:3])})(?![a-z])"
+_ROLE = rf"(?:{'|'.join(_WORDS[3:8])})(?:(?![a-z])|(?={_CHANNEL_NAME}))"
+_WORD = r"[a-z][a-z0-9_./:-]*+"
+_UNREAD = re.compile(r"(?:\s*[A-Za-z0-9_./:=-]*+){3}\s*")  # words that may belong to a header if a tag follows them
+_NAME = r"[^\s<{\ud800-\udfff]+"
+_RECIPIENT = re.compile(rf"\bto=({_NAME})")
+_READERS = frozenset({"assistant", "user", "system", "developer", "all", "self"})
+_NOT_TOOLS = _READERS | {"browser", "python", "container"}  # the last three: tools that only their vendor has
+_SUFFIX = re.compile(r"[\w-]{0,64}")
+_CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
+_MAX_CHANNEL = 40
+
+Encode = Callable[[str], str]
+Route = Callable[[str, BodyContext], Body | BodyStatus]  # gets the words of a header
+
+
+class _Grammar:
+    """`[role] [to=recipient] [<|channel|>channel] [to=recipient] [<|constrain|>format] [<|message|>]`, in any order."""
+
+    def __init__(self, encode: Encode):
+        self.tags = tuple(map(encode, HEADER_TAGS))
+        end, start, channel, constrain = map(re.escape, self.tags)
+        follows = rf"(?=\s*(?:to=|{constrain}|{end}))"  # what says that an unknown word belongs to the header
+        parts = (
+            rf"{start}\s*(?:(?:{_ROLE}|{_WORD}{follows})(?:\s*{_CHANNEL_NAME})?)?",
+            rf"{channel}\s*(?:{_CHANNEL_NAME}|{_WORD}(?:\s+{_WORD})?{follows})?",
+            rf"{constrain}\s*(?:(?:json|code)(?![a-z])|{_WORD}(?=\s*{end}))?",
+            rf"to=(?:[\w./:-]+(?=\s*(?:{channel}|{constrain}|{end}))|(?:user|self|assistant)(?![a-z0-9_./:-])|{_NAME})",
+        )
+        any_part = rf"(?:\s*(?:{'|'.join(parts)}))*+"
+        format = rf"(?:\s*(?:json|code)(?=\s*(?:\{{|{constrain}|{end})))?"
+        self._header = re.compile(rf"(?:\s*{_ROLE}(?=\s*to=))?{any_part}{format}(?:\s*{end})?", re.ASCII)
+        self._any_tag = re.compile("|".join(map(re.escape, self.tags)))
+
+    def header(self, text: str) -> str:
+        """Return the header with which the text begins; nothing, if that has no tag."""
+        found = self._header.match(text)
+        return found.group() if found is not None and self._any_tag.search(found.group()) else ""
+
+    def words(self, header: str) -> str:
+        return self._any_tag.sub(" ", header).strip()
+
+    def may_continue(self, rest: str) -> bool:
+        """Whether `rest`, which follows a header, may be a part of it once more text is known."""
+        unread = _UNREAD.match(rest)
+        tail = rest[unread.end() :] if unread is not None else rest
+        return any(tag.startswith(tail) for tag in self.tags)
+
+    def is_cut_part(self, header: str, rest: str) -> bool:
+        """Whether the reply was cut in `rest`, which is the beginning of a tag or a word behind the header."""
+        words = _WORDS if header.endswith(self.tags) else _WORDS[-2:] if "to=" in header else ()
+        return any(part.startswith(rest.strip()) for part in (*self.tags, "to=", *words))
+
+
+@lru_cache(maxsize=256)
+def _grammar(encode: Encode) -> _Grammar:
+    return _Grammar(encode)
+
+
+def without_header(text: str, encode: Encode) -> str:
+    return text[len(_grammar(encode).header(text)) :]
+
+
+class HeaderBody(Chooser):
+    """Reads a header. `route` says what follows: the body of a call, or another part of a reply.
+
+    `marker`: the tag before the header. A header without `<|message|>` ends at the first word that is no part of it.
+    """
+
+    ends_with_reply = True
+
+    def __init__(self, context: BodyContext, route: Route, marker: str):
+        super().__init__(context)
+        self._route = route
+        self._marker = context.encode(marker)
+
+    def head(self) -> Head | None:
+        return RecipientHead("to=", FUNCTION_PREFIX, tuple(sorted(_READERS))) if self._route is harmony_route else None
+
+    def _choose(self, text: str, final: bool) -> int:
+        grammar, text, is_limit = _grammar(self._context.encode), text[:_MAX_HEADER], len(text) >= _MAX_HEADER
+        header = grammar.header(self._marker + text)
+        end = max(0, len(header) - len(self._marker))
+        is_ended = header.endswith(grammar.tags[0])
+        if not (final or is_ended or is_limit) and grammar.may_continue(text[end:]):
+            return 0
+        words = grammar.words(header)
+        is_cut = final and not is_ended and header != "" and grammar.is_cut_part(header, text[end:])
+        if not (is_cut or is_ended):
+            end = skip_white(text, end)
+        target = self._route(words, self._context) if is_cut or words or is_ended else BodyStatus.STUCK
+        if not isinstance(target, BodyStatus) and (is_ended or text.startswith("{", end)):
+            self.chosen = target
+        else:
+            self.status = target if isinstance(target, BodyStatus) else BodyStatus.TEXT
+        return 0 if self.status is BodyStatus.STUCK else len(text) if is_cut else end
+
+
+def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
+    """A message to a declared tool, or to a name behind `functions.`, is a call.
+
+    Any other message is content in the channel `final`. Else it is reasoning in the channel `analysis` and if it has a
+    recipient other than the user, such as the vendor's own tools, and content otherwise.
+    """
+    recipients: list[str] = _RECIPIENT.findall(words)
+    for recipient in recipients:
+        name = context.tool_name(recipient)
+        may_be_tool = not context.schemas and recipient.partition(".")[0] not in _NOT_TOOLS
+        if context.may_call and (name in context.schemas or name != recipient or may_be_tool):
+            return ObjectBody(context, name)
+    channel = re.findall(_CHANNEL_NAME, _RECIPIENT.sub("", words))[-1:]
+    is_hidden = channel == ["analysis"] or any(each not in ("user", "all") for each in recipients)
+    return BodyStatus.REASONING if is_hidden and channel != ["final"] else BodyStatus.TEXT
+
+
+def recipient_route(words: str, context: BodyContext) -> Body | BodyStatus:
+    """A header with `to=self` begins reasoning, any other content."""
+    return BodyStatus.REASONING if _RECIPIENT.findall(words)[-1:] == ["self"] else BodyStatus.TEXT
+
+
+class SuffixBody(Body):
+    """The word that a tag carries, and its end, as in `<think:word>`. `found`: what follows the tag."""
+
+    def __init__(self, context: BodyContext, found: BodyStatus):
+        super().__init__()
+        self._found = found
+
+    def _read(self, text: str, position: int, final: bool) -> int:
+        word = _SUFFIX.match(text, position)
+        assert word is not None
+        end = word.end()
+        if end > position and text.startswith(">", end):
+            self.status = self._found
+            return end + 1
+        self.status = BodyStatus.WAITING if end == len(text) and not final else BodyStatus.STUCK
+        return position
+
+
+class ChannelBody(Body):
+    """The name of a channel of reasoning, alone on a line. `usual`: the name that text may follow on the same line."""
+
+    ends_with_reply = True
+
+    def __init__(self, context: BodyContext, usual: str):
+        super().__init__()
+        self._usual = usual
+
+    def _read(self, text: str, position: int, final: bool) -> int:
+        found = _CHANNEL.match(text, position)
+        assert found is not None
+        end, name = found.end(), found.group().strip()
+        if end == len(text) and not final and len(name) <= _MAX_CHANNEL:
+            self.status = BodyStatus.WAITING
+            return position
+        self.status = BodyStatus.REASONING
+        is_line = text[end : end + 1] == "\n" or name == self._usual
+        if len(name) <= _MAX_CHANNEL and (is_line or (not name.startswith(self._usual) and _ends_name(text, end))):
+            return end
+        return position + len(self._usual) if text.startswith(self._usual, position) else position
+
+
+def _ends_name(text: str, position: int) -> bool:
+    """Whether a tag or the end of the text is at `position`. An added token arrives as one lone surrogate."""
+    char = text[position : position + 1]
+    return char in ("", "<") or "\ud800" <= char <= "\udfff"
+
+
+def header(route: Route, marker: str = "") -> NewBody:
+    return partial(HeaderBody, route=route, marker=marker)
+
+
+def suffix(found: BodyStatus) -> NewBody:
+    return partial(SuffixBody, found=found)
