@@ -1,6 +1,8 @@
 """A parser that says when a reply has begun a call whose name is not complete. Its events are ignored."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from .bodies.heads import Head
 from .family import Opening
@@ -14,7 +16,7 @@ class UnnamedCall:
 
     call: OpenCall | None
     opening: Opening
-    text: str  # the text after its marker
+    read_text: Callable[[], str]  # the text after its marker, as long as nothing more is fed
     is_quoted: bool
 
     def continues(self, earlier: "UnnamedCall") -> bool:
@@ -55,14 +57,16 @@ class CallReader(OutputParser):
             return self._undecided() if self._pending else None
         if call.is_named:
             return None
+        return UnnamedCall(call, call.opening, partial(self._text_of, call), call.is_quoted)
+
+    def _text_of(self, call: OpenCall) -> str:
         text = "".join(call.raw) + self._pending
-        text = text if call.is_further else text.removeprefix(call.marker)
-        return UnnamedCall(call, call.opening, self._codec.decode(text), call.is_quoted)
+        return self._codec.decode(text if call.is_further else text.removeprefix(call.marker))
 
     def _undecided(self) -> UnnamedCall | None:
         """The call whose marker is pending, because the same may follow."""
         end, marker = self._cut(final=False)
         if marker is None or marker not in self._tags.openings or self._pending[:end].strip():
             return None
-        text = self._codec.decode(self._pending[end + len(marker) :])
+        text = partial(self._codec.decode, self._pending[end + len(marker) :])
         return UnnamedCall(None, self._tags.openings[marker], text, self._writer.is_quoted(marker))

@@ -39,12 +39,12 @@ class ContentFraming:
     def feed(self, text: str) -> str:
         if self._after is _After.TEXT and not self.is_wrapped:
             return text
+        if self._after is not _After.TEXT and (not text or text.isspace()):
+            self._held += text
+            return ""
         text = self._held + text
         self._held = ""
         if self._after is not _After.TEXT:
-            if not text or text.isspace():
-                self._held = text
-                return ""
             text = text.lstrip("\n") if self._after is _After.REASONING else text
             self._after = _After.TEXT
         if self.is_wrapped and text.endswith("\n"):
@@ -91,12 +91,12 @@ class ReasoningFraming:
         self._held = ""
 
     def feed(self, text: str) -> str:
+        if self.is_blank and (not text or text.isspace()):
+            self._held += text
+            return ""
         text = self._held + text
         self._held = ""
         if self.is_blank:
-            if not text or text.isspace():
-                self._held = text
-                return ""
             self.is_blank = False
             text = text.removeprefix("\n")
         if text.endswith("\n"):

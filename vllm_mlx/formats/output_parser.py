@@ -10,6 +10,8 @@ from .framing import ReasoningFraming
 from .open_call import CallIds, OpenCall, new_call_id
 from .vocabulary import MarkerSplitter, tag_vocabulary
 
+_MAX_MARGIN = 256  # characters in which a marker may follow itself
+
 
 class OutputParser:
     """Reads one reply. Call `feed` for every piece, then `finish` once. The events never depend on the cuts.
@@ -148,8 +150,13 @@ class OutputParser:
         tags = self._tags
         if marker in tags.strays or marker in tags.closes:
             return not self._content.follows_call and len(self._pending) < len(marker) + 2
-        behind = self._pending[len(marker) :].lstrip()
-        return marker in tags.tagged and len(behind) < len(marker) and marker.startswith(behind)
+        behind = self._behind(marker)
+        is_near = len(self._pending) < len(marker) + _MAX_MARGIN
+        return marker in tags.tagged and is_near and len(behind) < len(marker) and marker.startswith(behind)
+
+    def _behind(self, marker: str) -> str:
+        """Return the text behind `marker`, without white space, in which the same marker may follow."""
+        return self._pending[len(marker) : len(marker) + _MAX_MARGIN].lstrip()
 
     def _take(self, num_chars: int) -> str:
         text, self._pending = self._pending[:num_chars], self._pending[num_chars:]
@@ -246,9 +253,9 @@ class OutputParser:
     def _open_call(self, opening: Opening, marker: str) -> None:
         tags = self._tags
         is_native = marker in tags.native
-        behind = self._pending[len(marker) :].lstrip()
+        behind = self._behind(marker)
         if marker in tags.tagged and behind.startswith(marker):
-            self._take(len(self._pending) - len(behind))  # the same tag follows, which opens the call
+            self._take(self._pending.index(marker, len(marker)))  # the same tag follows, which opens the call
             return
         context = BodyContext(self._schemas or {}, tags.enclosing, tags.may_call, self._codec.encode)
         is_quoted = is_native and not self._is_reasoning and self._writer.is_quoted(marker)

@@ -184,9 +184,8 @@ class NameRule:
         if opening.is_common or (unnamed.is_quoted and opening.marker in self._leads.plain):
             return None
         leads = self._leads
-        return self._hold(
-            leads.by_marker.get(opening.marker) if head is None else leads.by_head.get(head), unnamed.text
-        )
+        number = leads.by_marker.get(opening.marker) if head is None else leads.by_head.get(head)
+        return self._hold(number, unnamed.read_text())
 
     def spelled(self, text: str) -> "_Hold | None":
         """Return the hold while `text` may become a marker; None: no token both completes it and begins a name."""

@@ -60,7 +60,7 @@ class StepsBody(Chooser):
             start = skip_white(text, position)
             end = self._read_step(self._steps[0], text, start, final)
             if end is None:
-                return position if self.status is BodyStatus.OPEN else start
+                return start
             self._steps.pop(0)
             position = end
         if not self._steps:

@@ -263,6 +263,7 @@ class LiteralScanner:
             return part.end()
         if self._dialect.has_words and text[position] not in ",]}":
             self._word += text[position]
+            self.failed = len(self._word) > _MAX_WORD
             return position + 1
         value = _literal(self._word, has_words=self._dialect.has_words)
         if value is None:

@@ -5,6 +5,7 @@ import re
 from enum import Enum, auto
 
 MAX_DEPTH = 200
+_MAX_SCALAR = 4096  # characters of a number; readers of JSON take fewer digits
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SCALAR_PART = re.compile(r"[-+.0-9A-Za-z]+")
 _SCALAR = re.compile(r"(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null)\Z", re.ASCII)
@@ -125,6 +126,7 @@ class JsonScanner:
     def _read_scalar(self, text: str, position: int) -> int:
         if part := _SCALAR_PART.match(text, position):
             self._partial += part.group()
+            self.failed = len(self._partial) > _MAX_SCALAR
             return part.end()
         self._end_scalar()
         return position

@@ -71,7 +71,7 @@ def _grammar(encode: Encode) -> _Grammar:
 
 
 def without_header(text: str, encode: Encode) -> str:
-    return text[len(_grammar(encode).header(text)) :]
+    return text[len(_grammar(encode).header(text[: 2 * _MAX_HEADER])) :]
 
 
 class HeaderBody(Chooser):
@@ -159,10 +159,11 @@ class ChannelBody(Body):
         self._usual = usual
 
     def _read(self, text: str, position: int, final: bool) -> int:
+        text, length = text[: position + _MAX_CHANNEL + 1], len(text)
         found = _CHANNEL.match(text, position)
         assert found is not None
         end, name = found.end(), found.group().strip()
-        if end == len(text) and not final and len(name) <= _MAX_CHANNEL:
+        if end == len(text) and not final and length <= position + _MAX_CHANNEL:
             self.status = BodyStatus.WAITING
             return position
         self.status = BodyStatus.REASONING

@@ -25,6 +25,7 @@ class _Element:
         self.schema = schema
         self._types = types
         self.chunks: list[str] = []
+        self.is_blank = True  # no text but white space
         self.parts: list[tuple[str, str]] = []  # (name, JSON) of the elements inside
 
     def to_json(self) -> str:
@@ -92,7 +93,7 @@ class NestedXmlBody(Body):
             return True
         if is_end or self._streams or len(self._elements) >= _MAX_DEPTH or (self._elements and name == "tool_call"):
             return False
-        if self._elements and any(chunk.strip() for chunk in self._elements[-1].chunks):
+        if self._elements and not self._elements[-1].is_blank:
             return False
         schema = self._schema.child(name, self._elements[-1].schema if self._elements else None)
         self._elements.append(_Element(name, schema, self._schema.of(schema) if schema else None))
@@ -120,6 +121,7 @@ class NestedXmlBody(Body):
             self._writer.feed(text)
         else:
             self._elements[-1].chunks.append(text)
+            self._elements[-1].is_blank &= not text.strip()
 
     def head(self) -> Head:
         return TagHead(f"{self._written}<invoke", ">", ("name",), is_escaped=False)
