@@ -23,14 +23,13 @@ _SUFFIX = re.compile(r"[\w-]{0,64}")
 _CHANNEL = re.compile(r"[^\S\n]*(?:[\w-]+(?:[^\S\n]*(?=\n|\Z))?)?", re.ASCII)
 _MAX_CHANNEL = 40
 
-Encode = Callable[[str], str]
 Route = Callable[[str, BodyContext], Body | BodyStatus]  # gets the words of a header
 
 
 class _Grammar:
     """`[role] [to=recipient] [<|channel|>channel] [to=recipient] [<|constrain|>format] [<|message|>]`, in any order."""
 
-    def __init__(self, encode: Encode):
+    def __init__(self, encode: Callable[[str], str]):
         self.tags = tuple(map(encode, HEADER_TAGS))
         end, start, channel, constrain = map(re.escape, self.tags)
         follows = rf"(?=\s*(?:to=|{constrain}|{end}))"  # what says that an unknown word belongs to the header
@@ -43,21 +42,17 @@ class _Grammar:
         any_part = rf"(?:\s*(?:{'|'.join(parts)}))*+"
         format = rf"(?:\s*(?:json|code)(?=\s*(?:\{{|{constrain}|{end})))?"
         self._header = re.compile(rf"(?:\s*{_ROLE}(?=\s*to=))?{any_part}{format}(?:\s*{end})?", re.ASCII)
-        self._any_tag = re.compile("|".join(map(re.escape, self.tags)))
+        self.any_tag = re.compile("|".join(map(re.escape, self.tags)))
 
     def header(self, text: str) -> str:
         """Return the header with which the text begins; nothing, if that has no tag."""
         found = self._header.match(text)
-        return found.group() if found is not None and self._any_tag.search(found.group()) else ""
-
-    def words(self, header: str) -> str:
-        return self._any_tag.sub(" ", header).strip()
+        return found.group() if found is not None and self.any_tag.search(found.group()) else ""
 
     def may_continue(self, rest: str) -> bool:
         """Whether `rest`, which follows a header, may be a part of it once more text is known."""
         unread = _UNREAD.match(rest)
-        tail = rest[unread.end() :] if unread is not None else rest
-        return any(tag.startswith(tail) for tag in self.tags)
+        return unread is None or any(tag.startswith(rest[unread.end() :]) for tag in self.tags)
 
     def is_cut_part(self, header: str, rest: str) -> bool:
         """Whether the reply was cut in `rest`, which is the beginning of a tag or a word behind the header."""
@@ -65,12 +60,10 @@ class _Grammar:
         return any(part.startswith(rest.strip()) for part in (*self.tags, "to=", *words))
 
 
-@lru_cache(maxsize=256)
-def _grammar(encode: Encode) -> _Grammar:
-    return _Grammar(encode)
+_grammar = lru_cache(maxsize=256)(_Grammar)
 
 
-def without_header(text: str, encode: Encode) -> str:
+def without_header(text: str, encode: Callable[[str], str]) -> str:
     return text[len(_grammar(encode).header(text[: 2 * _MAX_HEADER])) :]
 
 
@@ -97,7 +90,7 @@ class HeaderBody(Chooser):
         is_ended = header.endswith(grammar.tags[0])
         if not (final or is_ended or is_limit) and grammar.may_continue(text[end:]):
             return 0
-        words = grammar.words(header)
+        words = grammar.any_tag.sub(" ", header).strip()
         is_cut = final and not is_ended and header != "" and grammar.is_cut_part(header, text[end:])
         if not (is_cut or is_ended):
             end = skip_white(text, end)
