@@ -240,7 +240,6 @@ class XmlBody(Body):
     def _read_type(self, text: str, position: int, final: bool) -> int:
         tags = self._tags
         start = position + len(tags.type)
-        # The value may follow without the tag that closes the type.
         places = [(text.find(tag, start, start + _MAX_HEAD), tag) for tag in (tags.end_type, tags.value)]
         end, tag = min((place for place in places if place[0] >= 0), default=(-1, ""))
         if end >= 0:
