@@ -18,7 +18,14 @@ sys.path.insert(0, str(ROOT))  # the checkout's own package, whatever is install
 
 from vllm_mlx.api import wire  # noqa: E402
 from vllm_mlx.api.anthropic.schema import CountTokensBody, MessagesBody  # noqa: E402
-from vllm_mlx.api.openai.schema import BODY_FIELDS, CHAT_FIELDS, ChatCompletionBody, CompletionBody, GenerationBody  # noqa: E402
+from vllm_mlx.api.openai.schema import (  # noqa: E402
+    BODY_FIELDS,
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    ChatCompletionBody,
+    CompletionBody,
+    GenerationBody,
+)
 from vllm_mlx.api.quirks import QUIRKS  # noqa: E402
 from vllm_mlx.api.responses.schema import ResponsesBody  # noqa: E402
 from vllm_mlx.cli.options import default_text, field_kind, metavar  # noqa: E402
@@ -29,6 +36,7 @@ from vllm_mlx.runner.device import DeviceMemory  # noqa: E402
 FIELDS = {
     "chat completions, completions": BODY_FIELDS,
     "chat completions": {name: rule for name, rule in CHAT_FIELDS.items() if name not in BODY_FIELDS},
+    "completions": {name: rule for name, rule in COMPLETION_FIELDS.items() if name not in BODY_FIELDS},
     "messages, count_tokens": MessagesBody.extras or {},
     "responses": ResponsesBody.extras or {},
 }

@@ -284,8 +284,9 @@ def _limited() -> Iterator[tuple[str, Refusal]]:
     cases = {
         "too many messages": [*chat(messages=[several] * 3), *messages(messages=[several] * 3),
                               *responses(input=[several] * 3)],
-        "too many tools": [*chat(tools=TOOLS["chat"] * 2), *messages(tools=TOOLS["messages"] * 2),
-                           *responses(tools=TOOLS["responses"] * 2)],
+        "too many tools": [*chat(tools=[*TOOLS["chat"], tool]),
+                           *messages(tools=[*TOOLS["messages"], {"name": "f", "input_schema": long}]),
+                           *responses(tools=[*TOOLS["responses"], {"type": "function", "name": "f"}])],
         "schema too long": [*chat(tools=[tool]), *chat(response_format=schema),
                             *messages(tools=[{"name": "f", "input_schema": long}])],
         "too many choices": [*chat(n=3), *completions(prompt=["a", "b", "c"])],

@@ -1,6 +1,7 @@
 """Whatever is said, through whichever template: a prompt, or a refusal in words. Nothing else comes out."""
 
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import given, settings
@@ -67,7 +68,9 @@ REQUESTS = st.builds(
     Request,
     request_id=st.just("r"),
     messages=st.lists(MESSAGES, max_size=5).map(tuple),
-    tools=st.lists(st.builds(ToolSpec, TEXTS, st.none() | TEXTS, st.none() | OBJECTS), max_size=2).map(tuple),
+    tools=st.lists(
+        st.builds(ToolSpec, TEXTS, st.none() | TEXTS, st.none() | OBJECTS), max_size=2, unique_by=attrgetter("name")
+    ).map(tuple),
     tool_choice=st.sampled_from([ToolChoice(), ToolChoice("none")]),
     thinking=st.sampled_from(["auto", "on", "off"]),
     template_kwargs=st.dictionaries(

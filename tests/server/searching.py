@@ -21,13 +21,13 @@ TEXT = "[1] A\nhttps://en.example.org/a\nabout a\n\n[2] B\nhttps://news.example.
 
 def calls(*names: str, query: str = "news", before: str = "Let me look. ", first: int = 1) -> Script:
     events: list[Any] = [Started(7, 2), ReasoningDelta("hm"), TextDelta(before)]
-    for number, name in enumerate(names, first):
+    for index, name in enumerate(names):
         call = [
-            ToolCallStart(0, f"call_{number}", name),
-            ToolCallDelta(0, '{"query":'),
-            ToolCallDelta(0, f' "{query}"}}'),
+            ToolCallStart(index, f"call_{first + index}", name),
+            ToolCallDelta(index, '{"query":'),
+            ToolCallDelta(index, f' "{query}"}}'),
         ]
-        events += [*call, ToolCallEnd(0)]
+        events += [*call, ToolCallEnd(index)]
     return (*events, finished(FinishReason.TOOL_CALLS, 10))
 
 

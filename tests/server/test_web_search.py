@@ -140,11 +140,16 @@ def test_a_search_is_within_what_the_request_allows(
 
 
 def test_no_other_tool_has_the_name_of_the_search(claude: anthropic.Anthropic, gpt: openai.OpenAI) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="another tool of the name"):
+    with pytest.raises(anthropic.BadRequestError, match=r"`tools\[0\]` and `tools\[1\].name` are two tools"):
         asked(claude, [TOOL, {"name": "web_search", "input_schema": {"type": "object"}}])
     own: Any = {"type": "function", "name": "web_search", "parameters": {}, "strict": False}
-    with pytest.raises(openai.BadRequestError, match="another tool of the name"):
+    with pytest.raises(openai.BadRequestError, match=r"`tools\[0\].name` and `tools\[1\]` are two tools"):
         gpt.responses.create(model="tiny", input="x", tools=[own, {"type": "web_search"}])
+    with pytest.raises(openai.BadRequestError, match=r"`tools\[0\]` and `tools\[1\]` are two tools"):
+        gpt.responses.create(model="tiny", input="x", tools=[{"type": "web_search"}, {"type": "web_search_preview"}])
+    chat: Any = {"model": "tiny", "messages": ASK, "tools": [{"type": "function", "function": {"name": "web_search"}}]}
+    with pytest.raises(openai.BadRequestError, match=r"`tools\[0\].function.name` and `web_search_options` are two"):
+        gpt.chat.completions.create(**chat, web_search_options={})
 
 
 def test_the_search_of_messages_has_one_name(claude: anthropic.Anthropic, engine: FakeEngine) -> None:

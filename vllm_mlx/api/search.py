@@ -4,7 +4,7 @@ Knows no protocol, and searches nothing.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, get_args
@@ -51,6 +51,7 @@ class SearchTool:
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     num_pages: int = DEFAULT_PAGES
+    is_shown: bool = True  # whether the protocol has a place for the searches of a reply
 
     @property
     def suffix(self) -> str:
@@ -87,15 +88,8 @@ def search_tool(
             param=param,
         )
     uses = min(DEFAULT_USES if max_uses is None else max_uses, MAX_USES)
-    lower = (tuple(domain.lower() for domain in group) for group in (allowed, blocked))
-    return SearchTool(max_uses=uses, **dict(zip(("allowed", "blocked"), lower, strict=True)), num_pages=num_pages)
-
-
-def check_names(specs: Iterable[ToolSpec]) -> None:
-    """`specs`: all tools of a request with a web search. Raises InvalidParameter if another one has its name."""
-    if sum(spec.name == SEARCH_NAME for spec in specs) > 1:
-        message = f"`tools` holds the web search and another tool of the name `{SEARCH_NAME}`. Leave one out."
-        raise InvalidParameter(message, param="tools")
+    allowed, blocked = tuple(map(str.lower, allowed)), tuple(map(str.lower, blocked))
+    return SearchTool(max_uses=uses, allowed=allowed, blocked=blocked, num_pages=num_pages)
 
 
 def search_spec(place: UserLocation | None, param: str) -> ToolSpec:

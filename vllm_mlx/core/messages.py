@@ -113,9 +113,9 @@ class ToolSpec:
 
     @property
     def name_param(self) -> str:
-        """The request field that holds the name, beside that of the parameters, for errors."""
+        """The request field that holds the name, beside that of the parameters, for errors; of a search the tool."""
         path, dot, _ = self.param.rpartition(".")
-        return f"{path}{dot}name"
+        return f"{path}.name" if dot else self.param
 
     def to_openai(self) -> dict[str, Any]:
         """The dict that chat templates expect: `{"type": "function", "function": {...}}`."""

@@ -248,6 +248,17 @@ class Request:
     priority: int = 1  # the priority of that key
     arrived_s: float | None = None  # by the monotonic clock; None: the time of its submission
 
+    def __post_init__(self) -> None:
+        """Refuse two tools of one name: no call could say which of them it means. Raises InvalidParameter."""
+        by_name: dict[str, ToolSpec] = {}
+        for tool in (*self.tools, *self.unlisted_tools):
+            if (other := by_name.setdefault(tool.name, tool)) is not tool:
+                raise InvalidParameter(
+                    f"`{other.name_param}` and `{tool.name_param}` are two tools of one name, `{shown(tool.name)}`. "
+                    "Rename one of them, or leave it out.",
+                    param=tool.name_param,
+                )
+
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENTED)
 class RequestLimits(SettingsGroup):

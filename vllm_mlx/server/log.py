@@ -114,7 +114,7 @@ class RequestLog:
 
 
 class UnknownFieldLog:
-    """Warns once of each field that was left out as unknown, for each client that sent it."""
+    """Warns once of each field or tool that was left out, for each client that sent it."""
 
     def __init__(self) -> None:
         self._warned: set[tuple[str, str, str]] = set()
@@ -127,7 +127,7 @@ class UnknownFieldLog:
                 continue
             self._warned.add(about)
             logger.warning(
-                "%s sent the field %s to %s, which this server does not know: it was left out.%s",
+                "%s sent the field %s to %s, which this server does not know or cannot run: it was left out.%s",
                 *(_quoted(text) for text in (client, unknown, record.path)),
                 f" This is the last such warning of {MAX_WARNINGS}." if len(self._warned) == MAX_WARNINGS else "",
             )

@@ -73,6 +73,7 @@ def openai_routes(engine: EngineClient, config: ServerConfig, models: ServedMode
             model=models.resolve(body.model),
             created=int(time.time()),
             separate_reasoning=config.separate_reasoning,
+            searches=config.web_search is not None,
         )
         found = await decoded(http, body, decode)
         submission, spec = submit(engine, found.requests, http, found.reply), found.reply
@@ -135,7 +136,7 @@ def anthropic_routes(engine: EngineClient, config: ServerConfig, models: ServedM
     return router
 
 
-def models_routes(engine: EngineClient, models: ServedModels) -> APIRouter:
+def models_routes(engine: EngineClient, models: ServedModels, *, searches: bool) -> APIRouter:
     router = APIRouter(tags=["Models"])
 
     def card(name: str) -> ModelCard:
@@ -149,6 +150,7 @@ def models_routes(engine: EngineClient, models: ServedModels) -> APIRouter:
             display_name=name,
             created_at=datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
             max_input_tokens=info.max_model_len,
+            web_search=searches,
         )
 
     @router.get("/v1/models", responses={200: {"model": ModelList}})

@@ -18,6 +18,9 @@ from ..core.events import (
     SearchDone,
     SearchError,
     Started,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
     Usage,
 )
 from ..core.messages import Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolChoice
@@ -72,6 +75,7 @@ class SearchingReply:
         self._request = request
         self._tool = tool
         self._reasoning = reasoning
+        self._numbers: dict[int, int] = {}  # the new numbers of the client's own calls, if it sees no searches
         self._stack = AsyncExitStack()
         self._generation: Generation | None = None
         self._usage = Usage(prompt_tokens=0)  # the sum of all generations that have ended
@@ -93,7 +97,17 @@ class SearchingReply:
         return self._generation
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
-        """The events of all generations as those of one."""
+        """The events of all generations as those of one. Searches are left out where the protocol cannot show them."""
+        async for index, event in self._events():
+            if self._tool.is_shown or not isinstance(event, ToolCallStart | ToolCallDelta | ToolCallEnd | SearchDone):
+                yield index, event
+                continue
+            if isinstance(event, ToolCallStart) and event.name != SEARCH_NAME:
+                self._numbers[event.index] = len(self._numbers)
+            if not isinstance(event, SearchDone) and event.index in self._numbers:
+                yield index, replace(event, index=self._numbers[event.index])
+
+    async def _events(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
         request, num_rounds = self._request, 0
         while True:
             num_rounds += 1

@@ -52,8 +52,10 @@ async def submit(
     client: SearchClient | None = http.app.state.search
     http.app.state.config.limits.check_choices(num_choices * len(requests))
     ready = [await admitted(request, http) for request in requests]
+    for path in spec.left_out:
+        record_of(http.scope).unknown_fields.note(path)
     async with AsyncExitStack() as stack:
-        if client is not None and not isinstance(spec, ReplySpec) and spec.search is not None:
+        if client is not None and spec.search is not None:
             reply = SearchingReply(engine, client, ready[0], spec.search, spec.reasoning)
             generation: RequestGeneration = await stack.enter_async_context(reply)
         else:

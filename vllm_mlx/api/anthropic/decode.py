@@ -31,7 +31,6 @@ from ..search import (
     SEARCH_ERRORS,
     SEARCH_NAME,
     SearchTool,
-    check_names,
     result_part,
     search_spec,
     search_tool,
@@ -66,6 +65,7 @@ class MessageSpec:
     stream: bool = False
     thinking: ThinkingBlocks = "visible"
     search: SearchTool | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def reasoning(self) -> ReasoningMode:
@@ -99,7 +99,8 @@ def decode_messages_request(
     thinking = _thinking_blocks(body, messages_thinking)
     tools = Toolbox(body.tools or (), searches=searches)
     stream = bool(body.stream)
-    spec = MessageSpec(reply_id=reply_id, model=model, stream=stream, thinking=thinking, search=tools.search)
+    reply: dict[str, Any] = {"thinking": thinking, "search": tools.search, "left_out": tuple(tools.left_out)}
+    spec = MessageSpec(reply_id=reply_id, model=model, stream=stream, **reply)
     request = _request(body, tools, reply_id, sampling)
     request = replace(request, keeps_reasoning=body.cache_reasoning_tokens)
     return DecodedMessage(request=request, reply=spec)
@@ -182,7 +183,7 @@ class Toolbox:
         self.listed: list[ToolSpec] = []
         self.deferred: list[ToolSpec] = []
         self.search: SearchTool | None = None
-        self.is_search_left_out = False
+        self.left_out: list[str] = []  # paths and types of tools that the model does not see
         for number, tool in enumerate(tools):
             if tool.is_web_search:
                 _check_search_name(tool, f"tools[{number}]")
@@ -190,12 +191,10 @@ class Toolbox:
                 self._add_search(tool, f"tools[{number}]")
                 continue
             if tool.is_run_by_anthropic:
-                self.is_search_left_out = self.is_search_left_out or tool.is_web_search
+                self.left_out.append(f"tools[{number}].{tool.type}")
                 continue
             spec = _spec(tool, f"tools[{number}]")
             (self.deferred if tool.defer_loading else self.listed).append(spec)
-        if self.search is not None:
-            check_names((*self.listed, *self.deferred))
         self._texts: dict[str, str] = {}  # definitions that the conversation introduced, by name
         self._num_introduced = 0  # characters
         self._by_name = {spec.name: spec for spec in (*self.listed, *self.deferred)}
@@ -243,7 +242,7 @@ def decode_tool_choice(choice: schema.MessagesToolChoice | None, tools: Toolbox)
     A request that is about a web search alone is refused if there is none; from others it is left out.
     """
     is_about_search = not (tools.listed or tools.deferred) or (choice is not None and choice.name == SEARCH_NAME)
-    if tools.is_search_left_out and is_about_search:
+    if is_about_search and any(f".{SEARCH_NAME}" in path for path in tools.left_out):
         raise Unsupported(NO_SEARCH, param="tools")
     if choice is None:
         return ToolChoice("auto"), None

@@ -32,8 +32,10 @@ from ..parameters import (
     past_arguments,
 )
 from ..quirks import without_client_marks
+from ..search import NO_SEARCH, PAGES, SearchTool, search_spec, search_tool
 from . import schema
 
+_SEARCH_FIELD = "web_search_options"
 _NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`."
 
 
@@ -51,6 +53,8 @@ class ReplySpec:
     logprobs: bool = False
     reasoning: ReasoningMode = "separate"
     custom_tools: frozenset[str] = frozenset()  # their calls carry one text in place of arguments
+    search: SearchTool | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def num_choices(self) -> int:
@@ -66,10 +70,20 @@ class Decoded:
 
 
 def decode_chat(
-    body: schema.ChatCompletionBody, *, reply_id: str, model: str, created: int, separate_reasoning: bool = True
+    body: schema.ChatCompletionBody,
+    *,
+    reply_id: str,
+    model: str,
+    created: int,
+    separate_reasoning: bool = True,
+    searches: bool = False,
 ) -> Decoded:
-    """`separate_reasoning` is the server's default for requests without that field."""
+    """`separate_reasoning` is the server's default for requests without that field.
+
+    `searches`: whether this server runs web searches.
+    """
     _check_chat(body)
+    search = _search(body, searches=searches)
     mode = reasoning_mode(separate_reasoning, separate=body.separate_reasoning, include=body.include_reasoning)
     request = _chat_request(body, reply_id)
     if mode == "inline":
@@ -84,8 +98,21 @@ def decode_chat(
         logprobs=bool(body.logprobs),
         reasoning=mode,
         custom_tools=custom_tools(body.tools),
+        search=search,
     )
     return Decoded(requests=(request,), reply=reply)
+
+
+def _search(body: schema.ChatCompletionBody, *, searches: bool) -> SearchTool | None:
+    options = body.web_search_options
+    if options is None:
+        return None
+    if not searches:
+        raise Unsupported(NO_SEARCH, param=_SEARCH_FIELD)
+    if (body.n or 1) > 1:
+        raise Unsupported(f"`{_SEARCH_FIELD}` goes with one reply: leave `n` out.", param=_SEARCH_FIELD)
+    found = search_tool(num_pages=PAGES[options.search_context_size or "medium"], param=_SEARCH_FIELD)
+    return replace(found, is_shown=False)
 
 
 def _check_chat(body: schema.ChatCompletionBody) -> None:
@@ -100,7 +127,7 @@ def _check_chat(body: schema.ChatCompletionBody) -> None:
 
 
 def _chat_request(body: schema.ChatCompletionBody, request_id: str) -> Request:
-    tools = _tools(body.tools)
+    tools = _tools(body)
     options, adds_prompt = body.mm_processor_kwargs, body.add_generation_prompt
     fps = None if options is None else options.fps
     messages = decode_messages(body.messages, fps, custom_tools(body.tools))
@@ -207,13 +234,19 @@ def _token_ids(ids: Any) -> list[int]:
     return list(ids)
 
 
-def _tools(tools: Sequence[schema.AnyTool] | None) -> tuple[ToolSpec, ...]:
+def _tools(body: schema.ChatCompletionBody) -> tuple[ToolSpec, ...]:
+    """The client's own tools, and after them the web search."""
+    tools, search = body.tools, body.web_search_options
     if tools is not None and not tools:
         raise InvalidParameter(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
             param="tools",
         )
-    return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ()))
+    specs = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
+    if search is not None:
+        place = None if search.user_location is None else search.user_location.approximate
+        specs.append(search_spec(place, _SEARCH_FIELD))
+    return tuple(specs)
 
 
 def _tool(tool: schema.AnyTool, path: str) -> ToolSpec:

@@ -163,6 +163,7 @@ class ModelCard(Reply):
     created_at: str
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
+    web_search: bool  # whether this server runs the searches that a model asks for
 
 
 class ModelList(Reply):

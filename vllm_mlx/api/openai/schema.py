@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from ...core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from ..guides import ChatFormat, TagField
 from ..parameters import CACHE_HINT, OPENAI_EXTRAS, CustomInput, Detail, OpenAIFields, ReasoningEffort
+from ..search import ContextSize, UserLocation
 from ..wire import AtMost, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 _TOOLS = "Use `tools` and `tool_choice`."
@@ -21,7 +22,6 @@ BODY_FIELDS: ExtraFields = {
     "prediction": Ignored("it may speed a reply up, but never changes it"),
     "verbosity": Ignored("it is the default", ("medium",), "Ask for a short or long reply in the prompt."),
     "audio": Refused("This server generates no audio."),
-    "web_search_options": Refused("This server has no web search; offer one through `tools`."),
     "functions": Refused(_TOOLS),
     "function_call": Refused(_TOOLS),
     "suffix": Refused("Filling in between two texts is not supported."),
@@ -43,6 +43,11 @@ BODY_FIELDS: ExtraFields = {
     "cache_prompt": Ignored(
         "the prefix cache serves every request, where it is on", (True,), "The operator decides whether it is on."
     ),
+}
+
+COMPLETION_FIELDS: ExtraFields = {
+    **BODY_FIELDS,
+    "web_search_options": Refused("Searches run in chat completions, Messages and Responses."),
 }
 
 CHAT_FIELDS: ExtraFields = {
@@ -287,6 +292,16 @@ class ProcessorOptions(ChatWire):
     fps: FPS | None = None
 
 
+class SearchLocation(ChatWire):
+    type: Literal["approximate"]
+    approximate: UserLocation
+
+
+class SearchOptions(ChatWire):
+    search_context_size: ContextSize | None = None
+    user_location: SearchLocation | None = None
+
+
 # Bodies
 
 
@@ -329,11 +344,13 @@ class ChatCompletionBody(GenerationBody):
     separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
+    web_search_options: SearchOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class CompletionBody(GenerationBody):
+    extras = COMPLETION_FIELDS
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None

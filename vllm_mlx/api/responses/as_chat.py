@@ -55,7 +55,13 @@ AnyChatBody = Annotated[
 
 
 def decode_responses_as_chat(
-    body: ResponsesAsChatBody, *, reply_id: str, model: str, created: int, separate_reasoning: bool = True
+    body: ResponsesAsChatBody,
+    *,
+    reply_id: str,
+    model: str,
+    created: int,
+    separate_reasoning: bool = True,
+    searches: bool = False,
 ) -> Decoded:
     """Decode like `decode_chat`. Nothing is stored, so what needs a stored response is refused."""
     for name in ("store", "background", "previous_response_id"):
@@ -67,7 +73,7 @@ def decode_responses_as_chat(
             )
     mode = reasoning_mode(separate_reasoning)
     stateless = body.model_copy(update={"store": False})
-    found = decode_response(stateless, reply_id=reply_id, model=model, created_at=created)
+    found = decode_response(stateless, reply_id=reply_id, model=model, created_at=created, searches=searches)
     reply = ReplySpec(
         reply_id=reply_id,
         model=model,
@@ -76,6 +82,8 @@ def decode_responses_as_chat(
         include_usage=include_usage(body.stream_options, bool(body.stream)),
         reasoning=mode,
         custom_tools=found.reply.tools.custom,
+        search=None if found.reply.search is None else replace(found.reply.search, is_shown=False),
+        left_out=found.reply.left_out,
     )
     request = replace(found.request, fills_content=False) if mode == "inline" else found.request
     return Decoded(requests=(request,), reply=reply)

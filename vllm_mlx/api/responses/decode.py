@@ -38,7 +38,7 @@ from ..parameters import (
     required_name,
 )
 from ..quirks import without_client_marks
-from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, check_names, search_spec, search_tool, unpacked_search
+from ..search import NO_SEARCH, PAGES, SEARCH_NAME, SearchTool, search_spec, search_tool, unpacked_search
 from ..text import CUSTOM_INPUT, Unsealer
 from ..wire import Refused
 from . import schema
@@ -47,6 +47,10 @@ from .stored import KeptInput, kept_input
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SentPart = TextPart | ImagePart | DocumentPart
+_NOT_LIVE = (
+    "A web search with `external_web_access` false reads a stored copy of the web, which this server does not have. "
+    'Set it to true (in Codex `web_search="live"`), or leave the search out.'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ def decode_response(
     _check_include(body)
     _check_background(body)
     tools = decode_tools(body.tools or (), searches=searches, max_searches=body.max_tool_calls)
-    _check_search(body, tools)
+    _check_search(body, tools, searches=searches)
     reasoning = body.reasoning
     items = _input_items(body)
     request = Request(
@@ -136,12 +140,13 @@ def _check_include(body: schema.ResponsesBody) -> None:
             raise Unsupported(f"`include` '{shown(name)}' is not supported. {advice}", param="include")
 
 
-def _check_search(body: schema.ResponsesBody, tools: Tools) -> None:
+def _check_search(body: schema.ResponsesBody, tools: Tools, *, searches: bool) -> None:
     """Refuse a request that is about a web search alone if there is none; from others it is left out."""
-    is_asked = any(isinstance(tool, schema.WebSearchTool) for tool in body.tools or ())
+    asked = [tool for tool in body.tools or () if isinstance(tool, schema.WebSearchTool)]
     is_forced = isinstance(body.tool_choice, schema.ResponsesToolChoice) and body.tool_choice.is_web_search
-    if tools.search is None and (is_forced or (is_asked and not tools.specs)):
-        raise Unsupported(NO_SEARCH, param="tool_choice" if is_forced else "tools")
+    if tools.search is None and (is_forced or (asked and not tools.specs)):
+        reason = _NOT_LIVE if searches and asked else NO_SEARCH
+        raise Unsupported(reason, param="tool_choice" if is_forced else "tools")
 
 
 def _check_background(body: schema.ResponsesBody) -> None:
@@ -292,30 +297,36 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def decode_tools(tools: Sequence[schema.AnyTool], *, searches: bool = False, max_searches: int | None = None) -> Tools:
-    """Tools that the client runs reach the prompt, and a web search if this server runs searches.
+    """Tools that the client runs reach the prompt, and a live web search if this server runs searches.
 
     Other types need a server that runs them, so they are left out.
     """
     specs: list[ToolSpec] = []
     namespaces: dict[str, tuple[str, str]] = {}
-    for path, namespace, tool in _client_tools(tools):
-        name = required_name(tool.name, path)
-        flat = flat_name(namespace, name)
-        if namespace is not None:
-            namespaces[flat] = (namespace, name)
-        if isinstance(tool, schema.CustomTool):
-            specs.append(ToolSpec(flat, tool.description, custom_parameters(tool.format), param=f"{path}.format"))
-        else:
-            param = f"{path}.parameters"
-            specs.append(ToolSpec(flat, tool.description, tool.parameters, strict=bool(tool.strict), param=param))
+    search, left_out = None, []
+    for path, namespace, tool in _flat_tools(tools):
+        match tool:
+            case schema.FunctionTool() | schema.CustomTool() if namespace is None or tool.type == "function":
+                flat = flat_name(namespace, name := required_name(tool.name, path))
+                if namespace is not None:
+                    namespaces[flat] = (namespace, name)
+                specs.append(_spec(tool, flat, path))
+            case schema.WebSearchTool(is_live=True) if searches and namespace is None:
+                search = _search(tool, path, max_searches)
+                specs.append(search_spec(tool.user_location, path))
+            case schema.WebSearchTool(is_live=False) if searches:
+                left_out.append(f"{path}.{tool.type}.external_web_access")
+            case _:
+                left_out.append(f"{path}.{tool.type}")
     custom = frozenset(tool.name or "" for tool in tools if isinstance(tool, schema.CustomTool))
-    search = None
-    for number, other in enumerate(tools):
-        if isinstance(other, schema.WebSearchTool) and other.is_live and searches and search is None:
-            search = _search(other, f"tools[{number}]", max_searches)
-            specs.append(search_spec(other.user_location, f"tools[{number}]"))
-            check_names(specs)
-    return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom, search=search)
+    return Tools(specs=tuple(specs), namespaces=namespaces, custom=custom, search=search, left_out=tuple(left_out))
+
+
+def _spec(tool: schema.FunctionTool | schema.CustomTool, name: str, path: str) -> ToolSpec:
+    if isinstance(tool, schema.CustomTool):
+        return ToolSpec(name, tool.description, custom_parameters(tool.format), param=f"{path}.format")
+    param = f"{path}.parameters"
+    return ToolSpec(name, tool.description, tool.parameters, strict=bool(tool.strict), param=param)
 
 
 def _search(tool: schema.WebSearchTool, path: str, max_searches: int | None) -> SearchTool:
@@ -329,20 +340,16 @@ def _search(tool: schema.WebSearchTool, path: str, max_searches: int | None) -> 
     )
 
 
-def _client_tools(
-    tools: Sequence[schema.AnyTool],
-) -> Iterator[tuple[str, str | None, schema.FunctionTool | schema.CustomTool]]:
-    """The path, namespace and definition of each tool that the client runs."""
+def _flat_tools(tools: Sequence[schema.AnyTool]) -> Iterator[tuple[str, str | None, schema.AnyTool]]:
+    """The path, namespace and definition of each tool, those inside of namespaces among them."""
     for number, tool in enumerate(tools):
         path = f"tools[{number}]"
-        match tool:
-            case schema.FunctionTool() | schema.CustomTool():
-                yield path, None, tool
-            case schema.NamespaceTool(tools=members):
-                namespace = required_name(tool.name, path)
-                for inner, member in enumerate(members or ()):
-                    if isinstance(member, schema.FunctionTool):
-                        yield f"{path}.tools[{inner}]", namespace, member
+        if not isinstance(tool, schema.NamespaceTool):
+            yield path, None, tool
+            continue
+        namespace = required_name(tool.name, path)
+        for inner, member in enumerate(tool.tools or ()):
+            yield f"{path}.tools[{inner}]", namespace, member
 
 
 def decode_tool_choice(choice: str | schema.ResponsesToolChoice | None, found: Tools) -> ToolChoice:

@@ -24,6 +24,7 @@ class Tools:
     namespaces: Namespaces = field(default_factory=dict)
     custom: frozenset[str] = frozenset()  # names of tools that take one text
     search: SearchTool | None = None
+    left_out: tuple[str, ...] = ()  # paths and types of the tools that the model does not see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,10 @@ class ResponseSpec:
     @property
     def search(self) -> SearchTool | None:
         return self.tools.search
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return self.tools.left_out
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
