@@ -116,6 +116,14 @@ def test_a_key_that_others_can_see_is_said() -> None:
     assert not plan_of("cline", api_key=NO_KEY).warning
 
 
+@pytest.mark.parametrize(("address", "mode"), [(None, "disabled"), ("http://127.0.0.1:9", "live")])
+def test_codex_searches_the_web_if_the_server_does(address: str | None, mode: str) -> None:
+    with serving(FakeEngine(), web_search=address) as server:
+        result = run("launch", "codex", "--print", "--url", server.url)
+    words = shlex.split(result.stdout.splitlines()[-1])
+    assert words[words.index(f'web_search="{mode}"') - 1] == "-c"
+
+
 @pytest.mark.parametrize("model", [TARGET.model, 'My "ł" 🦙'])
 def test_settings_of_any_model_are_valid(model: str) -> None:
     codex, cn = plan_of("codex", model=model), plan_of("continue", model=model)

@@ -39,6 +39,7 @@ CODEX_SETTINGS = {
     "model_provider": PROVIDER,
     "model_context_window": "{context}",
     "model_auto_compact_token_limit": "{max_prompt}",
+    "web_search": "{web_search}",
 }
 
 OPENCODE_CONFIG = {

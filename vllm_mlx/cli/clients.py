@@ -28,6 +28,7 @@ class Target:
     context: int  # tokens of prompt and reply
     api_key: str  # `NO_KEY` if the server needs none
     folder: Path  # where `launch` writes its own files
+    searches: bool = False  # whether the server runs web searches
     home: Path = field(default_factory=Path.home)
     is_mac: bool = sys.platform == "darwin"
 
@@ -54,6 +55,7 @@ class Target:
             "folder": str(self.folder),
             "home": str(self.home),
             "support": str(self.support),
+            "web_search": "live" if self.searches else "disabled",
         }
 
 

@@ -115,6 +115,7 @@ def _target(server: Remote, name: str | None, context: int | None, *, is_own: bo
         url=server.url,
         model=model.name,
         context=context,
+        searches=model.searches,
         api_key=server.api_key or NO_KEY,
         folder=_state_folder(),
     )

@@ -33,6 +33,7 @@ class NoServer(CommandFailed):
 class Model:
     name: str
     max_model_len: int | None  # None: the server does not say
+    searches: bool  # whether the server runs web searches
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Remote:
     def model(self, name: str | None = None) -> Model:
         """The model of this name, or the first that is served."""
         cards = self.get("/v1/models").get("data") or []
-        models = [Model(str(card["id"]), card.get("max_model_len")) for card in cards]
+        models = [Model(str(card["id"]), card.get("max_model_len"), card.get("web_search") is True) for card in cards]
         if not all(model.name.isprintable() for model in models):
             raise CommandFailed(f"{self.url} serves a model with a line break or control character in its name.")
         if not models:
