@@ -92,3 +92,21 @@ def test_a_model_that_is_nowhere_is_bad() -> None:
     code, found = verdicts("nonsense", "--quick", VLLM_MLX_PORT="0")
     assert (code, found["Model nonsense"][0]) == (1, "bad")
     assert "ORG/NAME" in found["Model nonsense"][1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("web_search", "nonsense"),
+        ("tool_call_parser", "nonsense"),
+        ("host", "0.0.0.0"),
+        ("media_root", "/no/such/folder"),
+        ("chat_template", "{% if"),
+    ],
+)
+def test_what_serve_refuses_is_bad_in_the_same_words(setting: str, value: str) -> None:
+    variables = {f"VLLM_MLX_{setting.upper()}": value, "VLLM_MLX_PORT": "0"}
+    refused = run("serve", "demo", **variables).stderr.strip().removeprefix("vllm-mlx: ")
+    code, found = verdicts("demo", "--quick", **variables)
+    assert code == 1 and ("bad", refused) in found.values()
+    assert found["Port"][0] == "good"  # a bad setting does not end the other checks

@@ -69,16 +69,18 @@ def _checks(model: str | None, *, with_self_test: bool) -> Iterator[Check]:
     yield check_python()
     device = check_device()
     yield device
-    if device.verdict != "bad":
+    if works := device.verdict != "bad":
         yield check_memory(settings)
         yield check_choice(settings)
     yield check_downloads()
-    yield check_cache_folder(settings)
+    yield (accepts := check_settings(settings) if works else Check("Settings", "bad", "MLX has to work first"))
+    if accepts.verdict != "bad":
+        yield check_cache_folder(settings)
     yield check_port(settings)
-    if device.verdict != "bad":
+    if accepts.verdict != "bad":
         yield check_model(settings)
-        if with_self_test:
-            yield self_test()
+    if works and with_self_test:
+        yield self_test()
 
 
 def _line(check: Check) -> Table:
@@ -147,6 +149,16 @@ def check_choice(settings: Settings) -> Check:
     if not found:
         return Check("Choice", "warning", f"no checkpoint for coding agents fits {readable(budget)} with their context")
     return Check("Choice", "good", f"with {AGENT_CONTEXT:,} tokens of context fit, by computation: {', '.join(found)}")
+
+
+def check_settings(settings: Settings) -> Check:
+    from .serve import accepted
+
+    try:
+        accepted(settings)
+    except ConfigError as error:
+        return Check("Settings", "bad", error.message)
+    return Check("Settings", "good", "`serve` accepts them")
 
 
 def _wired_setting() -> str:
@@ -236,11 +248,17 @@ def check_model(settings: Settings) -> Check:
         if not is_hub_id(settings.model):
             return Check(name, "bad", "there is no folder of that name, and a name on Hugging Face is ORG/NAME")
         return Check(name, "warning", f"not on this machine: fetch it with `vllm-mlx models pull {settings.model}`")
+    from ..engine.setting_checks import checked_tokenizer
+    from ..prompt.reply_formats import reply_formats
+    from ..runner.checkpoint import find_checkpoint
+    from ..runner.device import device_memory
+
     try:
-        facts = describe(folder)
+        facts, config = describe(folder), settings.engine_config()
+        found = find_checkpoint(str(folder), trust_remote_code=config.trust_remote_code)
+        reply_formats(config, checked_tokenizer(config, found))
     except ConfigError as error:
         return Check(name, "bad", error.message)
-    from ..runner.device import device_memory
 
     device = device_memory()
     budget = settings.memory_budget or device.default_budget_bytes

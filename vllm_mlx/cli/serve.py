@@ -15,8 +15,9 @@ from rich.text import Text
 
 from .. import __version__
 from ..cache.stats import DiskReport
-from ..core.config import ModelInfo
+from ..core.config import EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, VLLMMLXError
+from ..server.config import ServerConfig
 from .options import unknown_variables
 from .output import Output, OutputHandler, descriptor_of
 from .settings import Settings, is_local, local_url
@@ -42,15 +43,11 @@ def _serve(settings: Settings) -> None:
     configure_logging(settings.log_level)
     for line in unknown_variables():
         logger.warning("%s", line)
-    engine_config = settings.engine_config()
+    engine_config, config = accepted(settings)
 
     from ..server.recorder import open_recorder
     from ..server.run import listen, run
 
-    config = settings.server_config()
-    refuse_open_door(
-        settings.host, has_keys=not all(key.is_admin for key in config.api_keys), insecure=settings.insecure
-    )
     sock = listen(settings.host, settings.port)
     recorder = open_recorder(config)
     screen = console()
@@ -83,6 +80,17 @@ def _serve(settings: Settings) -> None:
         drain_s=settings.drain_s,
         started=lambda: show(banner, screen),
     )
+
+
+def accepted(settings: Settings) -> tuple[EngineConfig, ServerConfig]:
+    """The settings of engine and server. Raises ConfigError for any that is refused whatever the checkpoint is."""
+    from ..engine.setting_checks import check_settings
+
+    engine, server = settings.engine_config(), settings.server_config()
+    has_keys = not all(key.is_admin for key in server.api_keys)
+    refuse_open_door(settings.host, has_keys=has_keys, insecure=settings.insecure)
+    check_settings(engine)
+    return engine, server
 
 
 def refuse_open_door(host: str, *, has_keys: bool, insecure: bool) -> None:
