@@ -47,6 +47,7 @@ class Client:
     environment: Mapping[str, str] = field(default_factory=dict)
     project: Mapping[str, object] = field(default_factory=dict)  # opencode.json of the folder in which it works
     calls: bool = True  # whether it has tools
+    loses_output: bool = False  # at times, of a command that ends at once: its own fault, told but accepted
 
     @property
     def spec(self) -> str:
@@ -128,6 +129,7 @@ CLIENTS = (
         package="@qwen-code/qwen-code",
         version="0.24.4",
         arguments=("--yolo", "-p", "{prompt}"),
+        loses_output=True,  # it takes the result when the command exits, before it has read the output
     ),
     Client(name="Cline", launched="cline", package="cline", version="3.0.65", arguments=("{prompt}",)),
     Client(

@@ -31,7 +31,9 @@ def print_sessions(outcomes: Sequence[Outcome], left_out: Sequence[tuple[str, st
 
 
 def verdict(one: Outcome) -> str:
-    return f"no: {'; '.join(one.complaints)}" if one.complaints else "yes"
+    if one.complaints:
+        return f"no: {'; '.join(one.complaints)}"
+    return "yes, but it lost the output of the command that ended at once" if one.has_lost else "yes"
 
 
 def print_faults(outcomes: Sequence[Outcome], console: Console) -> None:

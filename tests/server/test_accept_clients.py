@@ -108,6 +108,29 @@ def test_a_run_is_accepted_if_all_its_clients_are(url: str, tmp_path: Path, caps
     assert "of 2 commands, 2 ran, and not every output came back" in rows(capsys.readouterr().out)["goose"][-1]
 
 
+HASTY = AGENT.replace("text=True).stdout", 'text=True).stdout if "sleep" in command else ""')
+
+
+@pytest.mark.parametrize(
+    ("launched", "code", "verdict"),
+    [
+        ("qwen", HASTY, "yes, but it lost the output of the command that ended at once"),
+        ("qwen", AGENT, "yes"),
+        ("qwen", FORGETFUL, "no: of 2 commands, 2 ran, and not every output came back"),
+        ("goose", HASTY, "no: of 2 commands, 2 ran, and not every output came back"),
+    ],
+)
+def test_the_output_of_a_command_that_ends_at_once_is_lost_by_clients_known_for_it_alone(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], launched: str, code: str, verdict: str
+) -> None:
+    if launched == "qwen":
+        code = code.replace("GOOSE_MODEL", "OPENAI_MODEL").replace("OPENAI_HOST", "OPENAI_BASE_URL")
+        code = code.replace("/v1/chat", "/chat")
+    stand_in(launched, tmp_path, code)
+    assert accepts(url, tmp_path, launched) == verdict.startswith("yes")
+    assert rows(capsys.readouterr().out)[client_of(launched).name][-1] == verdict
+
+
 def test_every_client_of_the_table_is_run_or_has_a_reason() -> None:
     run = {client.launched for client in CLIENTS}
     assert run | set(NOT_RUN) == set(LAUNCHED) and not run & set(NOT_RUN)
