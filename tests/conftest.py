@@ -10,7 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # mlx reads it once. With TF32, products of fp32 matrices on newer Macs have 10 bits, and a row alone has all 23.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # On a CPU, mlx starts a C++ compiler for each function that it compiles, which takes as long as a hundred short tests.
-if sys.platform != "darwin":
+if sys.platform != "darwin" and "VLLM_MLX_ACCELERATOR" not in os.environ:
     os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 # Servers that tests start keep nothing in the user's own folder. A test that keeps something says where.
 os.environ.setdefault("VLLM_MLX_CACHE_DISK", "0")

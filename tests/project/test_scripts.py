@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,17 @@ def test_a_tool_is_the_folder_of_its_name(tmp_path: Path, name: str) -> None:
     module = f"_{name.replace('-', '_')}"
     assert (tmp_path / "notes").read_text().splitlines()[-1] == f"-m scripts.{module} --some flag"
     assert (ROOT / "scripts" / module / "__main__.py").exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
+def test_the_checks_of_a_gpu_say_that_they_did_not_run_where_there_is_none(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "a project")
+    for tool in TOOLS:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    command = ["bash", str(project / "scripts/check"), "--gpu"]
+    result = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (3, "") and result.stderr.startswith("NOT RUN: ")
+    assert not (project / ".venv").exists() and not (project / ".venv-gpu").exists()
 
 
 def test_the_checks_of_a_mac_are_a_mode_of_check(tmp_path: Path) -> None:

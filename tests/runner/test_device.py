@@ -153,3 +153,10 @@ def test_weights_that_leave_too_little_are_not_wired(
     found = device.wire_weights([Weight(weights)], machine)  # type: ignore[list-item]
     assert found is not None and reason in found
     assert recorded.calls == []
+
+
+def test_a_gpu_with_memory_of_its_own_is_not_given_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"total_memory": 80 * GB})
+    found = device.device_memory()
+    assert (found.total_bytes, found.recommended_bytes) == (80 * GB, 80 * GB)
+    assert found.default_budget_bytes == 72 * GB and found.process_limit_bytes(GB) <= 80 * GB

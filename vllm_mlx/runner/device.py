@@ -39,7 +39,7 @@ def peak_of(work: Callable[[], T]) -> tuple[T, int]:
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     total_bytes: int  # physical
-    recommended_bytes: int | None  # Metal's recommended working set; None without Metal
+    recommended_bytes: int | None  # Metal's recommended working set, another GPU's memory; None on a CPU
 
     @property
     def default_budget_bytes(self) -> int:
@@ -69,8 +69,10 @@ def max_stored_buffers() -> int | None:
 
 
 def device_memory() -> DeviceMemory:
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    return DeviceMemory(physical_memory(), int(recommended) if recommended else None)
+    info = mx.device_info()
+    own = info.get("total_memory")  # of a GPU that does not share the machine's memory
+    recommended = info.get("max_recommended_working_set_size") or own
+    return DeviceMemory(int(own or physical_memory()), int(recommended) if recommended else None)
 
 
 def apply_limits(budget_bytes: int) -> None:
