@@ -40,6 +40,7 @@ class Sizes:
     mixed: tuple[int, ...] = (60_000, 20_000, 8_000, 2_000)
     steps: int = 20_000
     stop_s: float = 20.0  # seconds
+    rests_s: tuple[float, ...] = (0, 3, 30)  # seconds
 
 
 SMALL = Sizes(
@@ -53,6 +54,7 @@ SMALL = Sizes(
     mixed=(600, 200, 80, 20),
     steps=60,
     stop_s=1.0,
+    rests_s=(0, 0.5),
 )
 
 
@@ -85,6 +87,7 @@ class MacChecks:
             Check("mixed", "Replies of mixed lengths together are 1.5 times as fast as one.", 8, self.mixed),
             Check("buffers", "Long decoding of two rows leaves no buffers behind.", 10, self.buffers),
             Check("stopped", "A process that was stopped and continued goes on with its reply.", 2, self.stopped),
+            Check("rest", "First tokens after a rest, with weights that are wired and not.", 5, self.rest),
             Check("end", "SIGTERM during a reply ends the process and frees its memory.", 2, self.end),
             Check("tests", "All tests of the gate pass.", 20, _tests()),
         ]
@@ -227,6 +230,27 @@ class MacChecks:
             num_parts = len(reply.result().moments)
             errors = server.status()["last_errors"]
         return verdict(num_parts > 0 and not errors, f"{num_parts} parts of the reply came; errors: {len(errors)}.")
+
+    def rest(self) -> Result:
+        """Measure whether macOS takes unwired weights out of the GPU's reach. Each rest is tried three times."""
+        found = []
+        for wired in ("none", "weights"):
+            with self._server("--wired", wired) as server:
+                server.complete(server.prompt(32), 8)
+                waits = [
+                    f"{rest_s:g} s {1000 * self._first_token_s(server, rest_s):.0f} ms" for rest_s in self.sizes.rests_s
+                ]
+            found.append(f"--wired {wired}: " + ", ".join(waits))
+        return Result(Outcome.FIGURE, "; ".join(found) + ".")
+
+    def _first_token_s(self, server: Server, rest_s: float) -> float:
+        """Return the median of three first tokens of a short prompt, each after a rest."""
+        waits = []
+        for _ in range(3):
+            time.sleep(rest_s)
+            stream = server.stream(server.prompt(32), 8)
+            waits.append(stream.moments[0] - stream.sent_s)
+        return sorted(waits)[1]
 
     def end(self) -> Result:
         before = virtual_memory()

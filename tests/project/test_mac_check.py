@@ -137,7 +137,7 @@ def test_checks_run_and_are_reported(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_every_check_that_serves_a_model_runs(tmp_path: Path) -> None:
-    names = "bf16,repeats,memory,long-prompt,stalls,mixed,buffers,stopped,end"
+    names = "bf16,repeats,memory,long-prompt,stalls,mixed,buffers,stopped,rest,end"
     result = command("--small", "--model", "demo", "--only", names, "--folder", str(tmp_path))
     assert result.returncode == 0, result.stdout
     assert command("--wiring", "--yes", "--minutes", "0.05", "--folder", str(tmp_path)).returncode == 0
