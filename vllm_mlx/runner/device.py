@@ -70,7 +70,7 @@ def max_stored_buffers() -> int | None:
 
 def device_memory() -> DeviceMemory:
     info = mx.device_info()
-    own = info.get("total_memory")  # of a GPU that does not share the machine's memory
+    own = info.get("total_memory")  # a GPU reports it if it does not share the machine's memory
     recommended = info.get("max_recommended_working_set_size") or own
     return DeviceMemory(int(own or physical_memory()), int(recommended) if recommended else None)
 
