@@ -20,7 +20,7 @@ from PIL import Image
 from ..core.errors import ModelLoadError, first_line, setting
 from ..core.sequence import Layout, MediaItem
 from ..tokens.remote_code import remote_code
-from ..tokens.tokenizer import Tokenizer
+from ..tokens.tokenizer import Tokenizer, take_parts_of_file
 from .pixels import Clip, DecodedImage, fitting, scaled
 from .rendered import RenderedMedia, media_item
 from .video import FrameSampling
@@ -85,7 +85,9 @@ def load_library_processor(path: Path, config: Mapping[str, Any], *, trust_remot
         return unusable(path, f"its processor cannot be loaded: {first_line(error, MAX_REASON)}")
 
     with remote_code(path, "processor", trusted=trust_remote_code, failed=failed):
-        return load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
+        processor = load_processor(path, add_detokenizer=False, trust_remote_code=trust_remote_code)
+        take_parts_of_file(getattr(processor, "tokenizer", None), path)
+        return processor
 
 
 def unusable(path: Path, reason: str) -> ModelLoadError:

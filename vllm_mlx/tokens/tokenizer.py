@@ -66,6 +66,7 @@ class Tokenizer:
 
         with remote_code(path, "tokenizer", trusted=trust_remote_code, failed=failed):
             hf_tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            take_parts_of_file(hf_tokenizer, path)
         if not getattr(hf_tokenizer, "is_fast", False):
             raise ModelLoadError(f"The tokenizer in {path} has no fast form: convert it to a tokenizer.json.")
         eos = [*_eos_ids(path / "generation_config.json"), *_eos_ids(path / "config.json")]
@@ -165,6 +166,18 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token's text; bytes that are no complete character become replacement characters."""
         return self.token_bytes(token_id).decode(errors="replace")
+
+
+def take_parts_of_file(hf_tokenizer: Any, path: Path) -> None:
+    """Make a tokenizer of transformers give the ids that the checkpoint's tokenizer.json gives.
+
+    Transformers 5 builds the tokenizers of some classes from the file's vocabulary alone, and other parts by its code.
+    """
+    file, is_fast = path / "tokenizer.json", getattr(hf_tokenizer, "is_fast", False)
+    if is_fast and type(hf_tokenizer).__module__.startswith("transformers.models.") and file.is_file():
+        exact, backend = tokenizers.Tokenizer.from_file(str(file)), hf_tokenizer.backend_tokenizer
+        for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+            setattr(backend, part, getattr(exact, part))
 
 
 @dataclass(frozen=True, slots=True)
