@@ -153,6 +153,22 @@ def test_a_reply_of_text_is_known_by_its_words_and_what_stands_around_it(process
     assert foreign.prepare().compared.last is None
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_of_equal_replies_the_latest_is_continued(processor_with, step: int) -> None:
+    processor = processor_with("keeps reasoning")
+    session = Session(processor, messages=(system("Be kind."), user("Question 0.")))
+    expected = []
+    for number in range(1, 6):
+        session.answer("ok<|im_end|>")
+        session.ask(f"Question {step * number}.")
+        compared = session.prepare().compared
+        assert compared.last.token_ids.tolist() == list(session.turns[-1].prepared.prompt.token_ids)
+        expected.append(compared.expectation.num_tokens)
+    assert expected == sorted(set(expected))
+    back = Session(processor, messages=[*session.messages[:5], user("Another one.")])
+    assert back.prepare().compared.last.token_ids.tolist() == list(session.turns[1].prepared.prompt.token_ids)
+
+
 def test_salts_are_kept_apart(processor_with) -> None:
     session = in_a_loop(processor_with("keeps reasoning"))
     assert session.processor.prepare(replace(session.request(), cache_salt="x")).compared.last is None

@@ -141,7 +141,8 @@ class PromptChanges:
             keys = _reply_keys(request.cache_salt, message)
             shares = {earlier: _shared(earlier, prompt) for key in keys for earlier in self._recent.find(key)}
             least = 0.0 if calls_of(message) else _LEAST_SHARED
-            best = max(shares, key=lambda earlier: shares[earlier], default=None)
+            # Equal replies share a key: the longest of their prompts is the one that the conversation continues.
+            best = max(reversed(shares), key=lambda earlier: (shares[earlier], len(earlier.messages)), default=None)
             if best is not None and shares[best] >= least:
                 return best
         return None
