@@ -47,12 +47,12 @@ def _messages(*, keeps: str = "true", trim: str = "", before: str = "") -> str:
 TEMPLATE_VARIANTS = {
     "after the last question": (TEMPLATES / "qwen3.jinja").read_text(),  # keeps the reasoning of these turns
     "opens the thought": (TEMPLATES / "qwen3_5.jinja").read_text(),
-    "gemma": (TEMPLATES / "gemma.jinja").read_text(),  # no system turn, no tools, no reasoning
+    "gemma": _TOOLS + (TEMPLATES / "gemma.jinja").read_text(),  # no system turn, no calls, no reasoning
     "keeps reasoning": _TOOLS + _messages(),
     "strips reasoning": _TOOLS + _messages(keeps="false"),
     "trims": _TOOLS + _messages(trim="| trim"),
     "tools last": _messages(before="{%- if loop.last -%}" + _TOOLS + "{%- endif -%}"),
     "merges system": _MERGING + _SUFFIX,
-    "no special tokens": _PLAIN,
-    "strict roles": _STRICT + _SUFFIX,
+    "no special tokens": _TOOLS + _PLAIN,
+    "strict roles": _TOOLS + _STRICT + _SUFFIX,
 }

@@ -140,7 +140,7 @@ def test_where_the_next_question_strips_reasoning_is_a_point(processor_with) -> 
 def test_a_probe_that_the_template_refuses_leaves_its_point_out(processor_with) -> None:
     """A result of a tool may follow nowhere."""
     processor = processor_with(TEMPLATE_VARIANTS["strict roles"])
-    prompt = processor.prepare(ask(user("hello"))).prompt
+    prompt = processor.prepare(ask(user("hello"), tools=())).prompt
     assert [processor.tokenizer.decode(prompt.token_ids[:point]) for point in prompt.snapshot_points] == [
         "<|im_start|>user",
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant",

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.rows import row
 from tests.support.tokenizers import TEMPLATES
-from vllm_mlx.core.errors import TemplateError
+from vllm_mlx.core.errors import TemplateError, Unsupported
 from vllm_mlx.core.messages import (
     ImagePart,
     Message,
@@ -120,6 +120,46 @@ def test_tools_are_not_rendered_when_none_may_be_called(qwen: Tokenizer) -> None
     assert render(qwen, USER, tools=(WEATHER,)) != without
 
 
+SAYS = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+NEVER = "{% if tools %}{% set x = tools | tojson %}{% endif %}" + SAYS
+WITH_SYSTEM = "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}" + SAYS
+TO_QUESTIONS = "{% if messages[-1].role == 'user' %}{{ tools | tojson }}{% endif %}" + SAYS
+WITHOUT_NAMES = "{% if tools %}{{ tools | length }} tools{% endif %}" + SAYS
+OTHERS_FORM = "{% for tool in tools or [] %}{{ tool.function.name | upper }}{% endfor %}" + SAYS
+SYSTEM = Message("system", (TextPart("get_weather"),))
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (SAYS, [USER]),
+        (NEVER, [SYSTEM, USER]),
+        (WITH_SYSTEM, [Message("user", (TextPart("get_weather"),))]),
+        (SAYS, [USER, Message("assistant", (TextPart("a"),)), Message("tool", (TextPart("get_weather"),))]),
+    ],
+)
+def test_tools_that_the_template_does_not_show_are_refused(with_template, template, messages) -> None:
+    tokenizer = with_template(template)
+    assert render(tokenizer, *messages)
+    with pytest.raises(Unsupported, match="does not show `tools`") as caught:
+        render(tokenizer, *messages, tools=(WEATHER,))
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (WITH_SYSTEM, [SYSTEM, USER]),
+        (TO_QUESTIONS, [USER]),
+        (TO_QUESTIONS, [USER, Message("assistant", (TextPart("a"),)), Message("tool", (TextPart("b"),))]),
+        (WITHOUT_NAMES, [USER]),
+        (OTHERS_FORM, [USER]),
+    ],
+)
+def test_tools_that_the_template_shows_in_its_way_are_taken(with_template, template, messages) -> None:
+    assert render(with_template(template), *messages, tools=(WEATHER,))
+
+
 @row("S0-19")
 @pytest.mark.parametrize(
     ("server", "thinking", "kwargs", "expected"),
@@ -220,7 +260,7 @@ LOOP = (
     ],
 )
 def test_arguments_are_objects_or_text_as_the_template_takes_them(with_template, body: str, expected: str) -> None:
-    text = render(with_template(LOOP.replace("BODY", body)), *ASKED, tools=(WEATHER,))
+    text = render(with_template(LOOP.replace("BODY", body)), *ASKED)
     assert text == expected + "get_weather=sunny"
 
 

@@ -22,7 +22,7 @@ from .turns import Session, Turn, make_processor, user
 
 # The prompt opens what `opened` says, and a turn begins with it. The turns of calls are what the model wrote.
 TEMPLATE = (
-    "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\n' -}}"
+    "{{- tools | tojson if tools -}}{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\n' -}}"
     "{%- if message.role == 'assistant' -%}{{- opened + closed -}}{%- endif -%}{{- message.content -}}"
     "{%- if message.tool_calls -%}{{- written -}}{%- endif -%}{{- '<|im_end|>\n' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' + opened -}}{%- endif -%}"
@@ -133,7 +133,7 @@ def test_an_edited_text_of_a_call_is_what_the_model_reads(tokenizer: NewTokenize
 
 # gpt-oss writes each part of a reply as a message of its own.
 HARMONY = (
-    "{%- for message in messages -%}{{- '<|start|>' + message.role -}}"
+    "{{- tools | tojson if tools -}}{%- for message in messages -%}{{- '<|start|>' + message.role -}}"
     "{%- if message.role == 'assistant' -%}{{- '<|channel|>final' -}}{%- endif -%}"
     "{{- '<|message|>' + message.content + '<|end|>' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}"

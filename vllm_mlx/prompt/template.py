@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ..core.errors import TemplateError, Unsupported, first_line, setting
@@ -19,6 +20,7 @@ from ..core.messages import (
     TextPart,
     ToolCallPart,
     ToolResultPart,
+    ToolSpec,
     VideoPart,
 )
 from ..core.request import RESERVED_TEMPLATE_KWARGS, Request
@@ -32,6 +34,17 @@ _ERROR_VARIABLE = re.compile(r"\bis_error\b")
 _THINKING_VARIABLE = re.compile(r"(?<![\w.'\"])thinking(?![\w'\"])")
 _ERROR_WORD = re.compile(r"error|exception|failed|exit code", re.IGNORECASE)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+_PROBE_CALL = ToolCallPart("call_of_probe", "probe_tool", {"probe_key": "probe_value"})
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": _PROBE_CALL.name, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_PROBE_MESSAGES = (
+    Message("user", (TextPart("probe"),)),
+    Message("assistant", (_PROBE_CALL,)),
+    Message("tool", (ToolResultPart(_PROBE_CALL.call_id, (TextPart("probe_result"),)),)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +115,10 @@ class CallStyle:
 class ChatTemplate:
     """Renders conversations. Threads may share it.
 
-    A template is rendered up to ten times for one chat request before its first token: once by `render_prompt`, and
-    up to nine times by `probe` to plan the snapshot points (points.py). After the reply, `probe` runs once or twice
-    more (chat.py). What a template does with system messages and tool calls is found by a few more renderings,
-    once for each checkpoint.
+    A template is rendered up to eleven times for one chat request before its first token: once by `render_prompt`,
+    once more if a new conversation has tools, and up to nine times by `probe` to plan the snapshot points (points.py).
+    After the reply, `probe` runs once or twice more (chat.py). What a template does with system messages, tools and
+    calls is found by a few more renderings, once for each checkpoint.
     """
 
     def __init__(
@@ -123,9 +136,11 @@ class ChatTemplate:
     def render_prompt(self, request: Request) -> Rendered:
         """Return the text of the request's prompt, in which each image and video has a text of its own.
 
-        Raises TemplateError if there is no template or it refuses the conversation.
+        Raises TemplateError if there is no template or it refuses the conversation, Unsupported if it shows no tools.
         """
-        return self._render(request)
+        rendered = self._render(request)
+        self._check_tools(request, rendered.text)
+        return rendered
 
     def probe(self, request: Request) -> str:
         """Render a conversation that is never sent to a model, to find where the template puts things.
@@ -148,6 +163,27 @@ class ChatTemplate:
             )
         return rendered
 
+    def _check_tools(self, request: Request, text: str) -> None:
+        """Raise Unsupported if the prompt is the same without tools. Some templates show them only to new questions."""
+        assert request.messages is not None
+        is_later = any(message.role == "assistant" for message in request.messages)
+        if not _shown_tools(request) or (is_later and self._shows_tools):
+            return
+        if self._render(replace(request, tools=())).text == text:
+            raise Unsupported(
+                "This model's chat template does not show `tools`, so the model cannot know of them. Leave `tools` "
+                f"out, serve a model that calls tools, or set a {setting('chat_template')} that shows them.",
+                param="tools",
+            )
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        messages = [Message("system", (TextPart("probe"),)), *_PROBE_MESSAGES[:1]]
+        return any(
+            _PROBE_CALL.name in (self._probe_messages(probe, tools=[_PROBE_TOOL]) or "")
+            for probe in (messages, messages[1:])
+        )
+
     def _apply(self, request: Request, *, escaping: MediaMarkers | None = None) -> str:
         """Run the template. `escaping` are the markers that the conversation's own texts must not contain."""
         assert request.messages is not None
@@ -157,7 +193,7 @@ class ChatTemplate:
                 f"{setting('chat_template')}.",
                 param="messages",
             )
-        tools = [tool.to_openai() for tool in request.tools] if request.tool_choice.mode != "none" else []
+        tools = [tool.to_openai() for tool in _shown_tools(request)]
         placed = self._system_turns.place(request.messages)
         messages = template_messages(placed, self._style_for(placed))
         if escaping is not None:
@@ -182,10 +218,12 @@ class ChatTemplate:
             variables["thinking"] = chosen
         return {**variables, **request.template_kwargs}
 
-    def _probe_messages(self, messages: Sequence[Message]) -> str | None:
-        """The rendered text of messages that have only text; None if the template refuses them."""
+    def _probe_messages(self, messages: Sequence[Message], style: CallStyle | None = None, **kwargs: Any) -> str | None:
+        """The rendered text of messages that have only text or calls; None if the template refuses them."""
         try:
-            return self._tokenizer.apply_chat_template(template_messages(messages), add_generation_prompt=True)
+            return self._tokenizer.apply_chat_template(
+                template_messages(messages, style), add_generation_prompt=True, **kwargs
+            )
         except TEMPLATE_FAILURES:
             return None
 
@@ -202,24 +240,17 @@ class ChatTemplate:
 
         Templates drop or garble what they do not expect as often as they refuse it.
         """
-        call = ToolCallPart("call_of_probe", "probe_tool", {"probe_key": "probe_value"})
-        messages = [
-            Message("user", (TextPart("probe"),)),
-            Message("assistant", (call,)),
-            Message("tool", (ToolResultPart(call.call_id, (TextPart("probe_result"),)),)),
-        ]
-        tools = [{"type": "function", "function": {"name": call.name, "parameters": {"type": "object"}}}]
-        try:
-            without, text = (
-                self._tokenizer.apply_chat_template(
-                    template_messages(probe, style), tools=tools, add_generation_prompt=True
-                )
-                for probe in (messages[:1], messages)
-            )
-        except TEMPLATE_FAILURES:
+        tools = [_PROBE_TOOL]
+        without = self._probe_messages(_PROBE_MESSAGES[:1], style, tools=tools)
+        text = self._probe_messages(_PROBE_MESSAGES, style, tools=tools)
+        if without is None or text is None:
             return False
-        is_written = text.count(call.name) > without.count(call.name) and "probe_value" in text
+        is_written = text.count(_PROBE_CALL.name) > without.count(_PROBE_CALL.name) and "probe_value" in text
         return is_written and "{'probe_key'" not in text and '\\"probe_key' not in text
+
+
+def _shown_tools(request: Request) -> Sequence[ToolSpec]:
+    return () if request.tool_choice.mode == "none" else request.tools
 
 
 def _styles() -> Iterable[CallStyle]:
