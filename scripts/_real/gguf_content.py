@@ -1,0 +1,111 @@
+"""What a GGUF file holds: values of its header, and weights under the names and in the order of Hugging Face."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .sources import unpack
+
+Weights = Iterator[tuple[str, mx.array]]
+_FIXED = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_SHARED = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+}  # fmt: skip
+_LLAMA = _SHARED | {"ffn_norm": "post_attention_layernorm"}
+_GEMMA = _SHARED | {
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+GROUP_SIZE = 32  # values that share a scale in the GGUF types which MLX holds as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    values: Mapping[str, Any]
+
+    @property
+    def is_llama(self) -> bool:
+        return bool(self["general.architecture"] == "llama")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def own(self, name: str, default: Any = None) -> Any:
+        """A value of the architecture."""
+        return self.values.get(f"{self['general.architecture']}.{name}", default)
+
+
+def read_llama(file: Path) -> tuple[Header, dict[str, mx.array]]:
+    """The header, and the packed weights as MLX reads them: Q4_1 and Q8_0 are its own 4 and 8 bits, without loss."""
+    tensors, values = mx.load(str(file), return_metadata=True)
+    header = Header({name: value.tolist() if isinstance(value, mx.array) else value for name, value in values.items()})
+    return header, tensors
+
+
+def packed_weights(header: Header, tensors: Mapping[str, mx.array]) -> Weights:
+    for name, array in tensors.items():
+        base, _, suffix = name.rpartition(".")
+        ordered = _rows_in_order(header, base, array)
+        half = array.astype(mx.float16) if array.dtype == mx.float32 else ordered
+        yield _renamed(f"{base}.weight", _LLAMA).removesuffix("weight") + suffix, half
+
+
+def llama_weights(header: Header, tensors: Mapping[str, mx.array]) -> Weights:
+    """In float32."""
+    for name in (name for name in tensors if name.endswith(".weight")):
+        base = name.removesuffix(".weight")
+        array = tensors[name]
+        if (scales := tensors.get(f"{base}.scales")) is not None:
+            parts = [part.astype(mx.float32) for part in (scales, tensors[f"{base}.biases"])]
+            bits = array.shape[-1] * 32 // (scales.shape[-1] * GROUP_SIZE)
+            array = mx.dequantize(array, *parts, group_size=GROUP_SIZE, bits=bits)
+        yield _renamed(name, _LLAMA), _rows_in_order(header, base, array.astype(mx.float32))
+
+
+def read_gemma(file: Path, lock: Path) -> tuple[Header, Weights]:
+    """The header, and the weights in float32. MLX cannot read this file's types: `lock` names the package that can."""
+    packages = file.with_name("packages")
+    if not packages.is_dir():
+        unpack(lock, packages)
+    sys.path.append(str(packages))
+    from gguf import GGUFReader  # type: ignore[import-not-found]
+    from gguf.quants import dequantize  # type: ignore[import-not-found]
+
+    reader = GGUFReader(file)
+
+    def weights() -> Weights:
+        for tensor in reader.tensors:
+            array = mx.array(dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1].tolist()))
+            # Gemma's norms multiply by 1 + weight, and the file holds the sum.
+            yield _renamed(tensor.name, _GEMMA), array - 1 if tensor.name.endswith("norm.weight") else array
+
+    return Header({name: field.contents() for name, field in reader.fields.items()}), weights()
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`."""
+    if name in _FIXED:
+        return _FIXED[name]
+    _, layer, part, suffix = name.split(".")
+    return f"model.layers.{layer}.{names[part]}.{suffix}"
+
+
+def _rows_in_order(header: Header, base: str, array: mx.array) -> mx.array:
+    """Undo the order of rows that llama.cpp gives to q and k, for a rotation of neighbours: ours is one of halves."""
+    names = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+    name = names.get(base.rpartition(".")[2])
+    if name is None:
+        return array
+    num_heads, num_rows = header.own(name), array.shape[0]
+    return array.reshape(num_heads, num_rows // num_heads // 2, 2, -1).swapaxes(1, 2).reshape(array.shape)
