@@ -48,7 +48,8 @@ class Header:
 
 def read_llama(file: Path) -> tuple[Header, dict[str, mx.array]]:
     """The header, and the packed weights as MLX reads them: Q4_1 and Q8_0 are its own 4 and 8 bits, without loss."""
-    tensors, values = mx.load(str(file), return_metadata=True)
+    loaded: Any = mx.load(str(file), return_metadata=True)
+    tensors, values = loaded
     header = Header({name: value.tolist() if isinstance(value, mx.array) else value for name, value in values.items()})
     return header, tensors
 
@@ -67,9 +68,9 @@ def llama_weights(header: Header, tensors: Mapping[str, mx.array]) -> Weights:
         base = name.removesuffix(".weight")
         array = tensors[name]
         if (scales := tensors.get(f"{base}.scales")) is not None:
-            parts = [part.astype(mx.float32) for part in (scales, tensors[f"{base}.biases"])]
+            exact, biases = (part.astype(mx.float32) for part in (scales, tensors[f"{base}.biases"]))
             bits = array.shape[-1] * 32 // (scales.shape[-1] * GROUP_SIZE)
-            array = mx.dequantize(array, *parts, group_size=GROUP_SIZE, bits=bits)
+            array = mx.dequantize(array, exact, biases, group_size=GROUP_SIZE, bits=bits)
         yield _renamed(name, _LLAMA), _rows_in_order(header, base, array.astype(mx.float32))
 
 
