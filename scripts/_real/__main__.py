@@ -62,11 +62,12 @@ def _check(source: Source, form: str) -> bool:
     golden = sum(reply == case.text for reply, case in zip(cold, cases, strict=True))
     sure = sum(reply.startswith(case.sure_text) for reply, case in zip(cold, cases, strict=True))
     is_right = not is_exact or (equal == [len(cases)] * 3 and sure == len(cases) and drawn <= _MAX_OFF)
-    _say(
-        f"{'pass' if is_right else 'FAIL'}  {folder.name}: of {len(cases)} replies {golden} are torch's, {sure} up to "
-        f"the first near tie; equal to the cold one: {equal[0]} cached, {equal[1]} beside others, {equal[2]} after kill -9"
-        + (f"; shares of next tokens differ by {drawn:.3f} at most" if is_exact else "; nothing is demanded")
+    text = (
+        f"of {len(cases)} replies {golden} are torch's, {sure} up to the first near tie; equal to the cold one: "
+        f"{equal[0]} cached, {equal[1]} beside others, {equal[2]} after kill -9"
     )
+    more = f"shares of next tokens differ by {drawn:.3f} at most" if is_exact else "nothing is demanded"
+    print(f"{'pass' if is_right else 'FAIL'}  {folder.name}: {text}; {more}", flush=True)
     return is_right
 
 
@@ -108,10 +109,6 @@ def _begin_stream(url: str, case: Case) -> None:
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=_SILENCE_S, trust_env=False)
     return dict(answer.raise_for_status().json())
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":
