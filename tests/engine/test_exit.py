@@ -1,7 +1,6 @@
 """The end of a process that uses the Python API: no thread is inside of MLX when Python ends."""
 
 import re
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -102,11 +101,3 @@ def test_ctrl_c_ends_loading_and_asking_as_it_ends_any_program(checkpoint: Calla
 @pytest.mark.parametrize("moment", range(10))
 def test_ctrl_c_at_any_moment_of_loading(checkpoint: Callable[..., Path], moment: int) -> None:
     assert _interrupt(LOADING.format(path=str(checkpoint("qwen3"))), "loading", moment / 5) == INTERRUPTED
-
-
-@pytest.mark.parametrize("most", [1000, None], ids=["few", "the usual number"])
-def test_loading_leaves_the_limit_of_open_files(most: int | None) -> None:
-    hard = most or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))\n"
-    code += "import vllm_mlx.runner.model\nprint(*resource.getrlimit(resource.RLIMIT_NOFILE))"
-    assert _run(code) == (0, f"100 {hard}\n", "")

@@ -23,7 +23,8 @@ from .streams import ASKED, PATHS, THINKS, TOOLS
 Page = dict[str, Any]
 _STATUS = ("/v1/status", "/v1/models", "/v1/cache", "/v1/status/history", "/health")
 _QUESTION = "What is 2 + 3?"
-_HIDDEN = ("model_name", "version", "le")  # labels whose values are the machine's or the build's
+_LIBRARIES = ("llguidance", "mlx", "mlx_lm", "mlx_vlm", "platform", "python", "transformers")
+_HIDDEN = ("model_name", "version", "le", *_LIBRARIES)  # labels whose values are the machine's or the build's
 
 
 def _png() -> str:

@@ -237,7 +237,7 @@ def test_low_detail_is_fewer_tokens(tiny: Running) -> None:
     assert tokens["low"] < tokens["high"] == tokens["auto"]
 
 
-def test_what_the_processor_refuses_is_named_by_its_place(tiny: Running) -> None:
+def test_an_image_that_is_refused_is_named_by_its_place(tiny: Running) -> None:
     good, narrow = (data_url(encode(Image.new("RGB", size))) for size in ((64, 64), (2000, 4)))
     path, body = chat(good, good, narrow)
     answer = post(tiny, path, {"messages": [{"role": "system", "content": "Look."}, *body["messages"]]})
@@ -245,7 +245,9 @@ def test_what_the_processor_refuses_is_named_by_its_place(tiny: Running) -> None
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_image", place)
     message = answer.json()["error"]["message"]
-    assert message.startswith(f"Image 3 of this request (`{place}`, data:image/png;base64,…)") and "2000 x 4" in message
+    assert (
+        message.startswith(f"Image 3 of this request (`{place}`, data:image/png;base64,…)") and "2000 × 4" in message
+    )
 
 
 def test_the_python_api_shows_images_too(tmp_path: Path) -> None:

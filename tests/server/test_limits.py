@@ -28,6 +28,7 @@ CHAT: Any = {"messages": MESSAGES}
 JSON = {"content-type": "application/json"}
 SCHEMA: Any = {"type": "object", "properties": {"x": {"enum": ["y" * 300]}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOLS: Any = [{**TOOL, "function": {**TOOL["function"], "name": name}} for name in ("f", "g", "h")]
 LONG_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 TREE: Any = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
 TREE_PARAM = "response_format"
@@ -46,7 +47,7 @@ def server() -> Iterator[Running]:
     ("path", "body", "param", "flag"),
     [
         ("/v1/chat/completions", {"messages": MESSAGES * 4}, "messages", "--max-messages"),
-        ("/v1/chat/completions", {**CHAT, "tools": [TOOL] * 3}, "tools", "--max-tools"),
+        ("/v1/chat/completions", {**CHAT, "tools": TOOLS}, "tools", "--max-tools"),
         ("/v1/chat/completions", {**CHAT, "tools": [LONG_TOOL]}, "tools", "--max-schema-bytes"),
         ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}, FORMAT_PARAM, "--max-schema-bytes"),
         ("/v1/chat/completions", {**CHAT, "response_format": TREE}, TREE_PARAM, "--max-schema-bytes"),
@@ -77,7 +78,7 @@ def test_a_schema_far_beyond_its_limit_is_not_written_out(monkeypatch: pytest.Mo
 
 def test_what_is_within_the_limits_is_taken(server: Running) -> None:
     with server.http() as client:
-        for body in ({"messages": MESSAGES * 3, "n": 5}, {**CHAT, "tools": [TOOL, {**TOOL}]}):
+        for body in ({"messages": MESSAGES * 3, "n": 5}, {**CHAT, "tools": TOOLS[:2]}):
             assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 

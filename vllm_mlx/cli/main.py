@@ -16,7 +16,7 @@ def main() -> None:
     is_server = sys.argv[1:2] == ["serve"]
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in usual if is_server else (signal.SIGINT,):
-        if usual[number] is not signal.SIG_IGN:  # as nohup and shells without a terminal leave it
+        if usual[number] is not signal.SIG_IGN:  # nohup, and a shell without a terminal, leave it so
             signal.signal(number, lambda number, _: end(0 if number != signal.SIGINT else 128 + number))
     from .commands import app
 

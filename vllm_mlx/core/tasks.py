@@ -1,6 +1,7 @@
 """Work whose result somebody waits for: its time limit, several tasks at once, and work on another thread."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import threading
@@ -54,6 +55,11 @@ def settle(result: "Future[T]", work: Callable[[], T]) -> None:
         result.set_result(work())
     except BaseException as error:  # the error belongs to the thread that waits
         result.set_exception(error)
+
+
+def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise an error in a running thread as soon as it is between two steps of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
 
 
 def call_at_exit(method: Callable[[], object]) -> None:

@@ -3,7 +3,6 @@
 Other threads only send messages, which the thread handles between two steps.
 """
 
-import ctypes
 import logging
 import threading
 import time
@@ -23,7 +22,7 @@ from ..core.faults import MAX_FAULTS, device_fault
 from ..core.fence import Fence
 from ..core.sequence import Sequence
 from ..core.step import SequenceUpdate, StepOutput, StepPlan
-from ..core.tasks import call_at_exit, settle
+from ..core.tasks import call_at_exit, raise_in, settle
 from ..runner.device import DeviceWatch
 from ..runner.runner import Runner
 from ..scheduler.scheduler import Scheduler
@@ -285,10 +284,7 @@ class EngineThread:
         self.facts = self._loaded.result()
 
     def listen(self, deliver: Deliver, died: Callable[[EngineDead], None]) -> None:
-        """Set the callbacks for updates and for the thread's death, before any sequence is added.
-
-        They are called on the engine thread.
-        """
+        """Set what the thread calls with updates and when it dies, before any sequence is added."""
         self._deliver, self._died = deliver, died
 
     def check_alive(self) -> None:
@@ -330,9 +326,8 @@ class EngineThread:
 
     def _end_with_process(self) -> None:
         """Leave MLX before Python ends, also in the middle of loading."""
-        if self._thread.ident is not None and not self._loaded.done():
-            thread = ctypes.c_ulong(self._thread.ident)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
+        if not self._loaded.done():
+            raise_in(self._thread, SystemExit)
         self.stop(_EXIT_S)
 
     def _run(self) -> None:
@@ -362,7 +357,8 @@ class EngineThread:
                     engine.yield_memory(self._deliver)
         except BaseException as error:
             logger.exception("The engine thread ended")
-            self.error = _end_of(error)
+            message = f"The engine has stopped: {type(error).__name__}: {error}. Restart the server."
+            self.error = error if isinstance(error, EngineDead) else EngineDead(message)
             self._died(self.error)
         with Fence("the process, which ends"):
             engine.close(self._rest_s, self._deliver)
@@ -398,12 +394,6 @@ class EngineThread:
                 case act:
                     act(engine)
             block = False
-
-
-def _end_of(error: BaseException) -> EngineDead:
-    if isinstance(error, EngineDead):
-        return error
-    return EngineDead(f"The engine has stopped: {type(error).__name__}: {error}. Restart the server.")
 
 
 def _nobody_listens(_: object) -> None:

@@ -341,8 +341,8 @@ def make_scheduler(
 def _prefix_planner(
     config: EngineConfig, checkpoint: Checkpoint, measured: MeasuredModel, memory: MemoryBudget
 ) -> PrefixPlanner | None:
-    """None: it is off."""
-    model = measured.model
+    """Return None if the prefix cache is off."""
+    model, s_per_token = measured.model, 1 / measured.calibration.tokens_per_s
     if not config.prefix_cache:
         return None
     if model.resume_rule is None:
@@ -350,11 +350,7 @@ def _prefix_planner(
         return None
     max_bytes = min(memory.rows_bytes, config.cache_memory_bytes or memory.rows_bytes)
     return PrefixPlanner(
-        PrefixTree(
-            max_bytes=max_bytes,
-            max_buffers=max_stored_buffers(),
-            s_per_token=1 / measured.calibration.tokens_per_s,
-        ),
+        PrefixTree(max_bytes=max_bytes, max_buffers=max_stored_buffers(), s_per_token=s_per_token),
         fingerprint(checkpoint, model),
         model.resume_rule,
         model.footprint,

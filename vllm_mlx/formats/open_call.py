@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .bodies import Body
 from .bodies.heads import Head
 from .family import Opening, Place
+from .vocabulary import TagVocabulary
 
 
 def new_call_id() -> str:
@@ -68,6 +69,13 @@ class OpenCall:
             self.body = self.body.chosen
             end += self.body.consume(text[end:], final=final)
         return end
+
+    def end_in(self, text: str, tags: TagVocabulary, *, final: bool) -> tuple[int, str | None]:
+        """Return the end of the text that is the call's, and the token that ends the call in any state of its body."""
+        splitter = tags.ends_call if self.is_named else tags.ends_unnamed_call
+        if splitter is None or self.body.reads_tags or self.is_at_own_marker:
+            return len(text), None
+        return splitter.cut(text, final=final)
 
     def following(self, body: Body) -> "OpenCall":
         """Return the next call of a list of calls, which has no tag of its own."""

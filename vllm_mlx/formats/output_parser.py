@@ -8,7 +8,7 @@ from .content_writer import ContentWriter
 from .family import Opening, ReasoningFormat, ReasoningOpening, ToolFormat
 from .framing import ReasoningFraming
 from .open_call import CallIds, OpenCall, new_call_id
-from .vocabulary import MarkerSplitter, tag_vocabulary
+from .vocabulary import tag_vocabulary
 
 _MAX_MARGIN = 256  # characters in which a marker may follow itself
 
@@ -45,8 +45,8 @@ class OutputParser:
         self._schemas = schemas
         self._ids = CallIds(call_ids)
         self._pending = ""  # fed, but may still become a marker
-        is_bounded = opening is not ReasoningOpening.ANYWHERE
-        self._writer = ContentWriter(self._codec, is_plain=reasoning is None and not tools, is_bounded=is_bounded)
+        is_plain, is_bounded = reasoning is None and not tools, opening is not ReasoningOpening.ANYWHERE
+        self._writer = ContentWriter(self._codec, is_plain=is_plain, is_bounded=is_bounded)
         self._content = self._writer.framing
         self._reasoning = ReasoningFraming()
         self._has_messages = reasoning is not None and reasoning.headed is not None
@@ -176,9 +176,9 @@ class OutputParser:
             out.append(ReasoningDelta(self._codec.decode(text)))
 
     def _append_shown(self, text: str, out: list[ContentEvent]) -> None:
-        if text and self._unshown_tag:
-            self._writer.emit_extra(self._unshown_tag, out)
         if text:
+            if self._unshown_tag:
+                self._writer.emit_extra(self._unshown_tag, out)
             self._unshown_tag = ""
             self._writer.emit(text, out)
 
@@ -251,10 +251,8 @@ class OutputParser:
     # Calls
 
     def _open_call(self, opening: Opening, marker: str) -> None:
-        tags = self._tags
-        is_native = marker in tags.native
-        behind = self._behind(marker)
-        if marker in tags.tagged and behind.startswith(marker):
+        tags, is_native = self._tags, marker in self._tags.native
+        if marker in tags.tagged and self._behind(marker).startswith(marker):
             self._take(self._pending.index(marker, len(marker)))  # the same tag follows, which opens the call
             return
         context = BodyContext(self._schemas or {}, tags.enclosing, tags.may_call, self._codec.encode)
@@ -265,7 +263,7 @@ class OutputParser:
 
     def _advance_call(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
         """Return whether more of the pending text may be read now."""
-        end, marker = self._end_of(call, final)
+        end, marker = call.end_in(self._pending, self._tags, final=final)
         text = self._pending if end == len(self._pending) else self._pending[:end]
         is_end = final or marker is not None
         self._take_text(call, call.consume(text, final=is_end), out)
@@ -294,13 +292,6 @@ class OutputParser:
                 elif not self._content.follows_call:
                     self._content.absorb_close()
         return True
-
-    def _end_of(self, call: OpenCall, final: bool) -> tuple[int, str | None]:
-        """Find a token that ends the call in any state of its body."""
-        splitter: MarkerSplitter | None = self._tags.ends_call if call.is_named else self._tags.ends_unnamed_call
-        if splitter is None or call.body.reads_tags or call.is_at_own_marker:
-            return len(self._pending), None
-        return splitter.cut(self._pending, final=final)
 
     def _end_at_tag(self, call: OpenCall, out: list[ContentEvent], final: bool) -> bool:
         """Go on where the body cannot continue: at a tag around it, or because this is no call."""
@@ -395,7 +386,7 @@ class OutputParser:
             if call.is_at_own_marker:
                 call.raw.append(self._take(len(call.marker) if call.has_tags else 1))
             raw = "".join(call.raw)
-            behind = (raw + self._pending[: len(call.marker) + 2])[len(call.marker) :]
+            behind = f"{raw}{self._pending[: len(call.marker) + 2]}"[len(call.marker) :]
             is_mentioned = not call.is_named and self._writer.quoting.is_mentioned(behind)
             if call.is_further:
                 self._append(self._tags.without_own(raw), out)

@@ -12,7 +12,7 @@ from PIL import Image
 from ..core.errors import InvalidImage
 
 _MAX_SIDE = 65_535
-_MAX_RATIO = 200  # of the longer side to the shorter
+_MAX_RATIO = 200  # the longer side divided by the shorter one
 
 
 @dataclass(frozen=True, slots=True, eq=False)

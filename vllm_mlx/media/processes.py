@@ -32,7 +32,7 @@ class ReadingFailed(Exception):
     """A process did not read its file to the end."""
 
     status: int  # its exit status, `TOO_MUCH`, or 0 for a file that it refused
-    reason: str = ""  # of the refusal
+    reason: str = ""  # why it refused the file
 
 
 class Processes:

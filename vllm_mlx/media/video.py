@@ -77,7 +77,7 @@ class VideoLimits:
     max_pixels: int  # chosen frames are scaled down to this many together
     max_frame_pixels: int  # in one frame of the file
     max_decode_s: float
-    max_memory_bytes: int = MAX_MEMORY_BYTES  # of the process that reads a file
+    max_memory_bytes: int = MAX_MEMORY_BYTES  # the process that reads a file may use so much
 
     @classmethod
     def of(cls, config: MediaConfig) -> "VideoLimits":
@@ -94,7 +94,7 @@ class VideoFile:
 
     data: bytes
     task: VideoTask  # names the frames that the model sees, and their size
-    times: Sequence[float]  # of these frames, in seconds from the first
+    times: Sequence[float]  # when each of these frames is shown, in seconds from the first
     fps: float
 
     @property

@@ -3,9 +3,8 @@
 import resource
 
 _set_limit = resource.setrlimit
-resource.setrlimit = lambda *_: (
-    None
-)  # mlx-lm sets 2,048 open files and at most 4,096, and fails where fewer may be open
+# mlx-lm sets 2,048 open files and at most 4,096, and fails where fewer may be open.
+resource.setrlimit = lambda *_: None
 try:
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model

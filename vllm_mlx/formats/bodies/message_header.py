@@ -115,7 +115,7 @@ def harmony_route(words: str, context: BodyContext) -> Body | BodyStatus:
         if context.may_call and (name in context.schemas or name != recipient or may_be_tool):
             return ObjectBody(context, name)
     channel = re.findall(_CHANNEL_NAME, _RECIPIENT.sub("", words))[-1:]
-    is_hidden = channel == ["analysis"] or any(each not in ("user", "all") for each in recipients)
+    is_hidden = channel == ["analysis"] or any(recipient not in ("user", "all") for recipient in recipients)
     return BodyStatus.REASONING if is_hidden and channel != ["final"] else BodyStatus.TEXT
 
 
