@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.rows import row
+from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import Message, TextPart, ToolChoice, ToolSpec
 from vllm_mlx.core.request import RESERVED_TEMPLATE_KWARGS, Request, SamplingParams
 
@@ -139,6 +140,14 @@ def test_either_name_limits_the_reply(body: dict[str, int]) -> None:
 def test_thinking(fields: dict[str, Any], thinking: str, kwargs: dict[str, Any]) -> None:
     request = chat(**fields)
     assert (request.thinking, request.template_kwargs) == (thinking, kwargs)
+
+
+def test_the_number_of_arguments_for_the_template_is_bounded() -> None:
+    kwargs = {f"k{number}": number for number in range(16)}
+    assert chat(chat_template_kwargs=kwargs).template_kwargs == kwargs
+    with pytest.raises(InvalidParameter, match="`chat_template_kwargs` has 17 entries, at most 16") as caught:
+        chat(chat_template_kwargs={**kwargs, "one more": 1})
+    assert caught.value.param == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,14 @@ def test_a_file_that_makes_no_sense_counts_as_none(tmp_path, content):
     assert Ledger(tmp_path / "a").peek().written == {1: 2}
 
 
+def test_a_link_in_its_place_is_not_followed(tmp_path):
+    (tmp_path / "other").write_bytes(b"kept")
+    (tmp_path / "a").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError), Ledger(tmp_path / "a").locked():
+        pass
+    assert (tmp_path / "other").read_bytes() == b"kept"
+
+
 def test_only_the_last_days_are_kept():
     account = Account()
     for day in range(100):

@@ -51,7 +51,7 @@ class Clients:
 
 def test_a_body_is_read_before_the_bodies_of_a_key_that_sent_many() -> None:
     """All arrive while the first is read."""
-    slow, long, small = (saying([{"type": "text", "text": "a"}] * number) for number in (28_000, 8_000, 4_000))
+    slow, long, small = (saying([{"type": "text", "text": "a"}] * number) for number in (120_000, 24_000, 4_000))
     with serving(FakeEngine(), api_keys=("ann", "ben")) as server:
         clients = Clients(server)
         clients.send("ann", slow)
@@ -60,7 +60,7 @@ def test_a_body_is_read_before_the_bodies_of_a_key_that_sent_many() -> None:
         clients.send("ben", small)
         assert sorted(clients.finish()) == ["ann"] * 8 + ["ben"]
         sizes = [len(request.messages[0].parts) for request in server.engine.requests]
-    assert sizes.index(4_000) <= 4, sizes
+    assert sizes.index(4_000) <= 6, sizes
 
 
 @pytest.fixture

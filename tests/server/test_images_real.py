@@ -245,9 +245,7 @@ def test_an_image_that_is_refused_is_named_by_its_place(tiny: Running) -> None:
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_image", place)
     message = answer.json()["error"]["message"]
-    assert (
-        message.startswith(f"Image 3 of this request (`{place}`, data:image/png;base64,…)") and "2000 × 4" in message
-    )
+    assert message.startswith(f"Image 3 of this request (`{place}`, data:image/png;base64,…)") and "2000 × 4" in message
 
 
 def test_the_python_api_shows_images_too(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from .wire import ExtraFields, Ignored, Refused, Wire
 
 Detail = Literal["auto", "low", "high", "original"]
 LOW_DETAIL_SIDE = 512  # pixels
+MAX_TEMPLATE_KWARGS = 16
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -81,6 +82,9 @@ class ThinkingParameters(TypedDict):
 def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | None) -> ThinkingParameters:
     """`enable_thinking` inside `chat_template_kwargs` takes precedence over the effort; the template sees both."""
     kwargs: dict[str, Any] = dict(template_kwargs or {})
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        message = f"`chat_template_kwargs` has {len(kwargs)} entries, at most {MAX_TEMPLATE_KWARGS} are allowed."
+        raise InvalidParameter(f"{message} Send those that the chat template reads.", param="chat_template_kwargs")
     for name in sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise Unsupported(
             f"`chat_template_kwargs.{name}` is not supported: the server sets it. "

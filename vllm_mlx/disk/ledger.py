@@ -57,7 +57,7 @@ class Ledger:
     @contextlib.contextmanager
     def locked(self) -> Iterator[Account]:
         """The account, which nobody else reads or writes meanwhile. Changes are kept. Raises OSError."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             lock(file)
             before = os.pread(file, _FILE_BYTES, 0)

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
@@ -99,9 +100,13 @@ class MediaFetcher:
         self._config = config
         self._resolve = resolve or _resolve
         self._is_allowed = is_allowed or ((lambda address: True) if config.allow_private_media else is_public)
+        self._ssl_context = ssl_context
+
+    @cached_property
+    def _transport(self) -> httpx.AsyncHTTPTransport:
         # A kept connection would be shared by host names of one address, but checked for the first of them only.
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=ssl_context or httpx.create_ssl_context(),
+        return httpx.AsyncHTTPTransport(
+            verify=self._ssl_context or httpx.create_ssl_context(),
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
@@ -135,7 +140,8 @@ class MediaFetcher:
         )
 
     async def close(self) -> None:
-        await self._transport.aclose()
+        if "_transport" in self.__dict__:  # closing imports modules, which a program that was interrupted need not do
+            await self._transport.aclose()
 
     async def _addresses(self, url: httpx.URL) -> tuple[str, ...]:
         """The numeric addresses to try. Raises InvalidImage unless all addresses of the host name are allowed."""
