@@ -84,7 +84,7 @@ def decode_thinking(effort: str | None, template_kwargs: Mapping[str, Any] | Non
     kwargs: dict[str, Any] = dict(template_kwargs or {})
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         message = f"`chat_template_kwargs` has {len(kwargs)} entries, at most {MAX_TEMPLATE_KWARGS} are allowed."
-        raise InvalidParameter(f"{message} Send those that the chat template reads.", param="chat_template_kwargs")
+        raise InvalidParameter(f"{message} Send only what the chat template reads.", param="chat_template_kwargs")
     for name in sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise Unsupported(
             f"`chat_template_kwargs.{name}` is not supported: the server sets it. "
