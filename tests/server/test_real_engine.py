@@ -74,6 +74,13 @@ def test_a_prompt_that_does_not_fit_is_a_400_before_any_stream(client: openai.Op
     assert "maximum context length is 256 tokens. However" in caught.value.message
 
 
+@pytest.mark.parametrize("prompt", ["word " * 2000, [5] * 2000], ids=["text", "ids"])
+def test_a_completion_that_does_not_fit_names_its_own_field(client: openai.OpenAI, prompt: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=prompt, **GREEDY)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
 def test_a_limit_beyond_the_context_is_cut_and_said(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=32000, seed=1)
     usage: Any = reply.usage

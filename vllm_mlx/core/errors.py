@@ -103,13 +103,15 @@ class InvalidDocument(InvalidImage):
 class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
-    def __init__(self, *, num_prompt_tokens: int, max_model_len: int, is_least: bool = False):
-        """`is_least`: the count is a lower bound, and the prompt was not tokenised."""
+    def __init__(self, *, num_prompt_tokens: int, max_model_len: int, is_least: bool = False, param: str = "messages"):
+        """`param`: the request field that holds the prompt. `is_least`: the count is a lower bound, and the prompt was
+        not tokenised.
+        """
         count = f"at least {num_prompt_tokens}" if is_least else f"{num_prompt_tokens}"
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {count} "
             "tokens and at least one is needed for the reply. Please shorten the prompt.",
-            param="messages",
+            param=param,
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len

@@ -144,9 +144,9 @@ class ChatPrompts:
         entry = recalled.longest(text)
         known = None if entry is None else self._known_prefix(entry, text, request)
         if known is None:
-            self._window.check_text(text)
+            self._window.check_text(text, param="messages")
         else:
-            self._window.check_text(text, known_chars=known.num_chars, known_tokens=known.num_tokens)
+            self._window.check_text(text, param="messages", known_chars=known.num_chars, known_tokens=known.num_tokens)
         deadline.check()
         encoded = EncodedText(self._tokenizer, text, known)
         deadline.check()

@@ -159,7 +159,7 @@ class RequestProcessor:
         prompt = request.prompt
         assert prompt is not None
         if isinstance(prompt, str):
-            self._window.check_text(prompt)
+            self._window.check_text(prompt, param="prompt")
             prompt = tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
         else:
             self._check_vocabulary(prompt)

@@ -33,9 +33,10 @@ class ContextWindow:
         self._floor = TokenFloor(tokenizer)
         self.max_model_len = max_model_len
 
-    def check_text(self, text: str, *, known_chars: int = 0, known_tokens: int = 0) -> None:
+    def check_text(self, text: str, *, param: str, known_chars: int = 0, known_tokens: int = 0) -> None:
         """Raises ContextLengthExceeded for a text that cannot fit, without tokenizing it.
 
+        `param` is the request field that holds the prompt.
         The first `known_tokens` ids of the prompt are known; they stand for its first `known_chars` characters.
         """
         most = max(self.max_model_len, _COUNTED_TOKENS)
@@ -45,7 +46,9 @@ class ContextWindow:
         if known_tokens:
             least = min(least, known_tokens - 1 + self._floor.least_tokens(text[known_chars:]))
         if least >= most:
-            raise ContextLengthExceeded(num_prompt_tokens=least, max_model_len=self.max_model_len, is_least=True)
+            raise ContextLengthExceeded(
+                num_prompt_tokens=least, max_model_len=self.max_model_len, param=param, is_least=True
+            )
 
     def check_ids(self, token_ids: Sequence[int], *, param: str) -> None:
         """Raises InvalidParameter for an empty prompt, ContextLengthExceeded for one without room for a reply.
@@ -55,7 +58,7 @@ class ContextWindow:
         if not token_ids:
             raise InvalidParameter("The prompt is empty: give at least one token.", param=param)
         if len(token_ids) >= self.max_model_len:
-            raise ContextLengthExceeded(num_prompt_tokens=len(token_ids), max_model_len=self.max_model_len)
+            raise ContextLengthExceeded(num_prompt_tokens=len(token_ids), max_model_len=self.max_model_len, param=param)
 
 
 class TokenFloor:
