@@ -15,6 +15,7 @@ from vllm_mlx.cli.settings import is_local, local_url
 from vllm_mlx.core.config import ModelInfo
 
 LOADED = {
+    "takes_chats": True,
     "sliding_windows": [],
     "keeps_recurrent_state": True,
     "copied_whole": [],
@@ -132,6 +133,14 @@ def test_the_request_can_be_pasted_whatever_the_name(name: str) -> None:
     words = pasted(printed(banner(names=(name, "other"))))
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == name
+
+
+def test_without_a_chat_template_the_request_is_a_completion() -> None:
+    without = replace(banner(), loaded={**LOADED, "takes_chats": False})
+    command = shlex.split(without.curl(show_key=False).replace("\\\n", ""))
+    assert command[1].endswith("/v1/completions")
+    assert json.loads(command[-1])["prompt"]
+    assert any(fact.startswith("chats: the checkpoint has no chat template") for _, fact in without.facts())
 
 
 def test_the_key_is_in_the_request_on_a_terminal_and_never_in_a_log() -> None:

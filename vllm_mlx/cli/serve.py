@@ -164,6 +164,7 @@ class Banner:
         switched_off = "--no-prefix-cache or --repeatable is set"
         why_no_disk = "--cache-disk 0 is set" if self.disk is None else self.disk.off_reason
         checks = [
+            (self.loaded["takes_chats"], "chats: the checkpoint has no chat template; --chat-template gives it one"),
             (self.info.takes_images, f"images and videos: {wanted}"),
             (not self.info.takes_images or not self.loaded["no_videos"], f"videos: {self.loaded['no_videos']}"),
             (not reason, f"one forward pass for rows of all lengths: {reason}"),
@@ -176,8 +177,11 @@ class Banner:
 
     def curl(self, *, show_key: bool) -> str:
         """A shell command. Without `show_key`, a variable stands for the key, because logs are kept."""
-        body = {"model": self.names[0], "messages": [{"role": "user", "content": "Who are you?"}]}
-        lines = [f"curl {self.url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
+        body: dict[str, Any] = {"model": self.names[0], "messages": [{"role": "user", "content": "Who are you?"}]}
+        path = "chat/completions"
+        if not self.loaded["takes_chats"]:
+            body, path = {"model": self.names[0], "prompt": "Once upon a time", "max_tokens": 30}, "completions"
+        lines = [f"curl {self.url}/v1/{path}", "-H 'Content-Type: application/json'"]
         if self.api_keys:
             header = shlex.quote(f"Authorization: Bearer {self.api_keys[0]}")
             lines.append(f"-H {header}" if show_key else '-H "Authorization: Bearer $API_KEY"')

@@ -38,6 +38,7 @@ class ModelFacts(TypedDict):
     max_model_len: int
     vocab_size: int
     weights_bytes: int
+    takes_chats: bool  # it has a chat template
     takes_images: bool
     takes_videos: bool
     no_videos: str | None

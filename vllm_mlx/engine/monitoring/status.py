@@ -218,6 +218,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,
         "weights_bytes": info.weights_bytes,
+        "takes_chats": processor.tokenizer.chat_template is not None,
         "takes_images": info.takes_images,
         "takes_videos": processor.no_videos is None,
         "no_videos": processor.no_videos,
