@@ -73,7 +73,7 @@ def test_n_replies_with_seeds(llm):
     ("call", "error", "param"),
     [
         (lambda llm: llm.generate([[5, 99999]]), InvalidParameter, "prompt"),
-        (lambda llm: llm.generate([[5] * 3000]), ContextLengthExceeded, "messages"),
+        (lambda llm: llm.generate([[5] * 3000]), ContextLengthExceeded, "prompt"),
         (lambda llm: llm.chat([{"role": "nobody", "content": "x"}]), InvalidParameter, None),
         (lambda llm: llm.generate("x", SamplingParams(temperature=-1)), InvalidParameter, "temperature"),
         (lambda llm: llm.generate("x", SamplingParams(logit_bias={5000: 1.0})), InvalidParameter, "logit_bias"),
