@@ -50,6 +50,6 @@ def end(code: int) -> NoReturn:
     if code in (0, 128 + signal.SIGINT):
         logger.info("Stopped.")
     logging.shutdown()
-    with suppress(OSError, AttributeError):  # nobody reads any more; there is no stream
+    with suppress(OSError, AttributeError):  # its reader has left, or the stream is missing
         sys.stdout.flush()
     os._exit(code)

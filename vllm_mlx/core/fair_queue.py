@@ -46,7 +46,7 @@ class FairQueue:
     """
 
     def __init__(self, num_places: int, per_key: int | None = None) -> None:
-        """`per_key`: how many places one key may hold, even if others are free. None: all."""
+        """`per_key`: how many places one key may hold, even if others are free; by default all of them."""
         self.num_places = num_places
         self._per_key = num_places if per_key is None else per_key
         self._held: Counter[Hashable] = Counter()  # places by key

@@ -77,7 +77,7 @@ class Constraint:
     reasoning: ReasoningRule | None = None  # None: the grammar constrains the reply from its first token on
     barred: tuple[int, ...] = ()  # not allowed in reasoning: the grammar could not continue after these tokens
     names: Callable[[], NameHold] | None = None  # None: a grammar holds the names of calls, or nothing does
-    grace: Any = None  # a guidance.grace.Grace, which all constraints of a tenant share. None: one of its own
+    grace: Any = None  # a guidance.grace.Grace, which all constraints of a tenant share
     forget: Callable[[], None] | None = None  # called when the grammar was too slow: its tables are large then
 
 

@@ -4,10 +4,12 @@ import asyncio
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
@@ -55,6 +57,15 @@ def settle(result: "Future[T]", work: Callable[[], T]) -> None:
         result.set_result(work())
     except BaseException as error:  # the error belongs to the thread that waits
         result.set_exception(error)
+
+
+def python_process(module: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a process that runs a module with the packages of this one.
+
+    The process inherits no other variable of the environment.
+    """
+    folders = [str(Path(__file__).parents[2]), *(str(Path(folder).absolute()) for folder in sys.path)]
+    return [sys.executable, "-S", "-P", "-m", module], {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:

@@ -43,7 +43,7 @@ class Monitor:
         return self.hanging() if self._thread.error is None else self._thread.error.message
 
     def hanging(self) -> str | None:
-        """What hangs: the engine in a step, or many threads that prepare prompts. None: nothing hangs."""
+        """What hangs: the engine in a step, or many threads that prepare prompts. Returns None if nothing hangs."""
         return self._hanging_step() or self._pool.error()
 
     def _hanging_step(self) -> str | None:

@@ -189,7 +189,7 @@ class _Job:
 class PromptPool:
     """Any thread may call it. Tenants take turns, and long prompts do not delay short ones.
 
-    No tenant has all threads, so that nobody waits for another's prompts. A thread that hangs is replaced.
+    No tenant has all threads, so that the prompts of others need not wait. A thread that hangs is replaced.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ _DSML_SECTIONS = tuple(f"{_DSML}{section}>" for section in ("function_calls", "t
 
 
 def dsml(section: str, space: str = "") -> Calls:
-    """Lay out calls in DeepSeek's markup: every tag contains the same token, which is no text alone either.
+    """Lay out calls in DeepSeek's markup: every tag contains the same token, which is not text even alone.
 
     The tags that other versions write around their calls are dropped.
     """

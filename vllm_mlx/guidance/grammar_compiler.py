@@ -1,21 +1,19 @@
 """Compiles grammars for one tokenizer's vocabulary, by llguidance, and keeps recent ones. Thread-safe."""
 
 import json
-import os
 import subprocess
-import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property
-from pathlib import Path
 from typing import IO, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ..core.errors import InvalidParameter, Overloaded
 from ..core.fair_queue import FairQueue
+from ..core.tasks import python_process
 from ..tokens.tokenizer import Tokenizer
 from . import trial_process as trial
 from .exact_tokenizer import ExactTokenizer
@@ -205,13 +203,13 @@ class GrammarTrials:
         return int(outcome["num_bytes"])
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        folders = [str(Path(__file__).parents[2]), *(str(Path(folder).absolute()) for folder in sys.path)]
+        command, environment = python_process(trial.__name__)
         return subprocess.Popen(
-            [sys.executable, "-S", "-P", "-m", trial.__name__],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PYTHONPATH": os.pathsep.join(folders)},
+            env=environment,
             close_fds=False,  # otherwise this process would be forked, which takes long if it is large
         )
 

@@ -2,24 +2,21 @@
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import Overloaded
 from ..core.fair_queue import FairQueue
-from ..core.tasks import Deadline
+from ..core.tasks import Deadline, python_process
 from .own_process import END, FRAME, REFUSED
 
 MAX_MEMORY_BYTES = 1 << 30  # limit of one process
 TOO_MUCH = -1000  # what was sent exceeds its limit; beside the exit statuses of processes
 _PROCESSES = 3  # at the same time
-_PER_TENANT = 2  # so that nobody waits for one tenant's files
+_PER_TENANT = 2  # so that other tenants need not wait for its files
 _RETRY_S = 5.0
 _END_S = 1.0  # time for a process to end after its last frame
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # exit statuses of a process that the system or a user ended
@@ -85,14 +82,15 @@ async def _frames(process: asyncio.subprocess.Process, max_bytes: int) -> list[F
 @asynccontextmanager
 async def _process(module: str, settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a process, which ends with the block. It inherits no environment, and no file that Python opened."""
-    folders = [str(Path(__file__).parents[2]), *(str(Path(folder).absolute()) for folder in sys.path)]
+    command, environment = python_process(module)
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-S", "-P", "-m", module, json.dumps(settings)),
+            *command,
+            json.dumps(settings),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={"PYTHONPATH": os.pathsep.join(folders)},
+            env=environment,
             close_fds=False,  # otherwise it would be forked, which takes long in a process as large as this one
         )
     except OSError as error:
