@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage
-from vllm_mlx.media.fetch import MediaFetcher, _checked, is_public
+from vllm_mlx.media.fetch import MediaFetcher, is_public
 
 SSL = ssl.create_default_context()
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.215.14", "2606:4700:4700::1111", "2a00:1450:4001:82b::200e", "64:ff9b::8.8.8.8",
@@ -91,8 +91,8 @@ def test_no_spelling_of_a_private_address_is_fetched(network: tuple[int, int], h
     async def check() -> None:
         web = MediaFetcher(MediaConfig(), ssl_context=SSL)
         for spelling in spellings(address):
-            with pytest.raises(InvalidImage):
-                await web._addresses(_checked(f"http://{spelling}/a.png"))
+            with pytest.raises(InvalidImage, match=r"there is no host|not on the public internet|not a valid URL"):
+                await web.fetch(f"http://{spelling}/a.png")
 
     asyncio.run(check())
 

@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import gc
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from tests.support.running import eventually
 from vllm_mlx.core.config import MediaConfig
 from vllm_mlx.core.errors import InvalidImage, Overloaded
 from vllm_mlx.core.messages import ImagePart
@@ -192,6 +194,31 @@ def test_time_is_for_all_that_a_request_fetches(pictures: Host) -> None:
     assert "--media-timeout-s" in loading.refusal(*(pictures.url(f"/{number}") for number in range(12)))
     assert len(pictures.requests) == 4, "a request has four fetches under way"
     assert loading(PNG)[PNG].width == 8
+    loading.close()
+
+
+def test_a_name_server_that_hangs_holds_up_no_other_key_and_ends_with_its_request(pictures: Host) -> None:
+    pictures.routes |= {f"/{number}.png": image(PNG) for number in range(2)}
+    names, answers = Names({"pictures.test": HERE}), threading.Event()
+    names.hang = {f"{number}.silent.test": answers for number in range(80)}
+    loading = Loading(names, media_timeout_s=1.5)
+
+    async def ask(key: str, *urls: str) -> int:
+        return len(await loading.loader.load([ImagePart(url) for url in urls], as_pixels, tenant=key))
+
+    async def run() -> None:
+        hosts = list(names.hang)
+        silent = [asyncio.create_task(ask("ann", *(f"http://{h}/a" for h in hosts[i::20]))) for i in range(20)]
+        await asyncio.to_thread(eventually, lambda: len(names.asked) == 12)
+        assert await ask("ben", pictures.url("/0.png")) == 1 and not any(task.done() for task in silent)
+        errors = await asyncio.gather(*silent, return_exceptions=True)
+        assert {type(error) for error in errors} == {InvalidImage}
+        assert await ask("ben", pictures.url("/1.png")) == 1
+        assert len(names.asked) < 30, "what no request waits for is not looked up"
+
+    asyncio.run(run())
+    answers.set()
+    assert loading(pictures.url("/0.png"))
     loading.close()
 
 

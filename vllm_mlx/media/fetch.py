@@ -8,10 +8,10 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
@@ -20,12 +20,15 @@ import httpx
 from .. import __version__
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
+from ..core.fair_queue import FairThreads
 from .sources import Kind, check_bytes
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]  # host name, port -> numeric addresses
+Resolve = Callable[[str, int], list[str]]  # host name, port -> numeric addresses; on a thread
 _HEADERS = {"accept-encoding": "identity", "user-agent": f"vllm-mlx/{__version__}"}
 _ACCEPT: Mapping[Kind, str] = {"document": "application/pdf, text/plain, text/*;q=0.5"}
 _MAX_ADDRESSES = 4  # tried for one host name
+# A look-up cannot be ended. One whose request has left counts until the system gives it up.
+_LOOKUPS, _LOOKUPS_PER_TENANT = 32, 24
 _CONNECT_S = 3.0  # to connect to one address
 HEURISTIC_S = 300.0  # freshness of an answer that does not state it
 _MAX_S = 24 * 3600.0
@@ -101,6 +104,7 @@ class MediaFetcher:
         self._resolve = resolve or _resolve
         self._is_allowed = is_allowed or ((lambda address: True) if config.allow_private_media else is_public)
         self._ssl_context = ssl_context
+        self._lookups = FairThreads(_LOOKUPS, "look-up", _LOOKUPS_PER_TENANT)
 
     @cached_property
     def _transport(self) -> httpx.AsyncHTTPTransport:
@@ -111,15 +115,15 @@ class MediaFetcher:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
-    async def fetch(self, url: str, *, kind: Kind = "image", known: Fetched | None = None) -> Fetched:
+    async def fetch(self, url: str, *, kind: Kind = "image", known: Fetched | None = None, tenant: str = "") -> Fetched:
         """Download without credentials, cookies or proxies. Sets no time limit. Raises InvalidImage.
 
-        `known`: the last answer, so that the server may reply that it is still current.
+        `known`: the last answer, so that the server may reply that it is still current. Tenants take turns.
         """
         freshness = float("inf")
         for _ in range(self._config.max_media_redirects + 1):
             hop = _checked(url)
-            addresses = await self._addresses(hop)
+            addresses = await self._addresses(hop, tenant)
             same = known if known is not None and known.url == str(hop) else None
             accept = {"accept": _ACCEPT.get(kind, f"{kind}/*")}
             response = await self._send(hop, addresses, {**accept, **(same.validators if same else {})})
@@ -140,14 +144,15 @@ class MediaFetcher:
         )
 
     async def close(self) -> None:
+        self._lookups.close()
         if "_transport" in self.__dict__:  # closing imports modules, which a program that was interrupted need not do
             await self._transport.aclose()
 
-    async def _addresses(self, url: httpx.URL) -> tuple[str, ...]:
+    async def _addresses(self, url: httpx.URL, tenant: str) -> tuple[str, ...]:
         """The numeric addresses to try. Raises InvalidImage unless all addresses of the host name are allowed."""
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
-            addresses = await self._resolve(_host(url), port)
+            addresses = await self._lookups.run(partial(self._resolve, _host(url), port), tenant)
         except (OSError, UnicodeError) as error:
             raise InvalidImage(f"there is no host {_host(url)}.") from error
         if not addresses or not all(map(self._is_allowed, addresses)):
@@ -258,9 +263,9 @@ def _host(url: httpx.URL) -> str:
     return url.raw_host.decode("ascii")
 
 
-async def _resolve(host: str, port: int) -> list[str]:
+def _resolve(host: str, port: int) -> list[str]:
     """The system's look-up, which understands every spelling of an address that it would connect to."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from ..core.config import MediaConfig
 from ..core.errors import InvalidImage, setting
-from ..core.fair_queue import FairThreads
+from ..core.fair_queue import FairQueue, FairThreads
 from ..core.messages import DocumentPart, ImagePart, MediaPart, VideoPart
 from ..core.tasks import together
 from .decode import ImageFile
@@ -29,7 +29,7 @@ M = TypeVar("M")  # the possible results of opening a file of one kind
 Recall = Callable[[MediaPart, bytes], RenderedMedia | None]  # part, content of its file -> its earlier rendering
 Recalled = dict[MediaPart, RenderedMedia]  # has every part that shows a source: its pixels are not needed
 DIGEST_BYTES = 16
-_MAX_FETCHES = 16  # at once, over all requests
+_MAX_FETCHES, _PER_TENANT = 16, 12  # at once, over all requests and over those of one tenant
 _MAX_ADDRESSES = 1000
 _MAX_ADDRESS_CHARS = 8192
 
@@ -110,7 +110,7 @@ class MediaFiles:
         self._sampling = sampling
         self._video_limits = VideoLimits.of(config)
         self._addresses: LRU[tuple[bytes, str, str], _KnownAddress] = LRU(_MAX_ADDRESSES)  # salt, URL, reader's name
-        self._fetches = asyncio.Semaphore(_MAX_FETCHES)
+        self._fetches = FairQueue(_MAX_FETCHES, per_key=_PER_TENANT)
 
     async def find(self, wanted: Wanted, allowance: Allowance) -> Found[Media]:
         """Raises InvalidImage, and what the deadline raises."""
@@ -209,8 +209,12 @@ class MediaFiles:
     async def _fetch(self, url: str, reader: _Reader[M], known: Fetched | None) -> Fetched:
         allowance = reader.allowance
         try:
-            async with asyncio.timeout_at(allowance.fetch_until_s), allowance.fetches, self._fetches:
-                return await self._fetcher.fetch(url, kind=reader.kind, known=known)
+            async with (
+                asyncio.timeout_at(allowance.fetch_until_s),
+                allowance.fetches,
+                self._fetches.hold(allowance.tenant, allowance.deadline),
+            ):
+                return await self._fetcher.fetch(url, kind=reader.kind, known=known, tenant=allowance.tenant)
         except TimeoutError as error:
             raise InvalidImage(
                 f"it did not arrive within {self._config.media_timeout_s:g} seconds ({setting('media_timeout_s')})."
