@@ -97,8 +97,10 @@ def test_shared_beginnings_stand_once_above_what_continues_them() -> None:
         sizes = {"segment_bytes": 1000, "state_bytes": 0, "hits": 1, "salted": False}
         return {"node_id": node, "parent_id": parent, "start": start, "end": end, **sizes}
 
-    tree = cache_tree([entry(3, 1, 10, 20), entry(2, 1, 10, 15), entry(1, None, 0, 10)], {"enabled": True})
-    [first] = tree.children
+    others = {"num_entries": 2, "num_tokens": 9, "num_bytes": 2_000_000}
+    tree = cache_tree([entry(3, 1, 10, 20), entry(2, 1, 10, 15), entry(1, None, 0, 10)], {"enabled": True}, others)
+    [first, sum_of_others] = tree.children
+    assert str(sum_of_others.label) == "9 tokens of other keys  2.0 MB"
     assert str(first.label).startswith("tokens 0–10")
     assert [str(child.label)[:12] for child in first.children] == ["tokens 10–15", "tokens 10–20"]
-    assert str(cache_tree([], {"enabled": False}).label) == "The prefix cache is off."
+    assert str(cache_tree([], {"enabled": False}, others).label) == "The prefix cache is off."

@@ -1,5 +1,6 @@
 """Holders of different keys on one engine: nobody ends, clears or reads what is another's."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -109,13 +110,36 @@ def test_a_holder_sees_no_words_and_ids_of_another_s_requests(ann: httpx.Client,
     assert all("tenant" not in entry for entry in (*mine, *theirs, *own.json()["last_replies"]))
 
 
-def test_figures_of_another_s_requests_are_seen() -> None:
-    """A reason without the token ids behind its first word."""
-    reply: Any = {"request_id": "msg_1", "why": "altered: tokens at token 3 of 9 (5 -> 7)", "ttft_s": 1}
+def test_replies_to_another_s_requests_are_one_sum() -> None:
+    reply: Any = {"request_id": "msg_1", "prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 3}
     recent, nothing = Recent(), cast(EngineStatus, {"requests": []})
-    recent.add_reply(reply, tenant="ann")
+    for tenant in ("ann", "cat", "ben"):
+        recent.add_reply(reply, tenant=tenant)
     scope: Any = {"state": {"tenant": "ben", "is_admin": False}}
-    assert recent.status_for(scope, nothing)["last_replies"] == [{"request_id": None, "why": "altered", "ttft_s": 1}]
+    status = recent.status_for(scope, nothing)
+    sums = {"num_replies": 2, "prompt_tokens": 14, "cached_tokens": 4, "completion_tokens": 6}
+    assert (status["last_replies"], status["other_replies"]) == ([reply], sums)
+
+
+def test_what_another_cached_and_was_told_is_one_sum_everywhere(ann: httpx.Client, ben: httpx.Client) -> None:
+    for client in (ann, ben):
+        client.delete("/v1/cache")
+    ask = {"messages": [{"role": "user", "content": "Once upon a time there was a bear."}], "max_tokens": 2}
+    assert ann.post("/v1/chat/completions", json=ask).status_code == 200
+    eventually(lambda: bool(ann.get("/v1/cache").json()["data"]))
+    own, seen = ann.get("/v1/cache").json(), ben.get("/v1/cache").json()
+    assert documented_reply(ben, "/v1/cache")["others"] == seen["others"]
+    num_bytes = sum(entry["segment_bytes"] + entry["state_bytes"] for entry in own["data"])
+    num_tokens = sum(entry["end"] - entry["start"] for entry in own["data"])
+    sums = {"num_entries": len(own["data"]), "num_tokens": num_tokens, "num_bytes": num_bytes}
+    assert (seen["data"], seen["others"], own["others"]["num_entries"]) == ([], sums, 0) and num_tokens > 0
+    theirs = own["data"][0]["last_used"]
+    with ben.stream("GET", "/v1/status/stream") as stream:
+        event = json.loads(next(stream.iter_lines()).removeprefix("data: "))
+    mine = ann.get("/v1/status").json()["last_replies"]
+    assert str(theirs) not in json.dumps(seen) and all(reply not in event["last_replies"] for reply in mine)
+    assert event["other_replies"] == ben.get("/v1/status").json()["other_replies"]
+    assert event["other_replies"]["prompt_tokens"] == sum(reply["prompt_tokens"] for reply in mine)
 
 
 @pytest.mark.parametrize("state", [{"tenant": "ann", "is_admin": True}, {}])
@@ -123,8 +147,10 @@ def test_without_several_keys_everything_is_seen(state: Any) -> None:
     error: Any = {"request_id": "a", "message": "b", "path": "/v1/c"}
     recent, nothing = Recent(), cast(EngineStatus, {"requests": []})
     recent.add_error(error, tenant=state.get("tenant", ""))
+    recent.add_reply(error, tenant=state.get("tenant", ""))
     scope: Any = {"state": state, "client": ("192.0.2.1", 5)}
-    assert recent.status_for(scope, nothing)["last_errors"] == [error]
+    status = recent.status_for(scope, nothing)
+    assert status["last_errors"] == status["last_replies"] == [error] and not any(status["other_replies"].values())
 
 
 def test_requests_carry_the_priority_of_their_key() -> None:

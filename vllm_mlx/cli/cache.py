@@ -127,11 +127,14 @@ def _of_server(url: str | None, api_key: str | None, *, clear: bool, as_json: bo
     elif clear:
         print(f"The cache is empty: {readable(int(held['freed_bytes']))} were freed.")
     else:
-        console().print(cache_tree(held["data"], held["cache"]))
+        console().print(cache_tree(held["data"], held["cache"], held["others"]))
 
 
-def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
-    """Runs of tokens, each below the run that it continues, so that a shared beginning occurs once."""
+def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any], others: dict[str, int]) -> Tree:
+    """Runs of tokens, each below the run that it continues, so that a shared beginning occurs once.
+
+    `others`: a sum of the runs of other API keys.
+    """
     if not counts.get("enabled"):
         return Tree("The prefix cache is off.")
     root = Tree(
@@ -149,6 +152,8 @@ def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any]) -> Tree:
         branches[entry["node_id"]] = branches.get(parent, root).add(_entry(entry))
     if len(entries) > _MAX_ENTRIES:
         root.add(f"and {len(entries) - _MAX_ENTRIES} more: see --json")
+    if others["num_entries"]:
+        root.add(f"{others['num_tokens']:,} tokens of other keys  {readable(others['num_bytes'])}")
     return root
 
 

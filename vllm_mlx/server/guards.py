@@ -7,6 +7,7 @@ A tenant cannot cancel, clear or read what another one owns; an administrator ma
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 import time
 from collections import OrderedDict
@@ -32,6 +33,7 @@ _NOT_ADMIN = (
     "Only clients on the server's machine or holders of an admin key may do this: start the server with "
     f"{setting('admin_key_file')}, and send a key of that file."
 )
+_OF_TENANT = re.compile(r"[0-9a-f]{64}/")  # how the salt of a request with a key begins
 NO_KEY = "Send a valid API key: `Authorization: Bearer KEY` or `x-api-key: KEY`."
 MAX_CLIENTS = 10_000  # the client that was silent longest is forgotten, and then treated like a new one
 
@@ -229,6 +231,12 @@ def managed_salts(scope: Scope) -> str:
     if not tenant:
         raise HTTPException(403, _NOT_ADMIN)
     return _salts_of(tenant)
+
+
+def may_see(scope: Scope, salt: str) -> bool:
+    """Whether cached state with this salt is the sender's, or the sender manages the server."""
+    tenant = tenant_of(scope)
+    return is_admin(scope) or (salt.startswith(_salts_of(tenant)) if tenant else not _OF_TENANT.match(salt))
 
 
 def with_tenant(request: Request, scope: Scope) -> Request:

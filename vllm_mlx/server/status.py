@@ -7,13 +7,13 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request
-from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -28,7 +28,7 @@ from ..core.receipt import Tier
 from ..engine.client import EngineClient
 from ..engine.monitoring.counters import ReplyProgress
 from ..engine.monitoring.schema import CacheStatus, EngineFigures, EngineStatus
-from .guards import is_admin, managed_salts, tenant_of
+from .guards import is_admin, managed_salts, may_see, tenant_of
 
 MAX_ERRORS = 20
 MAX_REPLIES = 30
@@ -38,6 +38,7 @@ HISTORY_S = 600.0
 _PATHS = frozenset(
     f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
 )
+_SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _OTHER_PATH = "/v1/…"  # replaces paths that hold ids or what a client made up
 IntervalSeconds = Annotated[float, Query(ge=0.1, le=60, description="Seconds from one event to the next.")]
 
@@ -49,7 +50,7 @@ class RequestStatus(ReplyProgress):
 
 
 class LastReply(TypedDict):
-    """A reply that has ended. `request_id` is null and `why` shortened if it was sent with another API key."""
+    """A reply that has ended."""
 
     time: float
     request_id: str | None
@@ -64,6 +65,15 @@ class LastReply(TypedDict):
     tier: Tier | None
     expected_tokens: int
     why: str | None
+
+
+class OtherReplies(TypedDict):
+    """The last replies to other API keys, as one sum."""
+
+    num_replies: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
 
 class LastError(TypedDict):
@@ -83,6 +93,7 @@ class ServerStatus(EngineFigures):
     time: float
     requests: list[RequestStatus]
     last_replies: list[LastReply]
+    other_replies: OtherReplies
     last_errors: list[LastError]
 
 
@@ -133,8 +144,16 @@ class CacheEntry(TypedDict):
 _ENTRY_NAMES = [field.name for field in fields(Entry) if field.name != "space"]
 
 
+class OtherEntries(TypedDict):
+    """The entries of other API keys, as one sum."""
+
+    num_entries: int
+    num_tokens: int
+    num_bytes: int
+
+
 class CacheTree(TypedDict):
-    """The prefix cache: its entries, each of which follows its parent, and its figures.
+    """The prefix cache: its entries, each of which follows its parent, sums of other API keys' entries, and figures.
 
     `disk` has the entries that are kept on disk, of all checkpoints: the ones used last, and what they follow.
     """
@@ -142,6 +161,8 @@ class CacheTree(TypedDict):
     object: Literal["list"]
     data: list[CacheEntry]
     disk: list[CacheEntry]
+    others: OtherEntries
+    others_on_disk: OtherEntries
     cache: CacheStatus
 
 
@@ -161,37 +182,37 @@ class Recent:
     def status_for(self, scope: Scope, engine: EngineStatus) -> ServerStatus:
         """Build the status that this client may see.
 
-        Holders of an admin key see everything, and so does everybody if there is one key or none. For requests of
-        other keys, clients see figures and codes without words and ids.
+        Holders of an admin key see everything, and so does everybody if there is one key or none. Of other keys,
+        clients see replies as one sum, and requests and errors without words and ids.
         """
         viewer = None if is_admin(scope) else tenant_of(scope)
-        requests = [(entry["tenant"], _without_tenant(entry)) for entry in engine["requests"]]
+        others: list[Any] = [reply for owner, reply in self._replies if viewer not in (None, owner)]
         status = {
             "time": round(time.time(), 3),
             **engine,
-            "requests": [_visible(viewer, *owned) for owned in requests],
-            "last_replies": [_visible(viewer, *owned) for owned in reversed(self._replies)],
+            "requests": [_visible(viewer, entry["tenant"], entry) for entry in engine["requests"]],
+            "last_replies": [reply for owner, reply in reversed(self._replies) if viewer in (None, owner)],
+            "other_replies": {
+                "num_replies": len(others),
+                **{name: sum(reply[name] for reply in others) for name in _SUMMED},
+            },
             "last_errors": [_visible(viewer, *owned) for owned in reversed(self._errors)],
         }
         return cast(ServerStatus, status)
 
 
-def _without_tenant(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name != "tenant"}
-
-
 def _visible(viewer: str | None, owner: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entry as `viewer` sees it. None sees all."""
+    """The entry as `viewer` sees it, without its owner. None sees all."""
+    hidden = {name: value for name, value in entry.items() if name != "tenant"}
     if viewer is None or viewer == owner:
-        return entry
-    hidden = {**entry, "request_id": None}
+        return hidden
+    hidden["request_id"] = None
     if "message" in hidden:
         hidden["message"] = None
     if hidden.get("path") not in (None, *_PATHS):
         hidden["path"] = _OTHER_PATH
-    for name in ("why", "why_not_cached"):
-        if hidden.get(name):
-            hidden[name] = hidden[name].partition(":")[0]  # token ids follow the first word
+    if hidden.get("why_not_cached"):
+        hidden["why_not_cached"] = hidden["why_not_cached"].partition(":")[0]  # token ids follow the first word
     return hidden
 
 
@@ -277,7 +298,9 @@ def _add_status(router: APIRouter, engine: EngineClient, recent: Recent, history
         """Metrics for Prometheus, in its text format."""
         # Prometheus prefers OpenMetrics, but there prometheus_client writes vLLM's colons as underscores.
         encode, media_type = choose_encoder("text/plain")
-        return Response(encode(_Families(await engine.metrics())), headers={"content-type": media_type})
+        families = await engine.metrics()
+        registry: Any = SimpleNamespace(collect=lambda: families)  # the encoder asks for nothing else of it
+        return Response(encode(registry), headers={"content-type": media_type})
 
 
 async def _events(ask: Callable[[], Awaitable[ServerStatus]], *, interval_s: float) -> AsyncIterator[str]:
@@ -301,13 +324,16 @@ def _add_cancel(router: APIRouter, engine: EngineClient) -> None:
 
 def _add_cache(router: APIRouter, engine: EngineClient) -> None:
     @router.get("/v1/cache", responses={200: {"model": CacheTree}})
-    async def cache() -> Response:
+    async def cache(http: Request) -> Response:
         """List the prefix cache's tree: each entry is a run of tokens that follows its parent's."""
-        held, kept = await engine.cache_entries(), await engine.disk_entries()
+        held, others = _divided(await engine.cache_entries(), http.scope)
+        kept, others_on_disk = _divided(await engine.disk_entries(), http.scope)
         tree: CacheTree = {
             "object": "list",
             "data": [_cache_entry(entry, time.monotonic()) for entry in held],
             "disk": [_cache_entry(entry, time.time()) for entry in _last_used(kept)],
+            "others": others,
+            "others_on_disk": others_on_disk,
             "cache": (await engine.status())["cache"],
         }
         return _json(tree)
@@ -317,6 +343,16 @@ def _add_cache(router: APIRouter, engine: EngineClient) -> None:
         """Clear the cached state of the same API key, or of all with an admin key. Running requests continue."""
         freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope))
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
+
+
+def _divided(entries: list[Entry], scope: Scope) -> tuple[list[Entry], OtherEntries]:
+    """The entries that the sender may see, and a sum of the others."""
+    others = [entry for entry in entries if not may_see(scope, entry.space[1])]
+    return [entry for entry in entries if may_see(scope, entry.space[1])], {
+        "num_entries": len(others),
+        "num_tokens": sum(entry.end - entry.start for entry in others),
+        "num_bytes": sum(entry.segment_bytes + entry.state_bytes for entry in others),
+    }
 
 
 def _last_used(entries: list[Entry]) -> list[Entry]:
@@ -358,13 +394,3 @@ def _add_health(router: APIRouter, engine: EngineClient) -> None:
 def _json(value: Mapping[str, Any]) -> Response:
     """Encode a value without validating it again."""
     return Response(to_json(value), media_type="application/json")
-
-
-@dataclass(frozen=True, slots=True)
-class _Families:
-    """The metrics in the form of a registry, which the encoder expects."""
-
-    families: Iterable[Metric]
-
-    def collect(self) -> Iterable[Metric]:
-        return self.families

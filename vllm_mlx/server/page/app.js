@@ -24,7 +24,7 @@ function show(status) {
   showRequests(status.requests);
   showMemory(status.memory);
   showDisk(status.cache);
-  showReplies(status.last_replies);
+  showReplies(status.last_replies, status.other_replies);
   showErrors(status.last_errors);
 }
 
@@ -123,12 +123,14 @@ function showMemory(memory) {
 
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
-function showReplies(replies) {
+function showReplies(replies, others) {
   const number = (text) => element("td", { class: "number" }, text);
   byId("replies").replaceChildren(...replies.map((reply) => element("tr", {}, element("td", {}, clock(reply.time)),
-    element("td", {}, element("code", { title: reply.request_id ?? OTHERS }, shortId(reply.request_id ?? OTHERS))), number(count(reply.prompt_tokens)),
+    element("td", {}, element("code", { title: reply.request_id ?? "" }, shortId(reply.request_id ?? ""))), number(count(reply.prompt_tokens)),
     number(count(reply.expected_tokens)), number(count(reply.cached_tokens) + fromDisk(reply)), number(seconds(reply.ttft_s)), element("td", { class: "why" }, reply.why ?? ""))));
-  byId("no-replies").hidden = replies.length > 0;
+  byId("no-replies").hidden = replies.length + others.num_replies > 0;
+  byId("other-replies").hidden = !others.num_replies;
+  byId("other-replies").textContent = `Other keys had ${count(others.num_replies)} of the last replies: ${count(others.prompt_tokens)} tokens of prompts, ${count(others.cached_tokens)} of them cached.`;
 }
 
 function showErrors(errors) {

@@ -5,12 +5,13 @@ import { bytes, byId, count, element, seconds, svg } from "./dom.js";
 
 const MIN_WIDTH = 240, ROW = 16, MAX_ROWS = 200;
 
-export function drawCache({ data, disk, cache }) {
+export function drawCache({ data, disk, others, cache }) {
   const [held, kept] = [laidOut(data), laidOut(disk)];
   const longest = Math.max(1, ...data.map((entry) => entry.end), ...disk.map((entry) => entry.end));
   const paths = cache.entry_count === 1 ? "1 conversation" : `${count(cache.entry_count)} conversations`;
   byId("cache-summary").textContent = cache.enabled
     ? `${paths}, ${data.length === 1 ? "1 run" : `${count(data.length)} runs`} of tokens, ${bytes(cache.current_memory_mb * 1e6)} of ${bytes(cache.max_memory_mb * 1e6)}. ` +
+      (others.num_entries ? `Other keys have ${count(others.num_tokens)} tokens of it, ${bytes(others.num_bytes)}, which are not drawn. ` : "") +
       "Each line is a conversation; a run that several share spans their lines. Recently used runs are darker; an orange edge marks a snapshot of recurrent state."
     : "The prefix cache is off.";
   byId("cache").replaceChildren(...(data.length ? [drawing(held, longest, "cache")] : []));
