@@ -134,6 +134,35 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     assert decode(progressive(2)).width == 64
 
 
+def with_sides(data: bytes, at: int, width: int, height: int) -> bytes:
+    """The file with other sides where a GIF states them."""
+    return data[:at] + width.to_bytes(2, "little") + height.to_bytes(2, "little") + data[at + 4 :]
+
+
+GIF = encode(corners(64, 48), "GIF")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            png(*sides, kind=0)
+            for sides in ((49_000_000, 1), (1, 49_000_000), (24_000_000, 2), (65_536, 400), (1001, 5))
+        ),
+        *(encode(Image.new("L", (201, 1)), format) for format in ("JPEG", "WEBP", "BMP", "AVIF")),
+        encode(Image.new("L", (201, 1)), "PNG", save_all=True, append_images=[Image.new("L", (201, 1), 9)]),
+        with_sides(GIF, 6, 65_535, 1),  # its canvas
+        with_sides(GIF, GIF.index(b",", 13) + 5, 1, 65_535),  # its first frame
+    ],
+)
+def test_an_odd_shape_is_refused_by_the_header(data: bytes) -> None:
+    """Pillow's resampling of a thread of pixels takes seconds, in which nothing else runs."""
+    blocks = live_blocks()
+    with pytest.raises(InvalidImage, match="a side may have at most 65535, and at most 200 times as many as the other"):
+        ImageFile(data, max_pixels=50_000_000)
+    assert live_blocks() == blocks, "no pixels were made"
+
+
 def test_what_follows_the_end_of_a_jpeg_is_not_counted() -> None:
     """Phones append a video to a photograph, and its bytes are any bytes."""
     photograph = encode(corners(64, 48), "JPEG", quality=100)

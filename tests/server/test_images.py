@@ -140,6 +140,10 @@ BAD_DATA: dict[str, str] = {
     "tiff": data_url(encode(corners(), "TIFF"), "image/tiff"),
     "bomb": data_url(bomb(3000)),
     "billions of pixels": data_url(png(2**31 - 1, 2**31 - 1)),
+    "a thread of pixels": data_url(png(49_000_000, 1)),
+    "a thread of frames": data_url(
+        encode(Image.new("L", (201, 1)), "GIF", save_all=True, append_images=[Image.new("L", (201, 1), 9)])
+    ),
     "too many bytes": data_url(encode(Image.effect_noise((600, 600), 90).convert("RGB"))),
     "bare base64": base64.b64encode(PNG).decode(),
     "nothing": "",

@@ -8,12 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from tests.support.running import Running, serving
 from tests.support.shapes import draw_shape
 from vllm_mlx.core.config import EngineConfig, MediaConfig
 from vllm_mlx.engine.loading import start_engine
 
+from ..media.hostile_videos import HOSTILE
 from ..media.hosts import HERE, Host, host, reply
 from ..media.samples import encode as encode_picture
 from ..media.video_samples import encode, sound
@@ -110,6 +112,9 @@ def test_an_animation_is_a_video_where_it_is_sent_as_one(server: Running) -> Non
     [
         (video(url(b"text")), "Video 1 of this request"),
         (video(url(sound())), "no frames in it"),
+        (video(url(HOSTILE["trun many"])), "it takes too much memory to decode"),
+        (video(url(encode(size=(3216, 16), num_frames=2))), "its frames have 3216 × 16 pixels; a side may have"),
+        (frames(encode_picture(Image.new("RGB", (201, 1)), "JPEG")), "its frame 1: it has 201 × 1 pixels"),
         (video(url(encode_picture(FRAMES[0]))), "it is an image. Send it as one"),
         (video(url(VIDEO + bytes(100_000))), "--max-video-bytes"),
         (video("file:///etc/passwd"), "no such file"),
