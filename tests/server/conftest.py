@@ -9,19 +9,33 @@ import pytest
 from tests.support.running import Running, serving
 
 from .fakes import FakeEngine, hello
+from .searching import once
+from .searx import Searx, searx
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(FakeEngine()) as running:
+def web() -> Iterator[Searx]:
+    with searx() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """It searches the web for modules that say `SEARCHES = True`."""
+    options = {"web_search": request.getfixturevalue("web").url} if hasattr(request.module, "SEARCHES") else {}
+    with serving(FakeEngine(), **options) as running:
         yield running
 
 
 @pytest.fixture
-def engine(server: Running) -> FakeEngine:
-    """It says hello, and has seen nothing yet."""
+def engine(server: Running, request: pytest.FixtureRequest) -> FakeEngine:
+    """It says hello, or searches once, and has seen nothing yet."""
     engine: FakeEngine = server.engine
     engine.play, engine.refuse = hello, None
+    if hasattr(request.module, "SEARCHES"):
+        web: Searx = request.getfixturevalue("web")
+        web.queries.clear()
+        web.answer, engine.play = Searx.answer, once
     for seen in (engine.requests, engine.counted, engine.aborted):
         seen.clear()
     return engine

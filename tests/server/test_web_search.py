@@ -1,7 +1,6 @@
 """Web searches that the server runs for the model: in every protocol, within limits, and the same in the next turn."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -24,31 +23,16 @@ from vllm_mlx.core.request import Request
 from vllm_mlx.engine.loading import start_engine
 
 from .fakes import FakeEngine, Script
-from .searching import TEXT, as_codex_sends, calls, once, results
-from .searx import PAGES, Searx, searx
+from .searching import TEXT, as_codex_sends, calls, results
+from .searx import PAGES, Searx
 
 ASK: Any = [{"role": "user", "content": "What is new?"}]
 TOOL: Any = {"type": "web_search_20250305", "name": "web_search"}
 MESSAGE: Any = {"model": "tiny", "max_tokens": 100, "messages": ASK}
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[Searx]:
-    with searx() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(web: Searx) -> Iterator[Running]:
-    with serving(FakeEngine(), web_search=web.url) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def fresh(web: Searx, engine: FakeEngine) -> None:
-    web.queries.clear()
-    web.answer = Searx.answer
-    engine.play = once
+SEARCHES = True
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def asked(claude: anthropic.Anthropic, tools: Any = (TOOL,), **fields: Any) -> Any:

@@ -1,6 +1,5 @@
 """Web searches in chat completions: the reply holds what was found in the model's words, and no call of a search."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,28 +9,14 @@ import pytest
 from tests.support.running import Running, serving
 
 from .fakes import FakeEngine
-from .searching import calls, once
-from .searx import PAGES, Searx, searx
+from .searching import calls
+from .searx import PAGES, Searx
 
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "What is new?"}]}
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[Searx]:
-    with searx() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(web: Searx) -> Iterator[Running]:
-    with serving(FakeEngine(), web_search=web.url) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def fresh(web: Searx, engine: FakeEngine) -> None:
-    web.queries.clear()
-    engine.play = once
+SEARCHES = True
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def streamed(gpt: openai.OpenAI, **fields: Any) -> tuple[Any, str | None]:

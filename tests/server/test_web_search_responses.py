@@ -1,35 +1,20 @@
 """Web searches in Responses: their items, and the conversation that comes back with them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.support.running import Running, serving
+from tests.support.running import Running
 from vllm_mlx.core.messages import TextPart, ToolCallPart, ToolResultPart
 
 from .fakes import FakeEngine, Script, says
-from .searching import TEXT, as_codex_sends, calls, once, results
-from .searx import Searx, searx
+from .searching import TEXT, as_codex_sends, calls, results
+from .searx import Searx
 
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[Searx]:
-    with searx() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(web: Searx) -> Iterator[Running]:
-    with serving(FakeEngine(), web_search=web.url) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def fresh(web: Searx, engine: FakeEngine) -> None:
-    web.queries.clear()
-    engine.play = once
+SEARCHES = True
+pytestmark = pytest.mark.usefixtures("engine")
 
 
 def test_a_response_holds_the_search_streamed_or_not(gpt: openai.OpenAI, engine: FakeEngine) -> None:
@@ -60,7 +45,7 @@ def by_codex(item: Any) -> Any:
     return as_codex_sends(as_sent(item))
 
 
-SEARCHES: dict[str, tuple[Script, ...]] = {  # what the model writes in its generations
+SCRIPTS: dict[str, tuple[Script, ...]] = {  # what the model writes in its generations
     "once": (calls("web_search"), says("It is ", "new.")),
     "twice": (calls("web_search", before=""), calls("web_search", query="more", first=2, before=""), says("It is.")),
     "the same twice": (calls("web_search", before=""), calls("web_search", first=2, before=""), says("It is.")),
@@ -70,11 +55,11 @@ SEARCHES: dict[str, tuple[Script, ...]] = {  # what the model writes in its gene
 
 
 @pytest.mark.parametrize("send", [as_sent, by_codex])
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_response_with_searches_comes_back_as_the_same_conversation(
     gpt: openai.OpenAI, engine: FakeEngine, name: str, send: Callable[[Any], Any]
 ) -> None:
-    scripts = SEARCHES[name]
+    scripts = SCRIPTS[name]
     engine.play = lambda request, _: scripts[len(engine.requests) - 1]
     ask: Any = {"model": "tiny", "tools": [{"type": "web_search"}], "store": False}
     whole = gpt.responses.create(**ask, input="What is new?")
