@@ -9,6 +9,7 @@ from typing import Any
 from ...core.errors import shown
 from ...core.messages import ToolSpec
 from ...formats.bodies.tool_schema import SchemaBudget, schemas_in
+from .closed import closed
 from .json_schema import checked_schema, refused
 from .lark import LarkWriter, either
 
@@ -27,14 +28,16 @@ class GuidedTool:
 
     @classmethod
     def of(cls, tool: ToolSpec, param: str, *, is_strict: bool, budget: SchemaBudget | None = None) -> "GuidedTool":
-        """Check the tool's schema. Without `is_strict`, calls may have any arguments."""
+        """Check the tool's schema, and close it. Without `is_strict`, calls may have any arguments."""
+        budget = SchemaBudget() if budget is None else budget
         if not is_strict:
             return cls(tool.name, {"type": "object"}, param, is_strict=False)
-        schema = checked_schema(tool.parameters or {}, param, budget)
+        parameters = {"properties": {}} if tool.parameters is None else tool.parameters  # by the protocol: no arguments
+        schema = checked_schema(parameters, param, budget)
         types = schema.get("type", "object") if isinstance(schema, Mapping) else ()
         if "object" not in ([types] if isinstance(types, str) else types):
             raise refused(param, " must be the schema of an object.")
-        return cls(tool.name, {**schema, "type": "object"}, param)
+        return cls(tool.name, closed({**schema, "type": "object"}, param, budget), param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str,
     for part in parts:
         names, more = part.get("properties") or {}, part.get("required") or ()
         budget.spend(param, 1 + len(names) + len(more))
-        properties |= names
+        properties |= {name: inner for name, inner in names.items() if inner is not True or name not in properties}
         required |= dict.fromkeys(more)
         others = part.get("additionalProperties", others)
     for key in required:

@@ -1,0 +1,34 @@
+"""Forced calls of a served model have declared arguments alone, at every depth, whatever its format of calls."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.running import serving
+from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.engine.loading import start_engine
+
+DIGIT: Any = {"type": "integer", "minimum": 0, "maximum": 9}
+INNER: Any = {"type": "object", "properties": {"b": DIGIT}}
+OUTER: Any = {"type": "object", "properties": {"a": DIGIT, "o": INNER}, "required": ["o"]}
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": OUTER}}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_xml", "lfm2"])
+def test_over_http(checkpoint: Callable[..., Path], parser: str) -> None:
+    """As JSON, as tags and as Python calls; a name comes once in the text that the client gets."""
+    config = EngineConfig(model=str(checkpoint("qwen3")), max_model_len=2048, tool_call_parser=parser)
+    choice = {"type": "function", "function": {"name": "f"}}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    with serving(start_engine(config)) as running, running.http() as http:
+        for seed in range(6):
+            asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": choice}
+            reply = http.post("/v1/chat/completions", json={**asked, **off, "max_tokens": 400, "seed": seed})
+            assert reply.status_code == 200, reply.text
+            [call] = reply.json()["choices"][0]["message"]["tool_calls"]
+            pairs: list[str] = []
+            json.loads(call["function"]["arguments"], object_pairs_hook=lambda found: pairs.extend(k for k, _ in found))
+            assert sorted(pairs) == sorted({*pairs} & {"a", "o", "b"}), call
