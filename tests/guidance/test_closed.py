@@ -9,7 +9,7 @@ from vllm_mlx.core.errors import InvalidParameter
 from vllm_mlx.core.messages import ToolSpec
 from vllm_mlx.formats import SchemaBudget
 from vllm_mlx.formats.family import NO_HEADER
-from vllm_mlx.guidance.grammars import GuidedTool, LarkWriter, required_calls
+from vllm_mlx.guidance.grammars import GuidedTool, required_calls
 from vllm_mlx.guidance.grammars.closed import closed
 
 from .random_sampler import sampler
@@ -50,13 +50,15 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {  # the schema, arguments 
     "all of one": ({"properties": {"o": {"allOf": [{"$ref": "#/$defs/B"}]}}, "$defs": {"B": BASE}},
                    [{"o": {"a": ""}}], [{"o": {"a": "", "c": 1}}]),
     "inherited": (
-        {"properties": {"o": {"allOf": [{"$ref": "#/$defs/B"}, MORE]}, "p": {"$ref": "#/$defs/B"}}, "$defs": {"B": BASE}},
+        {"properties": {"o": {"allOf": [{"$ref": "#/$defs/B"}, MORE]}, "p": {"$ref": "#/$defs/B"}},
+         "$defs": {"B": BASE}},
         [{"o": {"a": "", "b": ""}, "p": {"a": ""}}],
         [{"o": {"a": "", "c": ""}}, {"p": {"a": "", "b": ""}}],
     ),
     "one required": ({"properties": {"a": TEXT, "b": TEXT}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
                      [{"a": ""}, {"b": ""}], [{}, {"a": "", "c": 1}]),
-    "kinds": ({"type": "object", "oneOf": KINDS}, [{"kind": "x", "x": ""}], [{"kind": "x", "y": ""}, {"kind": "y", "c": 1}]),
+    "kinds": ({"type": "object", "oneOf": KINDS}, [{"kind": "x", "x": ""}],
+              [{"kind": "x", "y": ""}, {"kind": "y", "c": 1}]),
     "kinds beside names": (
         {**BASE, "oneOf": KINDS},
         [{"a": "", "kind": "x", "x": ""}, {"a": "", "kind": "y"}],

@@ -316,3 +316,13 @@ def test_a_quoted_marker_of_plain_text_is_text() -> None:
     assert model.write(text).ids == model.ids(text)
     written = model.write(f"{text}<function={INVENTED}>\n</function>")
     assert written.changed_at is not None and len(model.ids(text)) <= written.changed_at
+
+
+@pytest.mark.parametrize("name", ["mistral", "kimi_k2", "qwen3_xml", "deepseek_v3", "generic"])
+@pytest.mark.parametrize("letter", ["é", "語", '"', "a"])
+def test_names_that_are_too_long_together_are_free(name: str, letter: str) -> None:
+    """A request that forces no call is not refused because of the grammar that would hold its names."""
+    one = sampler()
+    names = [f"{number:04}{letter * 252}" for number in range(1024)]
+    rule = CheckpointNames(one.tokenizer, name, one.compiler).rule(names, "")
+    assert rule is None or rule.reader() is not None

@@ -17,6 +17,12 @@ OUTER: Any = {"type": "object", "properties": {"a": DIGIT, "o": INNER}, "require
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": OUTER}}
 
 
+def names_in(arguments: str) -> list[str]:
+    found: list[str] = []
+    json.loads(arguments, object_pairs_hook=lambda pairs: found.extend(name for name, _ in pairs))
+    return found
+
+
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_xml", "lfm2"])
 def test_over_http(checkpoint: Callable[..., Path], parser: str) -> None:
     """As JSON, as tags and as Python calls; a name comes once in the text that the client gets."""
@@ -29,6 +35,5 @@ def test_over_http(checkpoint: Callable[..., Path], parser: str) -> None:
             reply = http.post("/v1/chat/completions", json={**asked, **off, "max_tokens": 400, "seed": seed})
             assert reply.status_code == 200, reply.text
             [call] = reply.json()["choices"][0]["message"]["tool_calls"]
-            pairs: list[str] = []
-            json.loads(call["function"]["arguments"], object_pairs_hook=lambda found: pairs.extend(k for k, _ in found))
-            assert sorted(pairs) == sorted({*pairs} & {"a", "o", "b"}), call
+            found = names_in(call["function"]["arguments"])
+            assert sorted(found) == sorted({*found} & {"a", "o", "b"}), call

@@ -232,7 +232,7 @@ def on_large_stack(work: Callable[[], T]) -> T:
     with _STARTING:
         usual = threading.stack_size(trial.STACK_BYTES)
         try:
-            threading.Thread(target=run, name="grammar", daemon=True).start()
+            threading.Thread(target=run, name="grammar", daemon=False).start()  # none may end inside llguidance
         finally:
             threading.stack_size(usual)
     return result.result()

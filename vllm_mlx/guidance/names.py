@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import InvalidParameter
 from ..core.sequence import NameHold
 from ..formats import CallChoice, call_format, make_call_reader
 from ..formats.bodies import BodyContext
@@ -51,7 +52,9 @@ class CheckpointNames:
         self._heads = [(opening, head) for opening, head in heads if head is not None]
         self._plain = make_call_reader(tools, (), tokenizer.marker_tokens)
         self._pieces: dict[int, Piece] = {}
-        threading.Thread(target=self._prepare, name="names", daemon=True).start()
+        threading.Thread(
+            target=self._prepare, name="names", daemon=False
+        ).start()  # no thread may end inside llguidance
 
     def _prepare(self) -> None:
         """Read the vocabulary before the first request needs it."""
@@ -65,16 +68,20 @@ class CheckpointNames:
         return tuple(opening.marker for opening, _ in self._heads)
 
     def rule(self, names: Sequence[str], tenant: str) -> "NameRule | None":
-        """Return the rule for the names in one request's replies; None: this format has no marker before names."""
+        """Return the rule for the names in one request's replies; None: they are free.
+
+        They are free in a format without a marker before names, and if a grammar of so many long names is too large.
+        """
         self._prepare()
         readable = [name for name in names if len(name) <= _MAX_NAME]
-        written = _Leads(
-            NameWriter(LarkWriter(self._compiler.added_tokens), readable, self._plain.markers), self._heads
-        )
-        if not written.leads:
+        writer = LarkWriter(self._compiler.added_tokens)
+        try:
+            written = _Leads(NameWriter(writer, readable, self._plain.markers), self._heads)
+            grammar = name_grammar(written.leads, writer) if written.leads else None
+        except InvalidParameter:  # the budget is spent
             return None
-        matcher = self._compiler.compile_own(name_grammar(written.leads, written.writer), tenant)
-        return NameRule(self, tuple(names), matcher, written)
+        matcher = None if grammar is None else self._compiler.compile_own(grammar, tenant)
+        return None if matcher is None else NameRule(self, tuple(names), matcher, written)
 
     def reader(self, names: Iterable[str]) -> CallReader:
         return make_call_reader(self._tools, names, self._tokenizer.marker_tokens)
