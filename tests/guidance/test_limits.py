@@ -2,12 +2,13 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from vllm_mlx.core.errors import GenerationError, GrammarLimit
-from vllm_mlx.core.request import Choice, Guide, JsonSchema
+from vllm_mlx.core.request import Choice, Guide, JsonSchema, Regex
 from vllm_mlx.core.sequence import Constraint, PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import TokenOutput
 from vllm_mlx.guidance.grace import GRACE_S, REFILL, Grace
@@ -16,6 +17,7 @@ from vllm_mlx.runner.masks import Masks
 from vllm_mlx.runner.row_constraint import START_S, TOKEN_S
 
 from .random_sampler import sampler
+from .scripted import Scripted, request
 
 PARAM = "structured_outputs.grammar"
 LETTERS = "start: (A | B)*\nA: /[a-m]/\nB: /[n-z]/"
@@ -137,6 +139,20 @@ def test_schemas_of_many_optional_properties_are_within_the_limits(num: int) -> 
         matcher.compute_bitmask()
         assert matcher.consume_token(token), matcher.get_error()
     assert not matcher.is_error()
+
+
+@pytest.mark.parametrize("tick_s", [0.5, 0])
+def test_a_grammar_that_met_a_limit_of_time_is_not_kept(tick_s: float) -> None:
+    """Its tables have grown, and the trial of the grammar did not count that."""
+    scripted = Scripted(sampler(), "hermes")
+    asked = request((), sampling={"guide": Guide(form=Regex("[a-z]*"))})
+    first = scripted.constraint(asked)
+    assert first is not None and first.grace is not None
+    seq = replace(sequence(LETTERS), constraint=replace(first, grace=Grace()))
+    _, error = steps_until_failure(Masks(Clock(tick_s)), seq, 30)
+    assert isinstance(error, GrammarLimit) == bool(tick_s)
+    again = scripted.constraint(asked)
+    assert again is not None and (again.matcher is first.matcher) == (not tick_s)
 
 
 def test_as_many_choices_as_are_allowed_are_within_the_limits() -> None:
