@@ -82,14 +82,12 @@ class Canary:
                 self.counts[0] += http.get("/health").status_code == 200
 
     def _read(self) -> None:
-        body = {"messages": HI, "stream": True, "ignore_eos": True, "max_tokens": 1500, **OFF}
+        body = {"prompt": "a b c", "stream": True, "ignore_eos": True, "max_tokens": 1500}
         with self._server.http(headers=BEN) as http:
             while not self._is_over.is_set():
-                with http.stream("POST", "/v1/chat/completions", json=body) as reply:
-                    print(reply.status_code)
+                with http.stream("POST", "/v1/completions", json=body) as reply:
                     for line in reply.iter_lines():
-                        print(line[:200]) if self.counts[1] < 3 else 0
-                        self.counts[1] += '"content"' in line
+                        self.counts[1] += '"text"' in line
                         if self._is_over.is_set():
                             break
 
