@@ -95,7 +95,7 @@ class GrammarCompiler:
 
     def _new(self, grammar: str, *, starts: bool = False) -> LLMatcher:
         """Compile. `starts`: compute the first mask too, which fills tables that all copies share."""
-        max_items = _MAX_ITEMS if trial.is_plain(grammar) or not starts else _MAX_ODD_ITEMS
+        max_items = _MAX_ITEMS if trial.is_plain(grammar) or trial.is_calls(grammar) or not starts else _MAX_ODD_ITEMS
         matcher = LLMatcher(
             self.read_vocabulary(), grammar, log_level=0, limits=trial.parser_limits(grammar, max_items)
         )

@@ -32,6 +32,8 @@ _WRONG_TOKEN = "doesn't satisfy the grammar"
 _EXCERPT = re.compile(r"\d+ \||\^+$")
 _MAX_MESSAGE = 400
 _MAX_ITEMS = 20_000  # parser items of a mask; their time grows with the square of those in one row
+_CALLS = '{"grammars": [{"name": "calls", '  # no client can write this
+_TERMINAL = re.compile(r"\\nT\d+: ")
 _PLAIN = re.compile(r'\{"grammars": \[\{"lark_grammar": "start: r0\\nr0: %json ')
 
 
@@ -148,8 +150,14 @@ def parser_limits(grammar: str, max_items: int = _MAX_ITEMS) -> LLParserLimits:
 
 
 def is_plain(grammar: str) -> bool:
-    """Whether all of it is one JSON schema without patterns: 450 integers and 20,000 values need much lexer fuel."""
-    return _PLAIN.match(grammar) is not None and r"\"pattern" not in grammar
+    """Whether it is JSON without patterns, or calls of such: 450 integers and 20,000 values need much lexer fuel."""
+    is_json = _PLAIN.match(grammar) is not None or (is_calls(grammar) and _TERMINAL.search(grammar) is None)
+    return is_json and r"\"pattern" not in grammar
+
+
+def is_calls(grammar: str) -> bool:
+    """Whether this server wrote its rules, for calls that are forced: their items grow with the optional arguments."""
+    return grammar.startswith(_CALLS)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def required_calls(
 ) -> str:
     """Write the grammar of a reply that makes calls and says nothing else."""
     start = f"{optional(writer.text(header.lead))} {calls(tools, choice, writer, most)}".strip()
-    return grammars(writer.build(start))
+    return grammars(writer.build(start), own_name="calls")
 
 
 def calls_in_text(

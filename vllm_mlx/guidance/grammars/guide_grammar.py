@@ -58,10 +58,11 @@ def _body(guide: Guide, writer: LarkWriter) -> str:
             return StructuralWriter(writer).expression(format_, f"{guide.param}.format")
 
 
-def grammars(start: str, **others: str) -> str:
+def grammars(start: str, own_name: str = "", **others: str) -> str:
     """Return llguidance's JSON for a grammar and the grammars that it refers to by `@name`."""
+    own = {"name": own_name} if own_name else {}
     named = [{"name": name, "lark_grammar": text} for name, text in others.items()]
-    return json.dumps({"grammars": [{"lark_grammar": start}, *named]}, ensure_ascii=False)
+    return json.dumps({"grammars": [{**own, "lark_grammar": start}, *named]}, ensure_ascii=False)
 
 
 def _structures(structures: Sequence[TagStructure], triggers: Sequence[str], param: str, writer: LarkWriter) -> str:
