@@ -164,12 +164,18 @@ def test_a_harmony_recipient_may_have_dots(recipient: str) -> None:
 def test_channels_of_any_name_are_reasoning(name: str) -> None:
     """A name ends its line; a channel of the usual name needs no line."""
     check("gemma4", f"<|channel>{name}\nhm\n<channel|>Hi", [Reasoning("hm"), Text("Hi")])
-    check("gemma4", f"<|channel>{name}<channel|>Hi", [Text("Hi")])
     check("gemma4", f"Hi<channel|><|channel>{name}\n<|channel>thought\nhm", [Text("Hi"), Reasoning("hm")])
 
 
-def test_a_channel_without_a_name_keeps_its_text() -> None:
-    check("gemma4", "<|channel>my thought<channel|>Hi", [Reasoning("my thought"), Text("Hi")])
+@pytest.mark.parametrize("text", ["my thought", "Hmm", "thou", "a" * 60])
+def test_a_channel_without_a_name_keeps_its_text(text: str) -> None:
+    check("gemma4", f"<|channel>{text}<channel|>Hi", [Reasoning(text), Text("Hi")])
+    check("gemma4", f"<|channel>{text} indeed", [Reasoning(f"{text} indeed")])
+
+
+def test_a_channel_of_the_usual_name_may_be_empty() -> None:
+    check("gemma4", "<|channel>thought<channel|>Hi", [Text("Hi")])
+    check("gemma4", "<|channel>thought", [])
 
 
 KIMI_CALL = '<|open|>call tool="f" index="1"<|sep|>{}<|close|>call<|sep|>'

@@ -143,7 +143,10 @@ class SuffixBody(Body):
 
 
 class ChannelBody(Body):
-    """The name of a channel of reasoning, alone on a line. `usual`: the name that text may follow on the same line."""
+    """The name of a channel of reasoning, alone on a line. `usual`: the name that text may follow on the same line.
+
+    Any other text is reasoning already, because the model may leave the name out.
+    """
 
     ends_with_reply = True
 
@@ -152,24 +155,16 @@ class ChannelBody(Body):
         self._usual = usual
 
     def _read(self, text: str, position: int, final: bool) -> int:
-        text, length = text[: position + _MAX_CHANNEL + 1], len(text)
-        found = _CHANNEL.match(text, position)
+        found = _CHANNEL.match(text, position, position + _MAX_CHANNEL + 1)
         assert found is not None
         end, name = found.end(), found.group().strip()
-        if end == len(text) and not final and length <= position + _MAX_CHANNEL:
+        if end == len(text) and not final:
             self.status = BodyStatus.WAITING
             return position
         self.status = BodyStatus.REASONING
-        is_line = text[end : end + 1] == "\n" or name == self._usual
-        if len(name) <= _MAX_CHANNEL and (is_line or (not name.startswith(self._usual) and _ends_name(text, end))):
+        if len(name) <= _MAX_CHANNEL and (text.startswith("\n", end) or name == self._usual):
             return end
         return position + len(self._usual) if text.startswith(self._usual, position) else position
-
-
-def _ends_name(text: str, position: int) -> bool:
-    """Whether a tag or the end of the text is at `position`. An added token arrives as one lone surrogate."""
-    char = text[position : position + 1]
-    return char in ("", "<") or "\ud800" <= char <= "\udfff"
 
 
 def header(route: Route, marker: str = "") -> NewBody:
