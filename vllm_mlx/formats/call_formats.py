@@ -159,7 +159,8 @@ _PLAMO_STEPS = (
     FUNCTION_NAME,
     Tag(("<|plamo:end_tool_name:plamo|>",)),
     Tag(("<|plamo:begin_tool_arguments:plamo|>",)),
-    Tag(("<|plamo:constrain|>json",), optional=True),
+    Tag(("<|plamo:constrain|>",), optional=True),
+    Tag(("json",), optional=True),
     Tag(("<|plamo:msg|>",), optional=True),
 )
 _PLAMO_END = "<|plamo:end_tool_arguments:plamo|>"
@@ -283,10 +284,14 @@ GRANITE = Calls(
     (Spelling(JsonCall(), between=", ", begin="<|tool_call|>[", end="]"),),
     sign="<|tool_call|>",
 )
+INTERNLM = Calls(
+    between(after("<|plugin|>", then=JSON), "<|action_start|>", "<|action_end|>", inner=("<|plugin|>",)),
+    (Spelling(JsonCall(arguments="parameters"), "<|action_start|><|plugin|>", "<|action_end|>", is_single=True),),
+)
+_FUNCTION_ROLE = after("function call", then=after("<|role_sep|>", then=JSON))
 GIGACHAT3 = Calls(
     ToolFormat(
-        (Opening("<|message_sep|>\n\nfunction call<|role_sep|>\n", JSON), Opening("<|function_call|>", JSON)),
-        drops=("<|message_sep|>",),
+        (Opening("<|message_sep|>", _FUNCTION_ROLE), Opening("<|function_call|>", JSON)), inner_tags=("<|role_sep|>",)
     ),
     (Spelling(JsonCall(), "<|function_call|>", is_single=True),),
 )

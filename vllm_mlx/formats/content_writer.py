@@ -50,11 +50,15 @@ class ContentWriter:
         if marker in tags.openings:
             return False  # what follows decides
         is_plain = marker in tags.strays and (self.has_quoted or marker in tags.wrap[:1])
-        is_mentioned = is_plain and self.quoting.is_mentioned(behind)
+        is_mentioned = is_plain and self.is_mentioned(behind)
         if not is_mentioned and (not self.is_quoted(marker) or (self._is_bounded and marker in tags.reasoning_closes)):
             return False
         self.has_quoted = True
         return True
+
+    def is_mentioned(self, behind: str, num_chars: int = 0) -> bool:
+        """Whether the tag that begins `num_chars` before the current position is mentioned, with `behind` after it."""
+        return self._shown_to == self.position - num_chars and self.quoting.is_mentioned(behind)
 
     def is_quoted(self, marker: str) -> bool:
         is_text = self._is_bounded and not self.framing.is_at_start and not self._codec.is_coded(marker)

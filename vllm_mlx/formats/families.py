@@ -191,7 +191,7 @@ FAMILIES = (
     Family(
         "internlm",
         THINK,
-        layouts.one_a_reply(JsonCall(arguments="parameters"), "<|action_start|><|plugin|>", "<|action_end|>"),
+        calls.INTERNLM,
         reasoning_names=("interns1",),
         call_signs=("<|action_start|>",),
     ),

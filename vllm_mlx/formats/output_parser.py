@@ -387,7 +387,7 @@ class OutputParser:
                 call.raw.append(self._take(len(call.marker) if call.has_tags else 1))
             raw = "".join(call.raw)
             behind = f"{raw}{self._pending[: len(call.marker) + 2]}"[len(call.marker) :]
-            is_mentioned = not call.is_named and self._writer.quoting.is_mentioned(behind)
+            is_mentioned = not call.is_named and self._writer.is_mentioned(behind, self._codec.num_chars(raw))
             if call.is_further:
                 self._append(self._tags.without_own(raw), out)
             elif not call.has_tags or self._is_reasoning or is_mentioned:

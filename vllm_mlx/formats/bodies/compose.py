@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .body import Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
@@ -61,7 +61,9 @@ class StepsBody(Chooser):
             end = self._read_step(self._steps[0], text, start, final)
             if end is None:
                 return start
-            self._steps.pop(0)
+            step = self._steps.pop(0)
+            if isinstance(step, Tag) and end > start:
+                self._steps.insert(0, replace(step, optional=True))  # the model may write the tag twice
             position = end
         if not self._steps:
             self.chosen = self._finish(self._context, self._names)

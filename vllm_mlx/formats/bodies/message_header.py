@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from .body import FUNCTION_PREFIX, Body, BodyContext, BodyStatus, Chooser, NewBody, skip_white
+from .compose import StepsBody, Tag
 from .heads import Head, RecipientHead
 from .json_body import ObjectBody
 
@@ -96,7 +97,7 @@ class HeaderBody(Chooser):
             end = skip_white(text, end)
         target = self._route(words, self._context) if is_cut or words or is_ended else BodyStatus.STUCK
         if not isinstance(target, BodyStatus) and (is_ended or text.startswith("{", end)):
-            self.chosen = target
+            self.chosen = StepsBody(self._context, (Tag(HEADER_TAGS[:1], optional=True),), lambda *_: target)
         else:
             self.status = target if isinstance(target, BodyStatus) else BodyStatus.TEXT
         return 0 if self.status is BodyStatus.STUCK else len(text) if is_cut else end

@@ -113,6 +113,7 @@ class XmlBody(Body):
         self._first_chars = re.compile("[" + re.escape("".join({tag[0] for tag in ends if tag})) + "]")
         self._state = _State.START
         self._writer = ArgumentsWriter(None)
+        self._doubles: tuple[str, ...] = ()  # what the model may write twice: what was just read
         self._head = Head("")  # the head of the argument that is being read
         self._is_fresh = False  # no character of the value was read
         self._is_empty = False  # no character of the value was emitted
@@ -180,7 +181,10 @@ class XmlBody(Body):
         for tag in tags:
             if text.startswith(tag, position):
                 return self._enter(tag, text, position, final)
-        self._stop(may_grow=not final and _may_become(text, position, tags))
+        for tag in self._doubles:
+            if text.startswith(tag, position):
+                return position + len(tag)
+        self._stop(may_grow=not final and _may_become(text, position, (*tags, *self._doubles)))
         return position
 
     def _next_tags(self) -> tuple[str, ...]:
@@ -219,14 +223,20 @@ class XmlBody(Body):
 
     def _read_head(self, text: str, position: int, final: bool) -> int:
         head_end = self._tags.head_end
+        own = self._tags.function if self._state is _State.NAME else self._tags.parameter
+        if text.startswith(own, skip_white(text, position)):
+            return skip_white(text, position) + len(own)
         end, head = self._tags.head_at(text, position, head_end)
         if head is None and self._is_object and text.startswith(head_end, end):
             head = Head(_OBJECT)
         if head is None:
-            self._stop(may_grow=not final and head_end.startswith(text[end:]))
+            may_grow = head_end.startswith(text[end:]) or own.startswith(text[position:].lstrip())
+            self._stop(may_grow=not final and may_grow)
             return position
+        self._doubles = (head_end,) if len(head_end) > 1 else ()
         if self._state is _State.NAME:
             self._set_name(head.name)
+            self._doubles += (own + text[position:end] + head_end,)
         else:
             self._head = head
             self._state = _State.TYPE
