@@ -124,6 +124,51 @@ def test_every_broken_reply(family: ProductFamily, writer: Family, declared: boo
         check(family, writer, text, tool_specs=TOOLS if declared else (), is_end=is_end)
 
 
+KEYED = "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>東</arg_value>\n</tool_call>"
+FUNCTION = "<tool_call>\n<function=write>\n<parameter=text>\n東\n</parameter>\n</function>\n</tool_call>"
+DSML_CALL = '<｜DSML｜invoke name="write">\n<｜DSML｜parameter name="text" string="true">東</｜DSML｜parameter>\n'
+HEADED = '<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "東"}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tags"),
+    [
+        ("qwen3_xml", FUNCTION, ("<tool_call>", "<function=", "<function=write>", "<parameter=", "</function>")),
+        ("glm45", KEYED, ("<tool_call>", "<arg_key>", "</arg_key>", "</tool_call>")),
+        ("deepseek_v4", f"{DSML_CALL}</｜DSML｜invoke>\n", ('<｜DSML｜invoke name="write">', "</｜DSML｜invoke>")),
+        ("muse", f"{DSML_CALL}</｜DSML｜invoke>\n".replace("｜DSML｜", "atem:"), ('<atem:invoke name="write">',)),
+        ("openai", HEADED, ("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>")),
+        ("mistral", '[TOOL_CALLS]write[ARGS]{"text": "東"}', ("[TOOL_CALLS]", "[ARGS]")),
+        (
+            "deepseek_v31",
+            '<｜tool▁call▁begin｜>write<｜tool▁sep｜>{"text": "東"}',
+            ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+        ),
+    ],
+)
+def test_a_tag_written_twice_inside_a_call_is_read_once(name: str, text: str, tags: tuple[str, ...]) -> None:
+    options: dict[str, Any] = {"reasoning": None, "tools": name, "tool_specs": TOOLS, "is_end": True}
+    for tag, between in itertools.product(tags, ("", "\n")):
+        doubled = text.replace(tag, f"{tag}{between}{tag}", 1)
+        events = run([doubled], **options)
+        assert calls(events) == [("write", {"text": "東"})], doubled
+        assert content(events).strip() == ""
+        assert run(doubled, **options) == events
+        special = as_special(doubled, (tag,))
+        assert calls(run(special, marker_tokens=frozenset({tag}), **options)) == calls(events), doubled
+
+
+RECIPIENTS = ["assistant", "browser", "browser.search", "python", "container.exec", "web.run", "system", "file_search"]
+
+
+@pytest.mark.parametrize("recipient", RECIPIENTS)
+def test_a_message_to_no_tool_is_neither_content_nor_a_call(recipient: str) -> None:
+    header = f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>"
+    text = f"{header}東<|call|><|start|>assistant<|channel|>final<|message|>京<|return|>"
+    events = run([text], reasoning="openai_gptoss", tools="openai", tool_specs=TOOLS)
+    assert events == [ReasoningDelta("東"), TextDelta("京")]
+
+
 @pytest.mark.parametrize(("family", "writer"), CASES)
 def test_calls_are_recovered(family: ProductFamily, writer: Family) -> None:
     """Calls count if the last closing tag is doubled, cut or missing."""

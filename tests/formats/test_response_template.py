@@ -115,6 +115,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         f'<mull>hm</mull><do>{{"name": "get_weather", "args": {WRITTEN}}}</do>',
     ),
+    "tags of its own, in patterns": (
+        {
+            "reasoning": {"open_pattern": r"\s*(?:<muse>|<mull>)\n", "close_pattern": r"(?:</muse>|</mull\>)"},
+            "tool_calls": {"open_pattern": r"(?:^|\n)<do>", "close": "</do>", "content": "json", "transform": CALL},
+        },
+        f'<mull>hm</mull><do>{{"name": "get_weather", "arguments": {WRITTEN}}}</do>',
+    ),
     "tags of its own, a name before JSON": (
         {
             "reasoning": {"open_pattern": r"(?:^|<muse>\s*)", "close_pattern": r"\n?</muse>", "content": "text"},

@@ -28,6 +28,8 @@ _PIECE = re.compile(  # one piece of a pattern: the beginning of a group, what m
     rf"|{_CLASS.pattern}|{_QUANTIFIER}|\\[^\W\d_]|[.^$|)]|\\?(?P<char>.)(?P<quantifier>{_QUANTIFIER})?",
     re.DOTALL,
 )
+_ALTERNATIVE = re.compile(r"(?:\\.|[^()\[\]\\|])+")
+_ALTERNATIVES = re.compile(rf"\(\?:({_ALTERNATIVE.pattern}(?:\|{_ALTERNATIVE.pattern})+)\)(?![*+?{{])")
 _NAMED = "\0"  # stands for a named group among the literal parts of a pattern
 
 
@@ -86,7 +88,16 @@ def _anchors(field: Mapping[str, Any], key: str) -> list[list[str]]:
             raise UnreadableTemplate(f"`{key}` is neither a text nor a list of texts")
         return [[text] for text in texts]
     pattern = field.get(f"{key}_pattern")
-    return [] if pattern is None else [_literals(pattern)]
+    return [] if pattern is None else [_literals(one) for one in _alternatives(pattern)]
+
+
+def _alternatives(pattern: Any) -> list[Any]:
+    """Return the pattern once for each alternative of its first group of alternatives."""
+    is_read = isinstance(pattern, str) and len(pattern) <= _MAX_PATTERN
+    found = _ALTERNATIVES.search(pattern) if is_read else None
+    if found is None:
+        return [pattern]
+    return [pattern[: found.start()] + text + pattern[found.end() :] for text in _ALTERNATIVE.findall(found[1])]
 
 
 def _literals(pattern: Any) -> list[str]:
@@ -125,7 +136,7 @@ def _end_of_group(pattern: str, position: int) -> int:
 
 
 def _calls(field: Mapping[str, Any]) -> Calls:
-    runs = next(iter(_anchors(field, "open")), [])
+    runs = next(filter(None, _anchors(field, "open")), [])
     if not runs or runs[0] == _NAMED or not runs[0].strip():
         raise UnreadableTemplate("tool_calls has no opening tag")
     closes = _tags_of(field, "close")

@@ -233,7 +233,7 @@ class XmlBody(Body):
             may_grow = head_end.startswith(text[end:]) or own.startswith(text[position:].lstrip())
             self._stop(may_grow=not final and may_grow)
             return position
-        self._doubles = (head_end,) if len(head_end) > 1 else ()
+        self._doubles = () if head_end == ">" else (head_end,)
         if self._state is _State.NAME:
             self._set_name(head.name)
             self._doubles += (own + text[position:end] + head_end,)
