@@ -178,12 +178,9 @@ class XmlBody(Body):
 
     def _read_tag(self, text: str, position: int, final: bool) -> int:
         tags = tuple(tag for tag in self._next_tags() if tag)
-        for tag in tags:
+        for tag in (*tags, *self._doubles):
             if text.startswith(tag, position):
-                return self._enter(tag, text, position, final)
-        for tag in self._doubles:
-            if text.startswith(tag, position):
-                return position + len(tag)
+                return self._enter(tag, text, position, final) if tag in tags else position + len(tag)
         self._stop(may_grow=not final and _may_become(text, position, (*tags, *self._doubles)))
         return position
 
@@ -224,14 +221,14 @@ class XmlBody(Body):
     def _read_head(self, text: str, position: int, final: bool) -> int:
         head_end = self._tags.head_end
         own = self._tags.function if self._state is _State.NAME else self._tags.parameter
-        if text.startswith(own, skip_white(text, position)):
-            return skip_white(text, position) + len(own)
+        if text.startswith(own, start := skip_white(text, position)):
+            return start + len(own)
         end, head = self._tags.head_at(text, position, head_end)
         if head is None and self._is_object and text.startswith(head_end, end):
             head = Head(_OBJECT)
         if head is None:
-            may_grow = head_end.startswith(text[end:]) or own.startswith(text[position:].lstrip())
-            self._stop(may_grow=not final and may_grow)
+            is_begun = head_end.startswith(text[end:]) or own.startswith(text[position:].lstrip())
+            self._stop(may_grow=is_begun and not final)
             return position
         self._doubles = () if head_end == ">" else (head_end,)
         if self._state is _State.NAME:
@@ -267,8 +264,7 @@ class XmlBody(Body):
         self.status = BodyStatus.WAITING if may_grow else BodyStatus.STUCK
 
     def _wait_if(self, may_grow: bool) -> None:
-        if may_grow:
-            self.status = BodyStatus.WAITING
+        self.status = BodyStatus.WAITING if may_grow else self.status
 
     def _read_object(self, text: str, position: int) -> int:
         if self._is_fresh:
@@ -378,22 +374,17 @@ class XmlBody(Body):
         """The text without the start of a tag at its end, with which the reply was cut."""
         tags = self._tags
         ends = tuple(tag for tag in (tags.end_parameter, tags.end_function, tags.parameter, *self._enclosing) if tag)
-        for found in self._first_chars.finditer(text):
-            start = found.start()
-            if len(text) - start > 1 and _may_become(text, start, ends):
-                return text[:start]
-        return text
+        starts = (found.start() for found in self._first_chars.finditer(text[:-1]))
+        return text[: next((start for start in starts if _may_become(text, start, ends)), None)]
 
     def _is_followed(self, text: str, position: int, followers: tuple[str, ...], final: bool) -> bool:
         following = skip_white(text, position)
-        if (final and following == len(text)) or following - position > _MAX_MARGIN:
+        is_last = (final and following == len(text)) or following - position > _MAX_MARGIN
+        if is_last or any(text.startswith(tag, following) for tag in followers):
             return True
-        if any(text.startswith(tag, following) for tag in followers):
-            return True
-        if final:
-            return _may_become(text, following, followers)
-        self._wait_if(not final and _may_become(text, following, followers))
-        return False
+        may_follow = _may_become(text, following, followers)
+        self._wait_if(not final and may_follow)
+        return final and may_follow
 
     def _is_next_parameter(self, text: str, position: int, starts_line: bool, final: bool) -> bool:
         """Whether an argument's tag inside a value begins the next argument: the model omitted the closing tag."""
@@ -406,5 +397,4 @@ class XmlBody(Body):
 
 
 def _may_become(text: str, start: int, tags: Iterable[str]) -> bool:
-    rest = text[start : start + _MAX_HEAD]
-    return any(tag.startswith(rest) for tag in tags)
+    return any(tag.startswith(text[start : start + _MAX_HEAD]) for tag in tags)
