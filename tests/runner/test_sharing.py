@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import qwen3
 
-from tests.support.checkpoints import ARCHITECTURES, OWN_ATTENTION, PARTLY_ROTARY, checkpoint
+from tests.support.checkpoints import ARCHITECTURES, LATENT, OWN_ATTENTION, PARTLY_ROTARY, checkpoint
 from tests.support.rows import USUAL, cases
 from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache import layers
@@ -23,7 +23,7 @@ from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sharing import sharing_fault
 
-NAMES = [*ARCHITECTURES, *PARTLY_ROTARY, *(f"vision:{family}" for family in FAMILIES)]
+NAMES = [*ARCHITECTURES, *PARTLY_ROTARY, *LATENT, *(f"vision:{family}" for family in FAMILIES)]
 LENGTHS = (5, 40, 17, 33)  # shorter and longer than the windows of 24 tokens
 NUM_STEPS = 12
 FED = ([9], [8, 7, 6, 5], [4, 11], [12, 13, 14, 15, 16, 17])  # tokens of each row in one forward pass
@@ -64,7 +64,9 @@ def rearranged(batch: Batch, *groups: set[int]) -> Batch:
     return Batch.gather(regroup(batch.groups, list(groups)), places([batch]))
 
 
-@pytest.mark.parametrize("name", cases(NAMES, {*USUAL, "gpt_oss", "llama", *PARTLY_ROTARY, "vision:qwen3_5_moe"}))
+@pytest.mark.parametrize(
+    "name", cases(NAMES, {*USUAL, "gpt_oss", "llama", *PARTLY_ROTARY, *LATENT, "vision:qwen3_5_moe"})
+)
 def test_rows_in_groups_decode_as_alone_while_groups_merge_and_split(name: str) -> None:
     model = load(name)
     alone = {}

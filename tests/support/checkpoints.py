@@ -181,6 +181,21 @@ PARTLY_ROTARY: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
     },
 }
+# Latent attention: keys and values are one vector a token, and positional keys another.
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+LATENT: dict[str, dict[str, Any]] = {"deepseek_v3": _LATENT, "glm4_moe_lite": _LATENT}  # Kimi K2 is a deepseek_v3
 # Architectures with cache classes that cannot be batched, or layers that read others' keys and values.
 OWN_STATE: dict[str, dict[str, Any]] = {
     "llama4": {
@@ -264,7 +279,7 @@ def write_tokenizer(folder: Path, architecture: str) -> int:
 
 def model_config(architecture: str, **overrides: Any) -> dict[str, Any]:
     """config.json; `overrides` go where the architecture keeps its text settings."""
-    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY, **OWN_ATTENTION, **OWN_STATE}[architecture], **overrides}
+    config = {**BASE, **{**CONFIGS, **PARTLY_ROTARY, **LATENT, **OWN_ATTENTION, **OWN_STATE}[architecture], **overrides}
     if architecture in _TEXT_PARTS:
         return {"model_type": architecture, "text_config": {"model_type": _TEXT_PARTS[architecture], **config}}
     return {"model_type": architecture, **config}

@@ -3,17 +3,19 @@
 MLX chooses a kernel by the shapes of one call. Where it has none, or prefers matrix products, it keeps the scores of
 all heads in memory: heads × chunk × context, which no measurement of a short chunk shows. Models of mlx-lm and mlx-vlm
 look the function up when they call it, so it is replaced for the duration of a `with` block, on the engine thread.
+There `mx.where` is replaced, too, while rows in groups decode: latent attention masks its scores with it.
 Besides `tokens/remote_code.py`, this is the only place that replaces anything of a library.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from .grouped import GroupedKV
+from .grouped import GroupedKV, GroupMasks
 from .kernels import text_config
 
 # Head widths for which Metal has a kernel of more than 8 queries that keeps no scores, if keys and values are equally
@@ -142,17 +144,22 @@ def by_groups() -> Iterator[None]:
             return original(queries, keys, values, **options)
         return keys.attend(original, queries, values, options.pop("mask", None), options)
 
-    with _replaced(attend):
+    def where(original: Callable[..., Any], condition: Any, *others: Any, **options: Any) -> Any:
+        return (condition.where if isinstance(condition, GroupMasks) else partial(original, condition))(
+            *others, **options
+        )
+
+    with _replaced(attend), _replaced(where, mx, "where"):
         yield
 
 
 @contextmanager
-def _replaced(replacement: Callable[..., Any]) -> Iterator[None]:
-    original = mx.fast.scaled_dot_product_attention
-    setattr(  # noqa: B010 - the library declares it as a function
-        mx.fast, "scaled_dot_product_attention", lambda *inputs, **options: replacement(original, *inputs, **options)
-    )
+def _replaced(
+    replacement: Callable[..., Any], module: Any = mx.fast, name: str = "scaled_dot_product_attention"
+) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, partial(replacement, original))
     try:
         yield
     finally:
-        setattr(mx.fast, "scaled_dot_product_attention", original)  # noqa: B010
+        setattr(module, name, original)

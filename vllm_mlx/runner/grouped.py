@@ -5,6 +5,9 @@ A model asks a cache for a mask, hands it the new keys and values, and passes wh
 group (`attention.by_groups`). A model that does anything else with them raises an error at load, when it is tried
 (`sharing.py`), and decodes each group in a forward pass of its own.
 
+Latent attention multiplies positional queries with what it gets as values, and passes the product on as a mask. Here
+the product is with the identity matrix: the mask consists of these queries, and each group multiplies its own.
+
 Tokens lie along the batch axis, one position each: `(tokens, heads, 1, width)`. So rows may have several tokens, and
 not all of them equally many.
 """
@@ -23,18 +26,34 @@ class GroupMasks:
     """The masks of one layer's groups, in place of one mask."""
 
     masks: tuple[Any, ...]
+    queries: mx.array | None = None  # of latent attention: what the masks apply to is these, times positional keys
+    masked: Any = None  # the score of a masked place
+
+    def where(self, queries: mx.array, masked: mx.array) -> "GroupMasks":
+        """`mx.where`, as latent attention calls it."""
+        return GroupMasks(self.masks, queries, masked)
 
 
 class GroupedKV:
     """Keys or values of one layer's groups, in place of one array."""
 
-    def __init__(self, arrays: Sequence[mx.array], spans: Sequence["Span"]):
+    def __init__(self, arrays: Sequence[mx.array], spans: Sequence["Span"], others: Sequence[mx.array] = ()):
+        """`others`: the values that belong to keys, which latent attention uses as positional keys."""
         self.arrays = arrays
         self._spans = spans
+        self._others = others
+
+    def swapaxes(self, first: int, second: int) -> mx.array:
+        """The identity matrix, in place of transposed positional keys: times queries, it leaves them as they are."""
+        if (first, second) != (-1, -2):
+            raise TypeError("The model does not transpose positional keys alone")
+        return mx.eye(self.arrays[0].shape[-1], dtype=self.arrays[0].dtype)
 
     def attend(self, attend: Attend, queries: mx.array, values: "GroupedKV", mask: Any, options: dict[str, Any]) -> Any:
         """Attention of `queries: (tokens, heads, 1, width)`, group by group. `attend` is MLX's function."""
-        if isinstance(mask, GroupMasks):
+        if values is self and mask is not None:
+            masks = self._latent_masks(mask)
+        elif isinstance(mask, GroupMasks) and mask.queries is None:
             masks = mask.masks
         elif mask is None and all(span.num_tokens == 1 for span in self._spans):
             masks = (None,) * len(self._spans)
@@ -45,6 +64,20 @@ class GroupedKV:
             for span, keys, own, own_mask in zip(self._spans, self.arrays, values.arrays, masks, strict=True)
         ]
         return mx.concatenate(outputs)
+
+    def _latent_masks(self, given: GroupMasks | mx.array) -> tuple[Any, ...]:
+        """The scores of positional queries and keys, masked, which latent attention passes as masks."""
+        if not isinstance(given, GroupMasks):
+            given = GroupMasks((None,) * len(self._spans), given)
+        if given.queries is None:
+            raise TypeError("The model passes the masks of its caches where scores are expected")
+        scores = [
+            span.of(given.queries) @ keys.swapaxes(-1, -2) for span, keys in zip(self._spans, self._others, strict=True)
+        ]
+        return tuple(
+            own if mask is None else mx.where(mask, own, given.masked)
+            for mask, own in zip(given.masks, scores, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +140,8 @@ class GroupedLayer:
             cache.update_and_fetch(span.of(keys), span.of(values))
             for cache, span in zip(self._caches, self._spans, strict=True)
         ]
-        return GroupedKV([k for k, _ in fetched], self._spans), GroupedKV([v for _, v in fetched], self._spans)
+        own_keys, own_values = zip(*fetched, strict=True)
+        return GroupedKV(own_keys, self._spans, own_values), GroupedKV(own_values, self._spans)
 
 
 def spans(num_rows: Iterable[int], num_tokens: Iterable[int]) -> list[Span]:
