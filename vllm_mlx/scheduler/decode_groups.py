@@ -1,13 +1,15 @@
 """Decides which rows form a group, whose KV lies together. It knows their lengths only.
 
-A batch cache pads every row on the left to the longest one. Rows of very different lengths are therefore in separate
-groups: the padding of a group stays below a quarter of its tokens, or below one allocation step per row. Padding below
-that step costs nothing, because buffers grow by that step anyway.
+A batch cache pads every row on the left to the longest one, and attention reads the padding. Rows of very different
+lengths are therefore in separate groups. Where each group is a forward pass of its own, the padding of a group stays
+below a quarter of its tokens, or below one allocation step per row. Padding below that step costs nothing, because
+buffers grow by that step anyway.
 
 Where all groups share one forward pass, a merge saves no more than a few kernels a layer and step. A row then begins
-as a group of its own, for which nothing is copied. Two groups merge once their kernels have cost as much as the copy
-would: that is at most twice the cost of the best choice, however long the rows live. They stay as they are where the
-padding would take more than half of the free memory, so that no row is preempted for it.
+as a group of its own, for which nothing is copied. Two groups merge if reading the padding costs less than that in
+each step, and once their kernels have cost as much as the copy would: that is at most twice the cost of the best
+choice, however long the rows live. They stay as they are where the padding would take more than half of the free
+memory, so that no row is preempted for it.
 """
 
 import math
@@ -24,6 +26,11 @@ _REGROUP_INTERVAL = 64  # steps between attempts to merge groups while no row jo
 # device model of the tests it lies between 0.5 MB (M4) and 8.5 MB (M1 Ultra), and the choice matters little.
 _BYTES_PER_STEP = 2 << 20
 _LONGEST_WAIT = 64  # steps; groups for which it would be longer do not merge
+READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in that time: a copy reads and writes
+_MOST_PADDING = 0.5  # of that for each group less; a group divides only beyond all of it, so that it lasts
+_LONGEST_MASKED = (
+    8192  # from here on MLX reads KV once for 8 heads, but without a mask only, as rows of one length have
+)
 
 Lengths = dict[int, int]  # row id -> tokens
 Group = tuple[int, ...]
@@ -56,7 +63,8 @@ class DecodeGroups:
         single = self._isolated.union(row for row in alone if row not in grouped)
         shared = {row: length for row, length in lengths.items() if self._can_batch and row not in single}
         if self._shares_forward:
-            self._shared = self._merge_two(_with_new_rows(self._shared, shared), shared, free_bytes)
+            kept, new = _kept(self._shared, shared, self._pays)
+            self._shared = self._merge_two([*kept, *((row,) for row in new)], shared, free_bytes)
             self._formed = {group: self._formed.get(group, self._num_plans) for group in self._shared}
         elif shared.keys() != grouped or (len(self._shared) > 1 and self._num_plans % _REGROUP_INTERVAL == 0):
             self._shared = regroup(self._shared, shared)
@@ -77,22 +85,37 @@ class DecodeGroups:
     def _merge_two(self, groups: list[Group], lengths: Lengths, free_bytes: Callable[[], float]) -> list[Group]:
         """Merge the two groups of similar length whose copy is the smallest, once it pays."""
         ordered = sorted(groups, key=lambda group: max(lengths[row] for row in group))
-        pairs = [(self._steps_to_merge([lengths[row] for row in (*a, *b)]), a, b) for a, b in pairwise(ordered)]
+        own = {group: [lengths[row] for row in group] for group in ordered}
+        pairs = [(self._steps_to_merge(own[a], own[b]), a, b) for a, b in pairwise(ordered)]
         steps, a, b = min(pairs, default=(math.inf, (), ()))
         waited = self._num_plans - max(self._formed.get(group, self._num_plans) for group in (a, b))
         if steps > min(waited, _LONGEST_WAIT):
             return groups
-        if 2 * self._padded_bytes([lengths[row] for row in a], [lengths[row] for row in b]) > free_bytes():
+        if 2 * self._padded_bytes(own[a], own[b]) > free_bytes():
             return groups
         return [*(group for group in groups if group not in (a, b)), (*a, *b)]
 
-    def _steps_to_merge(self, lengths: Sequence[int]) -> float:
+    def _steps_to_merge(self, lengths: Sequence[int], others: Sequence[int]) -> float:
         """The steps in which a merge of rows of these lengths saves what its copy costs."""
-        if not fits(lengths, MERGE_PADDING_SHARE):
+        union = (*lengths, *others)
+        padding_share = self._reading(union) - self._reading(lengths) - self._reading(others)
+        needs_mask = max(union) > _LONGEST_MASKED and padding(union) > 0
+        if padding_share > _MOST_PADDING or needs_mask:
             return math.inf
+        return len(union) * self._layer_bytes(max(union)) / _BYTES_PER_STEP / (1 - padding_share)
+
+    def _pays(self, lengths: Sequence[int]) -> bool:
+        """Whether reading the padding of a group costs no more than a group for each row would."""
+        return self._reading(lengths) <= len(lengths) - 1
+
+    def _reading(self, lengths: Sequence[int]) -> float:
+        """The time in which a layer's padding is read, in those of the kernels of one more group."""
+        longest = self._layer_bytes(max(lengths))
+        return sum(longest - self._layer_bytes(length) for length in lengths) / READ_BYTES
+
+    def _layer_bytes(self, num_tokens: int) -> float:
         row = self._footprint
-        layer_bytes = (row.copy_bytes(max(lengths)) - row.fixed_bytes) / row.num_layers
-        return len(lengths) * layer_bytes / _BYTES_PER_STEP
+        return (row.copy_bytes(num_tokens) - row.fixed_bytes) / row.num_layers
 
     def _padded_bytes(self, *groups: Sequence[int]) -> int:
         """The bytes by which rows of these lengths grow if the groups become one."""
@@ -136,18 +159,20 @@ def regroup(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
     return _merge(_join(kept, new, lengths), lengths)
 
 
-def _kept(groups: Iterable[Group], lengths: Lengths) -> tuple[list[Group], list[int]]:
+def _kept(
+    groups: Iterable[Group], lengths: Lengths, fits: Callable[[Sequence[int]], bool] = fits
+) -> tuple[list[Group], list[int]]:
     """What is left of the groups, divided where padding exceeds the limit since rows have left; and the new rows."""
     kept: list[Group] = []
     for group in groups:
         alive = tuple(row for row in group if row in lengths)
         if alive:
-            kept += [alive] if fits([lengths[row] for row in alive]) else _partition(alive, lengths)
+            kept += [alive] if fits([lengths[row] for row in alive]) else _partition(alive, lengths, fits)
     placed = {row for group in kept for row in group}
     return kept, [row for row in lengths if row not in placed]
 
 
-def _partition(rows: Iterable[int], lengths: Lengths) -> list[Group]:
+def _partition(rows: Iterable[int], lengths: Lengths, fits: Callable[[Sequence[int]], bool] = fits) -> list[Group]:
     """Put rows, longest first, into the newest group as long as it fits, and then into a new one."""
     groups: list[list[int]] = []
     for row in sorted(rows, key=lambda row: -lengths[row]):
@@ -172,12 +197,6 @@ def _join(groups: list[Group], rows: list[int], lengths: Lengths) -> list[Group]
         else:
             alone.append(row)
     return joined + _partition(alone, lengths)
-
-
-def _with_new_rows(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
-    """What is left of the groups, and a group for each new row."""
-    kept, new = _kept(groups, lengths)
-    return [*kept, *((row,) for row in new)]
 
 
 def _merge(groups: list[Group], lengths: Lengths) -> list[Group]:
