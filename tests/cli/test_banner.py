@@ -25,6 +25,7 @@ LOADED = {
     "tool_call_parser": None,
     "no_videos": "it takes no images either",
     "no_shared_forward": None,
+    "max_pixels": None,
 }
 
 
@@ -38,7 +39,7 @@ def banner(*, names: tuple[str, ...] = ("demo",), api_keys: tuple[str, ...] = ()
     )  # fmt: skip
     url = local_url(host, 8000)
     return Banner(
-        info=info, loaded=LOADED, text_only=False, budget_bytes=12 * 10**9, disk=DISK,
+        info=info, loaded=LOADED, text_only=False, max_pixels=None, budget_bytes=12 * 10**9, disk=DISK,
         load_s=1.0, names=names,
         api_keys=api_keys, url=url, host=host,
     )  # fmt: skip
@@ -51,6 +52,14 @@ def test_what_may_be_shown_is_said(reason: str | None, off: list[str]) -> None:
     facts = replace(banner(), info=info, loaded=loaded).facts()
     assert dict(facts)["Architecture"].endswith("takes images" if reason else "takes images and videos")
     assert [fact for name, fact in facts if name == "Off"] == off
+
+
+def test_a_slow_vision_encoder_is_named_with_the_size_that_it_reads() -> None:
+    slow = replace(banner(), loaded={**LOADED, "max_pixels": 1 << 20})
+    said = "scaled down to 1 megapixels, which the vision encoder reads within 3 s; --max-pixels sets another size"
+    assert dict(slow.facts())["Images"] == said
+    assert "Images" not in dict(replace(slow, max_pixels=1 << 20).facts())
+    assert "Images" not in dict(replace(slow, loaded={**LOADED, "max_pixels": 4 << 20}).facts())
 
 
 def test_layers_formats_and_what_is_off_are_said() -> None:

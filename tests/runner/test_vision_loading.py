@@ -1,16 +1,20 @@
 """A vision checkpoint is served with its images or refused in one line; text models never pay for it."""
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.errors import ModelLoadError, Unsupported
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.llm import LLM
+from vllm_mlx.runner import calibrate
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.model import MultimodalModel, TextModel, load_model
 
@@ -137,6 +141,36 @@ def test_a_text_model_does_not_import_mlx_vlm(checkpoint):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(("setting", "expected"), [(None, 1 << 20), (2 << 20, 2 << 20)])
+def test_a_slow_encoder_sees_smaller_pictures_unless_a_size_is_set(checkpoint, monkeypatch, setting, expected):
+    encode, clock, waited = calibrate.encode, time.perf_counter, []
+
+    def slow(model, token_ids, item):
+        waited.append(item.length / 7)  # seconds: 64 tokens are the largest image of this model
+        return encode(model, token_ids, item)
+
+    monkeypatch.setattr(calibrate, "encode", slow)
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock() + sum(waited))
+    engine = start_engine(EngineConfig(model=str(checkpoint("vision:qwen3_vl")), max_pixels=setting))
+    asyncio.run(engine.shutdown(0))
+    assert engine.model_facts["max_pixels"] == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        ((100, 0.01), (1000, 0.1), 4 << 20),  # linear: 1.6 s
+        ((100, 0.01), (1000, 0.26), 1 << 19),  # with attention: 46 s, 11.8, 3.1, 0.9
+        ((100, 0.5), (1000, 0.6), 4 << 20),  # half a second for every image: 2.3 s
+        ((100, 0.5), (1000, 1.4), 1 << 19),  # 16.4 s, 8.4, 4.4, 2.4
+        ((100, 9.0), (1000, 90.0), 256 * 256),
+        ((256, 9.0), (256, 9.0), 4 << 20),  # all images have one size
+    ],
+)
+def test_the_largest_size_that_is_read_in_time_follows_from_two_images(low, high, expected):
+    assert calibrate.timely_pixels(low, high, 16_000) == expected
+
+
 def test_a_larger_picture_is_scaled_down(checkpoint):
     from vllm_mlx.engine.loading import load_vision
     from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -150,3 +184,8 @@ def test_a_larger_picture_is_scaled_down(checkpoint):
         vision = load_vision(EngineConfig(model="m", max_pixels=max_pixels), found, tokenizer)
         sizes.append(len(vision.render_with_inputs(picture(0)).token_ids))
     assert sizes[0] == sizes[1] > sizes[2]
+    vision.scale_down_to(1 << 20)
+    sizes.append(len(vision.render_with_inputs(picture(0)).token_ids))
+    vision.scale_down_to(64 * 64)
+    sizes.append(len(vision.render_with_inputs(picture(0)).token_ids))
+    assert sizes[3:] == [sizes[0], sizes[2]]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..cache.stats import DiskReport
-from ..core.config import EngineConfig, ModelInfo
+from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, EngineDead, VLLMMLXError
 from ..server.config import ServerConfig
 from .options import unknown_variables
@@ -64,6 +64,7 @@ def _serve(settings: Settings) -> None:
         info=engine.info,
         loaded=engine.model_facts,
         text_only=engine_config.text_only,
+        max_pixels=engine_config.max_pixels,
         budget_bytes=engine.memory.total_bytes,
         disk=None if disk is None else disk.report,
         load_s=time.monotonic() - started_s,
@@ -109,6 +110,7 @@ class Banner:
     info: ModelInfo
     loaded: Mapping[str, Any]  # the model's facts as /v1/status has them
     text_only: bool
+    max_pixels: int | None  # the setting; None: the default, as far as the vision encoder is fast enough
     budget_bytes: int
     disk: DiskReport | None  # None: a setting turns it off
     load_s: float
@@ -137,6 +139,7 @@ class Banner:
             ("Layers", layers(self.loaded)),
             ("Formats", formats(self.loaded)),
             ("Context", f"{info.max_model_len:,} tokens"),
+            *self._scaled_down(),
             ("Memory", f"at most {readable(self.budget_bytes)}, weights included"),
             *self._on_disk(),
             ("URL", f"{self.url}/v1" + ("" if is_local(self.host) else f", open to the network on {self.host}")),
@@ -145,6 +148,13 @@ class Banner:
         if info.model not in self.names:
             rows.insert(1, ("From", info.model))
         return [*rows, *(("Off", what) for what in self.missing())]
+
+    def _scaled_down(self) -> list[tuple[str, str]]:
+        pixels = self.loaded["max_pixels"]
+        if pixels is None or pixels >= (self.max_pixels or DEFAULT_MAX_PIXELS):
+            return []
+        size = f"scaled down to {pixels / 1e6:.2g} megapixels, which the vision encoder reads within 3 s"
+        return [("Images", f"{size}; --max-pixels sets another size")]
 
     def _on_disk(self) -> list[tuple[str, str]]:
         if self.disk is None or self.disk.off_reason is not None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..cache import layers
 from ..cache.tree import PrefixTree
-from ..core.config import EngineConfig, ModelInfo
+from ..core.config import DEFAULT_MAX_PIXELS, EngineConfig, ModelInfo
 from ..core.errors import ConfigError, setting
 from ..core.memory import AttentionCost, MemoryBudget, RowFootprint
 from ..disk.memories import NO_MEMORIES, Memories
@@ -117,7 +117,7 @@ def load_vision(config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokeniz
         checkpoint.path,
         checkpoint.config,
         tokenizer,
-        max_pixels=config.max_pixels,
+        max_pixels=config.max_pixels or DEFAULT_MAX_PIXELS,
         trust_remote_code=config.trust_remote_code,
     )
 
@@ -130,6 +130,7 @@ def _started_thread(
     thread.start()
     if vision is not None:
         vision.set_memory(thread.facts.memory)
+        vision.scale_down_to(thread.facts.max_pixels)
         if thread.facts.video_fault is not None:
             vision.refuse_videos(f"one was tried at load: {thread.facts.video_fault}")
     return thread
@@ -173,7 +174,7 @@ def load_measured(config: EngineConfig, checkpoint: Checkpoint, probe: VisionPro
         return MeasuredModel(model=model, calibration=calibration)
     check_family(model, probe.images.prompt, probe.images.inputs)
     video_fault = None if probe.video is None else media_fault(model, probe.video.prompt, probe.video.inputs)
-    images = calibrate_images(model, probe.sizes, probe.max_image_tokens)
+    images = calibrate_images(model, probe.sizes, probe.max_image_tokens, config.max_pixels)
     return MeasuredModel(model=model, calibration=calibration, images=images, video_fault=video_fault)
 
 
@@ -303,6 +304,7 @@ def _engine_facts(
         calibration=measured.calibration,
         resume_rule=model.resume_rule,
         video_fault=measured.video_fault,
+        max_pixels=None if measured.images is None else measured.images.max_pixels,
         is_recurrent=model.is_recurrent,
         copied_whole=model.copied_whole,
         no_prefix_cache=model.no_prefix_cache,

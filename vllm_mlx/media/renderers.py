@@ -134,7 +134,7 @@ class ImageRenderer:
         self._processor = processor
         self._tokenizer = tokenizer
         self._merge_size = merge_size
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
 
     def works(self, image: DecodedImage) -> bool:
         """Whether the rendered text of an image is tokenized to its placeholders again."""
@@ -153,7 +153,7 @@ class ImageRenderer:
         return _rendered(self._tokenizer, ids, self.token_id, (item,), image.num_pixels)
 
     def fit(self, image: DecodedImage, max_side: int | None = None) -> Image.Image:
-        size = fitting(image.width, image.height, self._max_pixels, max_side)
+        size = fitting(image.width, image.height, self.max_pixels, max_side)
         return Image.fromarray(scaled(image.pixels, size))
 
     def _grid(self, inputs: Mapping[str, np.ndarray]) -> Grid | None:
@@ -190,7 +190,7 @@ class VideoRenderer:
         self._tokenizer = tokenizer
         self.token_id = int(config["video_token_id"])
         self._vision: Mapping[str, Any] = config["vision_config"]
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
 
     @classmethod
     def find(
@@ -234,7 +234,7 @@ class VideoRenderer:
         merge = int(self._vision["spatial_merge_size"])
         grid = (t, h // merge, w // merge)
         patches = inputs["pixel_values_videos"].reshape(t, h * w, -1)
-        group = max(1, min(self._max_pixels, piece_pixels) // (h * w * int(self._vision["patch_size"]) ** 2))
+        group = max(1, min(self.max_pixels, piece_pixels) // (h * w * int(self._vision["patch_size"]) ** 2))
         places = np.array(spots).reshape(t, -1)  # positions of the placeholders; a row holds those of two frames
         items = []
         for first, layout in zip(range(0, t, group), self._layouts(grid, places, group, clip), strict=True):
@@ -273,7 +273,7 @@ class VideoRenderer:
         return int(self._vision["temporal_patch_size"])
 
     def _fit(self, clip: Clip) -> np.ndarray:
-        size = fitting(clip.width, clip.height, self._max_pixels)
+        size = fitting(clip.width, clip.height, self.max_pixels)
         if size == (clip.width, clip.height):
             return clip.pixels
         return np.stack([scaled(frame, size) for frame in clip.pixels])

@@ -174,6 +174,13 @@ class VisionProcessor:
         self._room.max_bytes = memory.encoder_inputs_bytes
         self._known.resize(memory.rendered_bytes)
 
+    def scale_down_to(self, max_pixels: int | None) -> None:
+        """Lower the limit of images and frames to what the encoder reads in time. Call it before `keep`."""
+        if max_pixels is not None:
+            self._max_pixels = self._images.max_pixels = max_pixels
+            if isinstance(self._videos, VideoRenderer):
+                self._videos.max_pixels = max_pixels
+
     def keep(self, memories: Memories, media: MediaConfig) -> None:
         """Keep renderings for the next start, and read the ones of the last. Call it after `set_memory`.
 

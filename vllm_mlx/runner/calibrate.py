@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..cache import layers
+from ..core.config import DEFAULT_MAX_PIXELS
 from ..core.sequence import PromptInputs
 from .attention import AttentionShape, observed
 from .device import peak_of
@@ -14,6 +15,8 @@ from .vision_inputs import encode
 
 _PROBE_TOKENS = 256
 _SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
+_MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
+_FEWEST_PIXELS = 256 * 256  # of an image, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
 
 
@@ -58,28 +61,62 @@ def overhead_of(short_s: float, probe_s: float) -> float:
 class ImageCost:
     feature_bytes_per_token: int
     encoder_bytes: int  # activations at their peak, for the largest image
+    max_pixels: int  # of the largest image
 
 
-def calibrate_images(model: MultimodalModel, sizes: tuple[PromptInputs, PromptInputs], max_tokens: int) -> ImageCost:
-    """Run the vision encoder on a small and a larger image, and extrapolate its activations by tokens from there."""
+def calibrate_images(
+    model: MultimodalModel, sizes: tuple[PromptInputs, PromptInputs], max_tokens: int, max_pixels: int | None
+) -> ImageCost:
+    """Run the vision encoder on a small and a larger image, and extrapolate activations and time by tokens from there.
+
+    `max_pixels`: of the largest image, which has `max_tokens`. None: of the default, and the time decides.
+    """
     (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
+    if max_pixels is None:
+        max_pixels = timely_pixels((small, low.seconds), (large, high.seconds), max_tokens)
+        max_tokens = max_tokens * max_pixels // DEFAULT_MAX_PIXELS
     per_token = max(0.0, (high.peak_bytes - low.peak_bytes) / (large - small)) if large > small else 0.0
     return ImageCost(
         feature_bytes_per_token=-(-low.feature_bytes // small),
         encoder_bytes=int(max(low.peak_bytes, high.peak_bytes) + per_token * max(0, max_tokens - large)),
+        max_pixels=max_pixels,
     )
+
+
+def timely_pixels(low: tuple[int, float], high: tuple[int, float], max_tokens: int) -> int:
+    """Halve the default size, which has `max_tokens`, until the encoder reads an image in time -> its pixels.
+
+    `low`, `high`: tokens and seconds of two images. A parabola goes through them and zero: attention grows with the
+    square of the tokens. Where it would bend downwards, it is a line through the two.
+    """
+    (small, small_s), (large, large_s), pixels = low, high, DEFAULT_MAX_PIXELS
+    if large <= small:  # the processor gives every image the same size
+        return pixels
+    linear = max(0.0, (large_s - small_s) / (large - small))
+    square = max(0.0, (large_s / large - small_s / small) / (large - small))
+
+    def seconds(n: float) -> float:
+        return large_s + linear * (n - large) + square * (n - large) * (n - small)
+
+    while pixels > _FEWEST_PIXELS and seconds(max_tokens * pixels / DEFAULT_MAX_PIXELS) > _MOST_ENCODE_S:
+        pixels //= 2
+    return pixels
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     feature_bytes: int
     peak_bytes: int
+    seconds: float
 
 
 def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
+    """The first run of a size also compiles kernels, so the time is that of the second."""
     mx.clear_cache()
     features, peak = peak_of(lambda: encode(model.module, list(prompt.token_ids), prompt.media[0]))
-    encoded = _Encoded(features.nbytes, peak)
+    start = time.perf_counter()
+    encode(model.module, list(prompt.token_ids), prompt.media[0])
+    encoded = _Encoded(features.nbytes, peak, time.perf_counter() - start)
     mx.clear_cache()
     return encoded
 

@@ -222,6 +222,7 @@ def model_facts(config: EngineConfig, facts: EngineFacts, processor: RequestProc
         "takes_images": info.takes_images,
         "takes_videos": processor.no_videos is None,
         "no_videos": processor.no_videos,
+        "max_pixels": facts.max_pixels,
         "no_shared_forward": facts.no_shared_forward,
         "bytes_per_token": facts.footprint.bytes_per_token,
         "fixed_bytes_per_row": facts.footprint.fixed_bytes,
