@@ -16,9 +16,11 @@ from tests.support.vision_families import FAMILIES
 from vllm_mlx.cache import layers
 from vllm_mlx.core.sequence import PromptInputs, Sequence, TokenSampling
 from vllm_mlx.core.step import PrefillChunk, StepPlan
+from vllm_mlx.runner import sharing
 from vllm_mlx.runner.batch import Batch, regroup
 from vllm_mlx.runner.checkpoint import find_checkpoint
 from vllm_mlx.runner.device import DeviceWatch
+from vllm_mlx.runner.grouped import GroupMasks
 from vllm_mlx.runner.model import Model, load_model
 from vllm_mlx.runner.runner import Runner
 from vllm_mlx.runner.sharing import sharing_fault
@@ -106,6 +108,30 @@ def test_a_model_that_changes_masks_is_found_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(qwen3, "scaled_dot_product_attention", cutting)
     fault = sharing_fault(model)
     assert fault is not None and "attention" in fault
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "qwen3_5", "glm4_moe_lite"])
+def test_rows_that_choose_other_experts_alone_share_a_forward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision, too, three rows in groups equal three merged ones, however much one row alone differs."""
+    monkeypatch.setattr(sharing, "SAME_LOGITS", 2.0)
+    model = load(name)
+    if name.startswith("qwen3"):  # MLX's CPU backend has experts in float32 only
+        model.module.set_dtype(mx.bfloat16)
+    assert sharing_fault(model) is None
+
+
+def test_a_model_that_ignores_masks_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows in groups equal merged ones that are wrong, too, but for those that are a group each."""
+    model, attend = load("qwen3"), qwen3.scaled_dot_product_attention
+
+    def ignoring(queries: Any, *inputs: Any, mask: Any, **options: Any) -> Any:
+        if isinstance(mask, GroupMasks):
+            mask = GroupMasks(tuple(None if isinstance(own, mx.array) else own for own in mask.masks))
+        return attend(queries, *inputs, mask=None if isinstance(mask, mx.array) else mask, **options)
+
+    monkeypatch.setattr(qwen3, "scaled_dot_product_attention", ignoring)
+    fault = sharing_fault(model)
+    assert fault is not None and "differ" in fault
 
 
 def test_rows_join_and_leave_with_copies_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
