@@ -18,6 +18,7 @@ from tests.support.commands import COMMAND
 from vllm_mlx.core.memory import SHORTEST_CHUNK
 
 from .client import Server, Status, serving
+from .disk import DiskChecks
 from .machine import IS_MAC, PACKAGES, footprint, sysctl, version_of, virtual_memory
 from .progress import Check, Outcome, Result, verdict
 
@@ -41,6 +42,7 @@ class Sizes:
     steps: int = 20_000
     stop_s: float = 20.0  # seconds
     rests_s: tuple[float, ...] = (0, 3, 30)  # seconds
+    session: int = 30_000  # of a conversation that is kept on disk
 
 
 SMALL = Sizes(
@@ -55,6 +57,7 @@ SMALL = Sizes(
     steps=60,
     stop_s=1.0,
     rests_s=(0, 0.5),
+    session=1_500,
 )
 
 
@@ -70,6 +73,7 @@ class MacChecks:
         guided = ("tests/engine/test_guided.py", "tests/engine/test_budgets.py", "tests/server/test_guided_replies.py")
         videos = ("tests/media/test_video.py", "tests/media/test_video_frames.py", "tests/server/test_videos_real.py")
         widths = "tests/engine/test_metal_widths.py"
+        disk = DiskChecks(self.model, self.sizes.session, self.sizes.reply, self.log)
         return [
             Check("setup", "The scripts installed MLX for Metal, with macOS's bash, and the GPU is used.", 1, _setup),
             Check("widths", "Kernels of real models reply right in bf16 and 4 bits.", 3, _tests(widths, "-m", "")),
@@ -88,6 +92,16 @@ class MacChecks:
             Check("buffers", "Long decoding of two rows leaves no buffers behind.", 10, self.buffers),
             Check("stopped", "A process that was stopped and continued goes on with its reply.", 2, self.stopped),
             Check("rest", "First tokens after a rest, with weights that are wired and not.", 5, self.rest),
+            Check(
+                "disk-restart",
+                "A session resumes from disk: same reply, speed, no copy in file caches.",
+                4,
+                disk.restart,
+            ),
+            Check("disk-kill", "What a killed server has kept is whole, and is used.", 3, disk.kill),
+            Check("disk-writes", "Writing to disk does not slow down a reply.", 3, disk.writes),
+            Check("disk-apart", "Time Machine and Spotlight leave the cache out.", 2, disk.apart),
+            Check("command-buffers", "Speed with command buffers of other sizes.", 4, self.command_buffers, True),
             Check("end", "SIGTERM during a reply ends the process and frees its memory.", 2, self.end),
             Check("tests", "All tests of the gate pass.", 20, _tests()),
         ]
@@ -251,6 +265,18 @@ class MacChecks:
             stream = server.stream(server.prompt(32), 8)
             waits.append(stream.moments[0] - stream.sent_s)
         return sorted(waits)[1]
+
+    def command_buffers(self) -> Result:
+        """Measure decoding and its peak of memory with MLX's limit of a command buffer and with a higher one."""
+        found = []
+        for size in ("", "200"):
+            variables = {"MLX_MAX_MB_PER_BUFFER": size} if size else {}
+            with serving(self.log, self.model, **variables) as server:
+                server.complete(server.prompt(self.sizes.client_prompt), 8)
+                speed = server.stream(server.prompt(32), self.sizes.reply).tokens_per_s
+                peak = server.status()["metal"]["peak_memory_gb"]
+            found.append(f"{size or 'default'}: {speed:.1f} tokens/s, peak {peak} GB")
+        return Result(Outcome.FIGURE, "MLX_MAX_MB_PER_BUFFER " + "; ".join(found) + ".")
 
     def end(self) -> Result:
         before = virtual_memory()

@@ -96,10 +96,10 @@ def _body(prompt: Sequence[int] | str, num_tokens: int, fields: Fields) -> Field
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[Server]:
-    """Serve a model until the block ends. Its log is appended to `log`."""
+def serving(log: Path, *arguments: str, **variables: str) -> Iterator[Server]:
+    """Serve a model until the block ends. Its log is appended to `log`. `variables` are of the environment."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file, served(*arguments, stderr=file) as (process, printed):
+    with log.open("a", encoding="utf-8") as file, served(*arguments, stderr=file, **variables) as (process, printed):
         if process.poll() is not None or "Ctrl-C" not in printed:
             raise RuntimeError(f"The server did not start: {log.read_text(encoding='utf-8')[-500:].strip()}")
         yield Server(process, printed)

@@ -66,6 +66,17 @@ def parse_power(text: str) -> str | None:
     return found[1] if found else None
 
 
+def cached_file_bytes() -> int | None:
+    """Memory that holds parts of files; None without `vm_stat`."""
+    return parse_cached_files(output_of("vm_stat"))
+
+
+def parse_cached_files(text: str) -> int | None:
+    page = re.search(r"page size of (\d+) bytes", text)
+    pages = re.search(r"^File-backed pages:\s+(\d+)\.", text, re.M)
+    return None if page is None or pages is None else int(page[1]) * int(pages[1])
+
+
 def footprint(pid: int) -> Footprint | None:
     return parse_footprint(output_of("/usr/bin/footprint", "-f", "bytes", "-p", str(pid)))
 
