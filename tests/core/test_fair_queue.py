@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
@@ -232,3 +233,17 @@ def test_work_after_the_end_is_refused_and_holds_no_place() -> None:
                 await threads.run(lambda: None, "ann")
 
     in_threads(check)
+
+
+def leaving_s(num_waiting: int) -> float:
+    """Time in which each of the last 200 callers leaves a long queue."""
+    queue = FairQueue(1)
+    waiting = [queue.ask("ann") for _ in range(num_waiting)]
+    start_s = time.thread_time()
+    for asked in reversed(waiting[-200:]):
+        assert asked.cancel()
+    return time.thread_time() - start_s
+
+
+def test_to_leave_takes_no_longer_where_many_wait() -> None:
+    assert min(leaving_s(40_000) for _ in range(3)) < 20 * max(leaving_s(400) for _ in range(3))

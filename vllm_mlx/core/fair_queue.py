@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +22,9 @@ class _Entry:
     number: int
     is_first: bool
     given: "Future[Place]" = field(default_factory=Future)
+
+
+_Line = OrderedDict[_Entry, None]  # those that wait; any of them may leave at once, however long it is
 
 
 class Place:
@@ -50,8 +53,8 @@ class FairQueue:
         self.num_places = num_places
         self._per_key = num_places if per_key is None else per_key
         self._held: Counter[Hashable] = Counter()  # places by key
-        self._first: deque[_Entry] = deque()
-        self._waiting: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Entry]]] = OrderedDict()  # by key and request
+        self._first: _Line = OrderedDict()
+        self._waiting: OrderedDict[Hashable, OrderedDict[Hashable, _Line]] = OrderedDict()  # by key and request
         self._closed: Callable[[], Exception] | None = None
         self._lock = threading.Lock()
 
@@ -75,10 +78,10 @@ class FairQueue:
         with self._lock:
             if self._closed is not None:
                 raise self._closed()
-            line = (
-                self._first if is_first else self._waiting.setdefault(key, OrderedDict()).setdefault(request, deque())
-            )
-            line.append(entry)
+            line = self._first
+            if not is_first:
+                line = self._waiting.setdefault(key, OrderedDict()).setdefault(request, OrderedDict())
+            line[entry] = None
         self._serve()
         entry.given.add_done_callback(lambda given: self._left(entry) if given.cancelled() else None)
         return entry.given
@@ -116,17 +119,13 @@ class FairQueue:
         """Fail everything that waits, and everything that asks from now on. Places that were given stay."""
         with self._lock:
             self._closed = error
-            waiting = [*self._first, *self._entries()]
+            lines = [line for requests in self._waiting.values() for line in requests.values()]
+            waiting = [entry for line in (self._first, *lines) for entry in line]
             self._first.clear()
             self._waiting.clear()
         for entry in waiting:
             if entry.given.set_running_or_notify_cancel():
                 entry.given.set_exception(error())
-
-    def _entries(self) -> Iterator[_Entry]:
-        for requests in self._waiting.values():
-            for line in requests.values():
-                yield from line
 
     def _serve(self) -> None:
         """Give the free places to those whose turn it is. Their callbacks run without the lock."""
@@ -142,18 +141,19 @@ class FairQueue:
 
     def _next(self) -> _Entry | None:
         """The entry whose turn it is; None if it has to wait for places."""
-        heads = [next(iter(requests.values()))[0] for requests in self._waiting.values()]
+        heads = [next(iter(next(iter(requests.values())))) for requests in self._waiting.values()]
         heads = [head for head in heads if self._held[head.key] + head.number <= self._per_key]
-        entry = self._first[0] if self._first else min(heads, key=lambda head: self._held[head.key], default=None)
+        fewest = min(heads, key=lambda head: self._held[head.key], default=None)
+        entry = next(iter(self._first), fewest)
         return entry if entry is not None and self.num_taken + entry.number <= self.num_places else None
 
     def _remove(self, entry: _Entry) -> None:
         """Remove an entry that waits. The next turns of its key and of its request come after those of all others."""
         if entry.is_first:
-            self._first.remove(entry)
+            del self._first[entry]
             return
         requests = self._waiting[entry.key]
-        requests[entry.request].remove(entry)
+        del requests[entry.request][entry]
         requests.move_to_end(entry.request)
         if not requests[entry.request]:
             del requests[entry.request]
@@ -164,7 +164,7 @@ class FairQueue:
     def _left(self, entry: _Entry) -> None:
         """Its caller waits no longer. Others that wait after it may fit now."""
         with self._lock:
-            if entry in self._first or entry in self._entries():
+            if entry in self._first or entry in self._waiting.get(entry.key, {}).get(entry.request, ()):
                 self._remove(entry)
         self._serve()
 
