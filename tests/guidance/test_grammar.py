@@ -40,6 +40,14 @@ def test_keys_share_no_compiled_grammar(compiler) -> None:
     assert compiler.compile(lark('"a"'), "x", "ann") is first
 
 
+def test_what_every_trial_takes_is_not_counted_for_its_grammar() -> None:
+    compiler = GrammarCompiler(sampler().tokenizer, 1100, max_bytes=60 << 20)
+    first = compiler.compile(lark('"first"'), "x")
+    for number in range(30):
+        matcher(compiler, number)
+    assert compiler.compile(lark('"first"'), "x") is first, "31 small grammars take less than 2 MB each"
+
+
 def matcher(compiler, number: int):
     return compiler.compile(lark(f'"{number:03}"'), "x")
 
