@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tests.media.pdf_samples import pdf
@@ -137,11 +138,11 @@ async def _forever(visit: Callable[[int], Awaitable[None]], port: int) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _ask(port: int, body: Body) -> None:
+async def _ask(port: int, body: Body | bytes) -> None:
     """Reads a reply to its end. A client that is refused comes again soon."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(request(CHAT, dumps(body), ATTACKER))
+        writer.write(request(CHAT, body if isinstance(body, bytes) else dumps(body), ATTACKER))
         await writer.drain()
         if b" 200 " not in await reader.readline():
             await asyncio.sleep(0.2)
@@ -191,27 +192,47 @@ async def _empty_pieces(port: int) -> None:
     await _ask(port, {"messages": [user("Go.")], "max_tokens": 1, "guided_regex": "(|a)" * (29_000 + next(_numbers))})
 
 
+@cache
+def _small_parts_body() -> bytes:
+    return dumps({"messages": [user(*["a"] * 24_000)], "max_tokens": 1})
+
+
 async def _small_parts(port: int) -> None:
-    await _ask(port, {"messages": [user(*["a"] * 24_000)], "max_tokens": 1})
+    await _ask(port, _small_parts_body())
+
+
+@cache
+def _strip_body() -> bytes:
+    """An image of one row of pixels."""
+    image = {"type": "image_url", "image_url": {"url": blank_png(49_000_000, height=1)}}
+    return dumps({"messages": [user(image, "What is this?")], "max_tokens": 1})
 
 
 async def _strip(port: int) -> None:
-    """An image of one row of pixels."""
-    image = {"type": "image_url", "image_url": {"url": blank_png(49_000_000, height=1)}}
-    await _ask(port, {"messages": [user(image, "What is this?")], "max_tokens": 1})
+    await _ask(port, _strip_body())
+
+
+@cache
+def _settings_body() -> bytes:
+    settings = {f"k{number}": number for number in range(70_000)}
+    return dumps({"messages": [user("Hi")], "max_tokens": 1, "chat_template_kwargs": settings})
 
 
 async def _settings_of_templates(port: int) -> None:
-    settings = {f"k{number}": number for number in range(70_000)}
-    await _ask(port, {"messages": [user("Hi")], "max_tokens": 1, "chat_template_kwargs": settings})
+    await _ask(port, _settings_body())
 
 
 async def _heavy_documents(port: int) -> None:
-    """PDFs of a hundred pages, each of thousands of shapes."""
+    await _ask(port, _heavy_document_body())
+
+
+@cache
+def _heavy_document_body() -> bytes:
+    """A PDF of a hundred pages, each of thousands of shapes."""
     page = b"0 0 1 rg " + b"0 0 200 200 re f " * 5000
     file = base64.b64encode(pdf(*[page] * 100)).decode()
     part = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{file}"}}
-    await _ask(port, {"messages": [user(part)], "max_tokens": 1})
+    return dumps({"messages": [user(part)], "max_tokens": 1})
 
 
 async def _dripping_body(port: int) -> None:
