@@ -1,11 +1,12 @@
 """Every field of OpenAI's is honoured, knowingly ignored, or refused by name."""
 
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import TypeAdapter
 
 from scripts._check_drift.__main__ import PROTOCOLS, _inside, _is_free, _is_wire
 from vllm_mlx.api.openai.schema import (
@@ -15,7 +16,7 @@ from vllm_mlx.api.openai.schema import (
     CompletionBody,
     StreamOptions,
 )
-from vllm_mlx.api.wire import ANY, Ignored, Refused
+from vllm_mlx.api.wire import ANY, Body, ExtraFields, Ignored, Items, Refused, Wire
 
 from .bodies import decode, decode_text, refusal
 
@@ -146,3 +147,24 @@ def test_no_object_is_left_whose_fields_nobody_reads() -> None:
     }
     assert free == set(FREE) and all(FREE.values())
     assert {wire.__name__ for wire in wires if wire.extras is None} == NOT_LOOKED_AT | {"ResponsesToolChoice"}
+
+
+class _Counted(Wire):
+    extras: ClassVar[ExtraFields | None] = {}
+    num_looked: ClassVar[int] = 0
+
+    def extra_rules(self) -> ExtraFields | None:
+        _Counted.num_looked += 1
+        return self.extras
+
+
+class _CountedBody(Body):
+    items: Items[_Counted]
+
+
+def test_a_finished_body_is_judged_once_however_often_it_is_validated() -> None:
+    form = TypeAdapter(_CountedBody)
+    body = form.validate_python({"items": [{}] * 50})
+    assert _Counted.num_looked == 50
+    assert form.validate_python(body) is body, "as FastAPI does with the instance, on the event loop"
+    assert _Counted.num_looked == 50

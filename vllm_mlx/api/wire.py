@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationInfo, model_validator
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import ListSchema, no_info_before_validator_function
 
@@ -78,10 +78,13 @@ class Wire(BaseModel):
 class Body(Wire):
     """Base of request bodies. Validation raises Unsupported for an extra field that cannot be ignored."""
 
+    _is_judged: bool = PrivateAttr(False)
+
     @model_validator(mode="after")
     def _judge_extras(self, info: ValidationInfo) -> Self:
-        unknown = info.context if isinstance(info.context, UnknownFields) else UnknownFields()
-        _judge(self, "", unknown)
+        if not self._is_judged:  # FastAPI validates the finished instance again, on the event loop
+            _judge(self, "", info.context if isinstance(info.context, UnknownFields) else UnknownFields())
+            self._is_judged = True
         return self
 
 
