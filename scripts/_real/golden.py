@@ -1,11 +1,12 @@
-"""Computes golden.json anew: what transformers and torch reply in float32 to the prompts of that file.
+"""Computes golden.json again: what transformers and torch reply in float32 to the prompts of that file.
 
     python -m venv /tmp/golden && /tmp/golden/bin/pip install torch transformers==5.24.0
-    scripts/check --real                                 # makes .real/smollm2-float32 and .real/gemma3-float32
+    scripts/check --real --only replies                  # makes .real/smollm2-float32 and .real/gemma3-float32
     /tmp/golden/bin/python scripts/_real/golden.py .real
 
-It imports nothing of this project. Of each prompt it keeps the greedy ids, their log probabilities, the near ties among
-them (position, runner-up and distance in logits), and the likeliest next tokens after the prompt.
+It imports nothing of this project. A new case is a `prompt` of ids, a `text`, or the `messages` of a chat. Of each it
+keeps the ids of the prompt, the greedy ids of the reply, their log probabilities, for each the second best id and its
+distance in logits, and the likeliest next tokens after the prompt.
 """
 
 import json
@@ -14,27 +15,39 @@ from pathlib import Path
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 FILE = Path(__file__).with_name("golden.json")
-NUM_TOKENS, NUM_NEXT, NEAR = 48, 20, 0.05
+NUM_TOKENS, NUM_NEXT = 48, 20
 
 
 def main(folder: Path) -> None:
-    torch.manual_seed(0)
     golden = json.loads(FILE.read_text(encoding="utf-8"))
     for name, entries in golden["models"].items():
         model = AutoModelForCausalLM.from_pretrained(folder / f"{name}-float32", dtype=torch.float32)
         for entry in entries:
+            entry["prompt"] = prompt(folder / f"{name}-float32", entry)
             entry |= reply(model, entry["prompt"])
-        print(name, len(entries), file=sys.stderr)
-    golden["note"] = f"transformers and torch {torch.__version__} in float32; made by scripts/_real/golden.py"
+            print(name, len(entry["prompt"]), len(entry["tokens"]), file=sys.stderr, flush=True)
+    note = f"transformers and torch {torch.__version__} in float32; made by scripts/_real/golden.py"
     lines = [
         f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]"
         for name, entries in golden["models"].items()
     ]
-    text = f'{{"note": {json.dumps(golden["note"])}, "models": {{\n' + ",\n".join(lines) + "\n}}\n"
+    text = f'{{"note": {json.dumps(note)}, "models": {{\n' + ",\n".join(lines) + "\n}}\n"
     FILE.write_text(text, encoding="utf-8")
+
+
+def prompt(folder: Path, entry: dict[str, Any]) -> list[int]:
+    """The ids of a text or of a chat, by the tokenizer's file alone: transformers builds some classes otherwise."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    if "text" in entry:
+        return list(tokenizer(entry["text"])["input_ids"])
+    if "messages" in entry:
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+        options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
+        return list(tokenizer(tokenizer.apply_chat_template(entry["messages"], **options))["input_ids"])
+    return list(entry["prompt"])
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -44,23 +57,22 @@ def reply(model: Any, prompt: list[int]) -> dict[str, Any]:
     ids, state = torch.tensor([prompt]), None
     tokens: list[int] = []
     logprobs: list[float] = []
-    ties: list[list[float]] = []
+    second: list[list[float]] = []
     likeliest: dict[int, float] = {}
     while len(tokens) < NUM_TOKENS and (not tokens or tokens[-1] not in stops):
-        output = model(ids, past_key_values=state, use_cache=True)
+        output = model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
         state, logits = output.past_key_values, output.logits[0, -1]
         shares = torch.log_softmax(logits, -1)
         if not tokens:
             top = torch.topk(shares, NUM_NEXT)
             likeliest = {int(i): round(float(p), 5) for p, i in zip(top.values.exp(), top.indices, strict=True)}
         best = torch.topk(logits, 2)
-        token, gap = int(best.indices[0]), float(best.values[0] - best.values[1])
-        if gap < NEAR:
-            ties.append([len(tokens), int(best.indices[1]), round(gap, 5)])
+        token = int(best.indices[0])
+        second.append([int(best.indices[1]), round(float(best.values[0] - best.values[1]), 4)])
         tokens.append(token)
         logprobs.append(round(float(shares[token]), 5))
         ids = torch.tensor([[token]])
-    return {"tokens": tokens, "logprobs": logprobs, "near_ties": ties, "next": likeliest}
+    return {"tokens": tokens, "logprobs": logprobs, "second": second, "next": likeliest}
 
 
 if __name__ == "__main__":

