@@ -100,3 +100,13 @@ ensure_environment() {
     test) is_installed test || install test -r "${locks[0]}" -r "${locks[1]}" ;;
     esac
 }
+
+# MLX's wheel for Linux has the reference BLAS. An installed OpenBLAS computes the same products many times faster; it
+# gets one thread, because other processes share the cores.
+use_openblas() {
+    local blas
+    blas=$({ PATH="$PATH:/sbin" ldconfig -p 2>/dev/null || true; } | sed -n '/libopenblas\.so\.0 /{s/.*=> //p;q;}')
+    if [ -n "$blas" ]; then
+        export LD_PRELOAD="$blas${LD_PRELOAD:+:$LD_PRELOAD}" OPENBLAS_NUM_THREADS=1
+    fi
+}
