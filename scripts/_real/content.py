@@ -10,7 +10,11 @@ from .sources import SMOLLM2, Source
 from .talking import Server, serving
 
 _SHOWS_TOOLS = Path(__file__).parents[2] / "tests/templates/qwen3.jinja"  # in the markers that SmolLM2 knows
-_FACT = "The capital of France is Paris, and 2 million people live there."
+_FACT = "Paris is the capital of France."
+_EXAMPLE = [
+    {"role": "user", "content": "Berlin is the capital of Germany."},
+    {"role": "assistant", "content": '{"country": "Germany", "capital": "Berlin"}'},
+]
 _SCHEMA = {
     "type": "object",
     "properties": {"country": {"type": "string"}, "capital": {"type": "string"}},
@@ -46,15 +50,15 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
 
 
 def _chat(server: Server) -> Iterator[Finding]:
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": f"{_FACT} Extract it as JSON."}]}
+    body: dict[str, Any] = {"messages": [*_EXAMPLE, {"role": "user", "content": _FACT}]}
     format = {"type": "json_schema", "json_schema": {"name": "fact", "schema": _SCHEMA, "strict": True}}
     found = server.post("/v1/chat/completions", {**body, "temperature": 0, "max_tokens": 60, "response_format": format})
     text = found["choices"][0]["message"]["content"]
     yield "JSON schema", _is_fact(text), text
     body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-    found = server.post("/v1/chat/completions", {**body, "guided_choice": ["Berlin", "Madrid", "Paris", "Rome"]})
-    text = found["choices"][0]["message"]["content"]
-    yield "choice", text == "Paris", text
+    choices = [f"The capital of France is {city}." for city in ("Berlin", "Madrid", "Paris", "Rome")]
+    text = server.post("/v1/chat/completions", {**body, "guided_choice": choices})["choices"][0]["message"]["content"]
+    yield "choice", text == choices[2], text
     for path, body in _TOOL_REQUESTS.items():
         answer = server.answer(path, body)
         text = answer.json()["error"]["message"] if answer.is_client_error else answer.text
@@ -62,7 +66,11 @@ def _chat(server: Server) -> Iterator[Finding]:
 
 
 def _completions(server: Server) -> Iterator[Finding]:
-    body: dict[str, Any] = {"prompt": f"{_FACT}\nAs JSON: ", "temperature": 0, "max_tokens": 60}
+    body: dict[str, Any] = {
+        "prompt": "\n".join([*(turn["content"] for turn in _EXAMPLE), _FACT, ""]),
+        "temperature": 0,
+        "max_tokens": 60,
+    }
     text = server.post("/v1/completions", {**body, "guided_json": _SCHEMA})["choices"][0]["text"]
     yield "JSON schema", _is_fact(text), text
     body = {"prompt": "The capital of Germany is", "temperature": 0}

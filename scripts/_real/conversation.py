@@ -62,8 +62,8 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
     is_equal = again == reply or form != "float32"
     is_right = missing <= _MISSING and is_cold and is_equal and "Paris" in first_reply
     return is_right, [
-        f"twelve turns: {cached} of {prompt} prompt tokens were cached ({cached / prompt:.1%}); of what the turn before "
-        f"left, at most {max(missing, 0)} tokens were computed again",
+        f"twelve turns: {cached} of {prompt} prompt tokens were cached ({cached / prompt:.1%}); of what the turn "
+        f"before left, at most {max(missing, 0)} tokens were computed again",
         f"the last reply without the cache: {'equal' if again == reply else f'{again!r} instead of {reply!r}'}",
         f"the first reply: {first_reply!r}",
     ]

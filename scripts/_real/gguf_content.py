@@ -1,6 +1,8 @@
 """What a GGUF file holds: values of its header, and weights under the names and in the order of Hugging Face."""
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +80,10 @@ def read_gemma(file: Path, lock: Path) -> tuple[Header, Weights]:
     """The header, and the weights in float32. MLX cannot read this file's types: `lock` names the package that can."""
     packages = file.with_name("packages")
     if not packages.is_dir():
-        unpack(lock, packages)
+        with tempfile.TemporaryDirectory(dir=packages.parent) as unpacked:
+            unpack(lock, Path(unpacked))
+            shutil.copytree(unpacked, packages.with_suffix(".new"), dirs_exist_ok=True)
+            packages.with_suffix(".new").rename(packages)
     sys.path.append(str(packages))
     from gguf import GGUFReader  # type: ignore[import-not-found]
     from gguf.quants import dequantize  # type: ignore[import-not-found]

@@ -1,10 +1,11 @@
 """Compares replies with golden ones. It sends nothing and reads no file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Protocol
 
+_END = "(end)"
 _DEVIATIONS = 4.5  # of a share that was drawn: once in 100,000
 
 
@@ -30,36 +31,46 @@ class Verdict:
     remark: str  # empty for an equal reply
 
 
-def texts(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[str, ...]:
-    return tuple(tokenizer.decode([number], skip_special_tokens=False) for number in ids)
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """It knows the checkpoint's tokens, those that stop a reply, and what rounding may change.
 
-
-def judge(golden: dict[str, Any], found: Found, tokenizer: Tokenizer, near: float, max_off: float) -> Verdict:
-    """Equal replies are right. So are those that take, where they part, a second token less than `near` logits behind:
-    what follows it cannot be compared. Log probabilities differ by `max_off` at most.
+    Equal replies are right. So are those that take, where they part, a second best token less than `near` logits
+    behind: what follows it cannot be compared. A log probability may be `off` so far.
     """
-    stop = len(found.tokens) if found.has_stopped else -1
-    names = texts(golden["tokens"], tokenizer)
-    same = next((n for n, name in enumerate(names) if n == stop or found.tokens[n : n + 1] != (name,)), len(names))
-    off = max((abs(a - b) for a, b in zip(golden["logprobs"][:same], found.logprobs, strict=False)), default=0.0)
-    if found.num_prompt != len(golden["prompt"]):
-        remark = f"the prompt has {found.num_prompt} tokens instead of {len(golden['prompt'])}"
-        return Verdict(False, same, off, remark)
-    if off > max_off:
-        return Verdict(False, same, off, f"a log probability is {off:.4f} off")
-    if same == len(names) - found.has_stopped and len(found.tokens) == same:
-        return Verdict(True, same, off, "")
-    number, gap = golden["second"][same] if same < len(names) else (-1, float("inf"))
-    took = "an end" if same == len(found.tokens) else repr(found.tokens[same])
-    is_near = gap < near and (same == len(found.tokens) or found.tokens[same] == texts([number], tokenizer)[0])
-    expected = repr(names[same]) if same < len(names) else "an end"
-    kind = f"near tie ({gap:.3f})" if is_near else f"WRONG (the second best is {gap:.3f} behind)"
-    return Verdict(is_near, same, off, f"{kind} at token {same}: {took} instead of {expected}")
+
+    tokenizer: Tokenizer
+    stops: frozenset[int]
+    near: float
+    off: float
+
+    def name(self, number: int) -> str:
+        return _END if number in self.stops else self.tokenizer.decode([number], skip_special_tokens=False)
+
+    def verdict(self, golden: Mapping[str, Any], found: Found) -> Verdict:
+        names = tuple(map(self.name, golden["tokens"]))
+        got = (*found.tokens, _END) if found.has_stopped else found.tokens
+        same = next((n for n, pair in enumerate(zip(names, got, strict=False)) if pair[0] != pair[1]),
+                    min(len(names), len(got)))  # fmt: skip
+        off = max((abs(a - b) for a, b in zip(golden["logprobs"][:same], found.logprobs, strict=False)), default=0.0)
+        if found.num_prompt != len(golden["prompt"]):
+            remark = f"the prompt has {found.num_prompt} tokens instead of {len(golden['prompt'])}"
+            return Verdict(False, same, off, remark)
+        if off > self.off:
+            return Verdict(False, same, off, f"a log probability is {off:.4f} off")
+        if got == names:
+            return Verdict(True, same, off, "")
+        if same == min(len(names), len(got)):
+            return Verdict(False, same, off, f"{len(got)} tokens instead of {len(names)}")
+        number, gap = golden["second"][same]
+        is_near = gap < self.near and got[same] == self.name(number)
+        kind = f"near tie ({gap:.3f})" if is_near else f"WRONG (the second best is {gap:.3f} behind)"
+        return Verdict(is_near, same, off, f"{kind} at token {same}: {got[same]!r} instead of {names[same]!r}")
 
 
 def largest_deviation(shares: dict[str, float], counts: dict[str, int]) -> tuple[float, bool]:
     """How far drawn shares are from the golden ones at most, and whether chance explains it."""
     num = sum(counts.values())
     off = {name: abs(counts.get(name, 0) / num - share) for name, share in shares.items()}
-    is_chance = all(off[name] <= _DEVIATIONS * sqrt(share * (1 - share) / num) + 1 / num for name, share in shares.items())
-    return max(off.values()), is_chance
+    allowed = {name: _DEVIATIONS * sqrt(share * (1 - share) / num) + 1 / num for name, share in shares.items()}
+    return max(off.values()), all(off[name] <= allowed[name] for name in shares)

