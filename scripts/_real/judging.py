@@ -68,7 +68,7 @@ class Judge:
         return Verdict(is_near, same, off, f"{kind} at token {same}: {got[same]!r} instead of {names[same]!r}")
 
 
-def largest_deviation(shares: dict[str, float], counts: dict[str, int]) -> tuple[float, bool]:
+def largest_deviation(shares: Mapping[str, float], counts: Mapping[str, int]) -> tuple[float, bool]:
     """How far drawn shares are from the golden ones at most, and whether chance explains it."""
     num = sum(counts.values())
     off = {name: abs(counts.get(name, 0) / num - share) for name, share in shares.items()}
