@@ -3,11 +3,12 @@
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
 from . import content, conversation, racing, replies
 from .sources import GEMMA3, SMOLLM2
 
-PARTS = {
+PARTS: dict[str, tuple[Callable[..., tuple[bool, list[str]]], str]] = {
     "replies": (replies.check, "greedy replies beside torch's, cold, cached, beside others, restored; drawn shares"),
     "conversation": (conversation.check, "twelve turns, and what the cache gives them"),
     "content": (content.check, "schemas, choices and tools"),
@@ -27,18 +28,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/check --real", description=f"{__doc__} Parts: {parts}.")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part (may be given again; default: all)")
     parser.add_argument("--model", choices=MODELS, action="append", help="a checkpoint (may be given again)")
+    parser.add_argument("--runs", type=int, default=racing.NUM_RUNS, help="counted runs of the bench")
     options = parser.parse_args()
     started, results = time.monotonic(), []
     for part in options.only or PARTS:
         models = options.model or (BENCHED if part == "bench" else MODELS)
-        results += [_run(part, model) for model in models if not (part == "bench" and MODELS[model][0] == GEMMA3)]
+        results += [
+            _run(part, model, options.runs) for model in models if not (part == "bench" and MODELS[model][0] == GEMMA3)
+        ]
     print(f"{sum(results)} of {len(results)} pass, {time.monotonic() - started:.0f} s", flush=True)
     return int(not all(results))
 
 
-def _run(part: str, model: str) -> bool:
+def _run(part: str, model: str, num_runs: int) -> bool:
     started = time.monotonic()
-    is_right, lines = PARTS[part][0](*MODELS[model])
+    more = (num_runs,) if part == "bench" else ()
+    is_right, lines = PARTS[part][0](*MODELS[model], *more)
     seconds = time.monotonic() - started
     print(f"{'pass' if is_right else 'FAIL'}  {part}, {model}, {seconds:.0f} s")
     print("\n".join(f"      {line}" for line in lines), flush=True)

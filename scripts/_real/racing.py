@@ -20,9 +20,10 @@ from .checkpoints import checkpoint
 from .conversation import QUESTIONS
 from .sources import Source
 
-_TURNS, _REPLY, _PROMPT, _RUNS = 10, 32, 1000, 3
+_TURNS, _REPLY, _PROMPT = 10, 16, 1000
+NUM_RUNS = 3
 _STORY = "Write a long story about a river and the people beside it."
-_STORY_TOKENS = 192
+_STORY_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -58,12 +59,12 @@ class Load:
         return streams[0].reply(), streams[0].message()["content"]
 
 
-def check(source: Source, form: str) -> tuple[bool, list[str]]:
+def check(source: Source, form: str, num_runs: int) -> tuple[bool, list[str]]:
     model = checkpoint(source, form)
     tokenizer, ports = load(str(model))[1], {OURS: free_port(), MLX_LM.name: free_port()}
     with running(our_command(model, ports[OURS]), ports[OURS]), MLX_LM.running(model, ports[MLX_LM.name]):
         loads = {name: Load(port, Prompts(tokenizer)) for name, port in ports.items()}
-        series = measure(_figures(loads), num_runs=_RUNS, progress=partial(print, file=sys.stderr, flush=True))
+        series = measure(_figures(loads), num_runs=num_runs, progress=partial(print, file=sys.stderr, flush=True))
     output = Console()
     print_table(series, output)
     ours, theirs = (load.said for load in loads.values())
