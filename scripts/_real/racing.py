@@ -36,7 +36,8 @@ class Load:
     said: list[str] = field(default_factory=list)
 
     def prefill_ms(self) -> float:
-        return 1000 * self._ask([{"role": "user", "content": self.prompts.text(_PROMPT)}], 4)[0].ttft_s
+        reply, _ = self._ask([{"role": "user", "content": f"{self.prompts.text(_PROMPT)}\n\n{_STORY}"}], 4)
+        return 1000 * reply.ttft_s
 
     def turns_s(self) -> float:
         messages: Messages = [{"role": "system", "content": f"You are helper number {next(self.numbers)}."}]
