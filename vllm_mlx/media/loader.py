@@ -118,25 +118,21 @@ class MediaLoader:
     async def _on_own_loop(
         self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline | None
     ) -> dict[P, T]:
-        outcome = await self._outcome_of(work, salt, tenant, deadline or Deadline(math.inf, ""))
+        work_on_loop = self._outcome(work, salt, tenant, deadline or Deadline(math.inf, ""))
+        running = asyncio.run_coroutine_threadsafe(work_on_loop, self._loop)
+        try:
+            outcome = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise ShuttingDown() from None
         if isinstance(outcome, dict):
             return outcome
         try:
             raise outcome
         finally:
-            del outcome  # or the error and this frame would keep each other alive
-
-    async def _outcome_of(
-        self, work: Callable[[Allowance], Awaitable[dict[P, T]]], salt: str, tenant: str, deadline: Deadline
-    ) -> dict[P, T] | Exception:
-        running = asyncio.run_coroutine_threadsafe(self._outcome(work, salt, tenant, deadline), self._loop)
-        try:
-            return await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            return ShuttingDown()
+            del outcome, running  # or the error and this frame would keep each other alive
 
     # -- on the loader's own loop
 
