@@ -46,10 +46,9 @@ class DiskChecks:
         with serving(self.log, self.model, "--cache-disk", "0") as server:
             computed = server.complete(prompt, self.reply)["choices"][0]["text"]
         first_s, num_bytes = stream.moments[0] - stream.sent_s if stream.moments else 0.0, read["bytes_read"]
-        text = (
-            f"{num_bytes / 1e9:.2f} GB read, first token after {first_s:.2f} s "
-            f"({num_bytes / 1e9 / max(first_s, 1e-9):.1f} GB/s); {'the same reply' if reply == computed else 'another reply'} as without a disk"
-        )
+        likeness = "the same reply" if reply == computed else "another reply"
+        speed = num_bytes / 1e9 / max(first_s, 1e-9)
+        text = f"{num_bytes / 1e9:.2f} GB read, first token after {first_s:.2f} s ({speed:.1f} GB/s); {likeness}"
         if grown is not None:
             text += f"; cached files grew by {grown / 1e9:+.2f} GB"
         return verdict(reply == computed and (read["hits"] >= 1 or not IS_MAC), f"{text}.")

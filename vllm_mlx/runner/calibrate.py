@@ -16,7 +16,7 @@ from .vision_inputs import encode
 _PROBE_TOKENS = 256
 _SHORT_PROBE_TOKENS = 64  # enough to touch nearly all experts of a mixture, as every chunk does
 _MOST_ENCODE_S = 3.0  # seconds of one image, for which all replies wait
-_FEWEST_PIXELS = 256 * 256  # of an image, however slow the encoder
+_FEWEST_PIXELS = 256 * 256  # an image may have this many, however slow the encoder
 _MOST_OVERHEAD = 0.9  # share of a probe, however the two are measured
 
 
@@ -61,7 +61,7 @@ def overhead_of(short_s: float, probe_s: float) -> float:
 class ImageCost:
     feature_bytes_per_token: int
     encoder_bytes: int  # activations at their peak, for the largest image
-    max_pixels: int  # of the largest image
+    max_pixels: int  # the largest image has this many
 
 
 def calibrate_images(

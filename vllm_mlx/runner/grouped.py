@@ -26,7 +26,7 @@ class GroupMasks:
     """The masks of one layer's groups, in place of one mask."""
 
     masks: tuple[Any, ...]
-    queries: mx.array | None = None  # of latent attention: what the masks apply to is these, times positional keys
+    queries: mx.array | None = None  # latent attention: the masks apply to these, times keys
     masked: Any = None  # the score of a masked place
 
     def where(self, queries: mx.array, masked: mx.array) -> "GroupMasks":

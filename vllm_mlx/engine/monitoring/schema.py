@@ -42,7 +42,7 @@ class ModelFacts(TypedDict):
     takes_images: bool
     takes_videos: bool
     no_videos: str | None
-    max_pixels: int | None  # of an image that the model sees; larger ones are scaled down
+    max_pixels: int | None  # the most that an image keeps; larger ones are scaled down
     no_shared_forward: str | None  # why rows of different lengths decode in separate forward passes
     bytes_per_token: int
     fixed_bytes_per_row: int
@@ -238,7 +238,7 @@ class EngineFacts:
     copied_whole: tuple[str, ...] = ()  # classes of the layers whose state is copied whole
     no_prefix_cache: str | None = None  # why no prefix of this model is cached; None: it can be
     video_fault: str | None = None  # why videos are refused; None: they are served
-    max_pixels: int | None = None  # of an image that the model sees; None: it takes none
+    max_pixels: int | None = None  # the most that an image keeps; None: it takes none
     no_shared_forward: str | None = None  # why rows of different lengths need several forward passes; None: they do not
 
 
