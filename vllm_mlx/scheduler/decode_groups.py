@@ -34,6 +34,7 @@ _LONGEST_MASKED = (
 
 Lengths = dict[int, int]  # row id -> tokens
 Group = tuple[int, ...]
+Fits = Callable[[Sequence[int]], bool]  # whether rows of these lengths may be a group
 
 
 class DecodeGroups:
@@ -159,9 +160,7 @@ def regroup(groups: Iterable[Group], lengths: Lengths) -> list[Group]:
     return _merge(_join(kept, new, lengths), lengths)
 
 
-def _kept(
-    groups: Iterable[Group], lengths: Lengths, fits: Callable[[Sequence[int]], bool] = fits
-) -> tuple[list[Group], list[int]]:
+def _kept(groups: Iterable[Group], lengths: Lengths, fits: Fits = fits) -> tuple[list[Group], list[int]]:
     """What is left of the groups, divided where padding exceeds the limit since rows have left; and the new rows."""
     kept: list[Group] = []
     for group in groups:
@@ -172,7 +171,7 @@ def _kept(
     return kept, [row for row in lengths if row not in placed]
 
 
-def _partition(rows: Iterable[int], lengths: Lengths, fits: Callable[[Sequence[int]], bool] = fits) -> list[Group]:
+def _partition(rows: Iterable[int], lengths: Lengths, fits: Fits = fits) -> list[Group]:
     """Put rows, longest first, into the newest group as long as it fits, and then into a new one."""
     groups: list[list[int]] = []
     for row in sorted(rows, key=lambda row: -lengths[row]):
