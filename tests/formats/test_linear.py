@@ -27,7 +27,7 @@ Shape = Callable[[ProductFamily, Family, int], str]
 SHAPES: dict[str, Shape] = {
     "many calls": lambda _, writer, size: writer.calls(*[("write", {"text": "x"})] * (size // 10)),
     "a long argument": lambda _, writer, size: writer.calls(("write", {"text": "a <b> " * size})),
-    "deep arguments": lambda _, writer, size: writer.calls(("write", {"text": nested(size)})),
+    "deep arguments": lambda _, writer, size: writer.calls(("write", {"text": nested(size * 2 // 3)})),
     "arguments before the name": lambda family, _, size: (
         begin(family) + '{"arguments": {"text": "' + "x " * size + '"}, "name": "write"}'
     ),
