@@ -24,6 +24,7 @@ _TURNS, _REPLY, _PROMPT = 10, 16, 1000
 NUM_RUNS = 3
 _STORY = "Write a long story about a river and the people beside it."
 _STORY_TOKENS = 64
+_FILE_WIDTH = 140
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ def check(source: Source, form: str, num_runs: int) -> tuple[bool, list[str]]:
         loads = {name: Load(port, Prompts(tokenizer)) for name, port in ports.items()}
         series = measure(_figures(loads), num_runs=num_runs, progress=partial(print, file=sys.stderr, flush=True))
     output = Console()
+    output.width = output.width if output.is_terminal else _FILE_WIDTH
     print_table(series, output)
     ours, theirs = (load.said for load in loads.values())
     equal = sum(a == b for a, b in zip(ours, theirs, strict=True))

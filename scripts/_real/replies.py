@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from tokenizers import Tokenizer
 
 from .checkpoints import checkpoint
 from .judging import Found, Judge, largest_deviation
-from .sources import Source
+from .sources import Source, say
 from .talking import Server, serving
 
 _GOLDEN = Path(__file__).with_name("golden.json")
 _NUM_TOKENS = {"float32": 48, "bfloat16": 16, "4bit": 16}
 _NUM_AGAIN = 16  # tokens of a reply that is asked for again
+_COMPLETIONS = "/v1/completions"
 _BESIDE = 4
 _NUM_SAMPLES, _AT_ONCE = 1024, 32
 
@@ -27,47 +29,46 @@ _OFF = {"float32": 0.02, "bfloat16": 1.0, "4bit": 1.0}
 
 
 def check(source: Source, form: str) -> tuple[bool, list[str]]:
+    """Each way is also reported on stderr as soon as it is through."""
     folder, is_exact = checkpoint(source, form), form == "float32"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stop = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
     judge = Judge(tokenizer, frozenset({stop}), _NEAR[form], _OFF[form])
     entries = [_shorter(entry, _NUM_TOKENS[form]) for entry in golden(source)]
-    again = [_shorter(entry, _NUM_AGAIN) for entry in entries]
-    found, drawn = _replies(folder, entries, again, tokenizer if is_exact else None)
-    is_right, lines = True, []
-    for way, replies in found.items():
-        asked = entries if way == "cold" else again
+    is_right, lines, cold = True, [], [Found((), (), 0, False)] * len(entries)
+    for way, asked, replies in _ways(folder, entries):
+        cold = replies if way == "cold" else cold
         verdicts = [judge.verdict(entry, reply) for entry, reply in zip(asked, replies, strict=True)]
         is_right &= all(verdict.is_right for verdict in verdicts)
         equal, off = sum(not verdict.remark for verdict in verdicts), max(verdict.off for verdict in verdicts)
-        lines.append(f"{way}: {equal} of {len(entries)} are torch's, log probabilities within {off:.4f}")
-        lines += [f"  {number}: {verdict.remark}" for number, verdict in enumerate(verdicts) if verdict.remark]
-        others = [number for number, pair in enumerate(zip(found["cold"], replies, strict=True)) if _differ(*pair)]
-        lines += [f"  not as cold: {others}"] if others else []
+        new = [f"{way}: {equal} of {len(entries)} are torch's, log probabilities within {off:.4f}"]
+        new += [f"  {number}: {verdict.remark}" for number, verdict in enumerate(verdicts) if verdict.remark]
+        others = [number for number, pair in enumerate(zip(cold, replies, strict=True)) if _differ(*pair)]
+        new += [f"  not as cold: {others}"] if others else []
         is_right &= not (is_exact and others)
-    if drawn is not None:
-        is_right &= drawn[1]
-        text = f"shares of {_NUM_SAMPLES} drawn tokens: {drawn[0]:.3f} off at most"
-        lines.append(text if drawn[1] else f"{text}, which chance does not explain")
+        say("\n".join(new))
+        lines += new
+    if is_exact:
+        off, is_chance = _draw(folder, entries[0], tokenizer)
+        is_right &= is_chance
+        text = f"shares of {_NUM_SAMPLES} drawn tokens: {off:.3f} off at most"
+        lines.append(text if is_chance else f"{text}, which chance does not explain")
     return is_right, lines
 
 
-def _replies(
-    folder: Path, entries: list[Entry], again: list[Entry], tokenizer: Tokenizer | None
-) -> tuple[dict[str, list[Found]], tuple[float, bool] | None]:
-    """The replies by the way they came, and how tokens were drawn if a tokenizer is given."""
+def _ways(folder: Path, entries: list[Entry]) -> Iterator[tuple[str, list[Entry], list[Found]]]:
+    """Names of ways, what was asked, and the replies."""
+    again = [_shorter(entry, _NUM_AGAIN) for entry in entries]
     with tempfile.TemporaryDirectory() as kept:
         arguments = ("--cache-dir", kept, "--cache-disk", "2GB")
         with serving(folder, *arguments) as server:
-            found = {"cold": [_reply(server, entry) for entry in entries]}
-            found["cached"] = [_reply(server, entry) for entry in again]
+            yield "cold", entries, [_reply(server, entry) for entry in entries]
+            yield "cached", again, [_reply(server, entry) for entry in again]
             with ThreadPoolExecutor(_BESIDE) as pool:
-                found["beside others"] = list(pool.map(lambda entry: _reply(server, entry), again))
-            drawn = None if tokenizer is None else _draw(server, entries[0], tokenizer)
+                yield "beside others", again, list(pool.map(lambda entry: _reply(server, entry), again))
             server.begin_stream({"prompt": entries[1]["prompt"]})
         with serving(folder, *arguments) as server:
-            found["after kill -9"] = [_reply(server, entry) for entry in again]
-    return found, drawn
+            yield "after kill -9", again, [_reply(server, entry) for entry in again]
 
 
 def _shorter(entry: Entry, num_tokens: int) -> Entry:
@@ -90,19 +91,20 @@ def _reply(server: Server, entry: Entry) -> Found:
         [choice] = found["choices"]
         pairs = [(token["token"], token["logprob"]) for token in choice["logprobs"]["content"]]
     else:
-        found = server.post("/v1/completions", {**body, "prompt": entry.get("text", entry["prompt"]), "logprobs": 0})
+        found = server.post(_COMPLETIONS, {**body, "prompt": entry.get("text", entry["prompt"]), "logprobs": 0})
         [choice] = found["choices"]
         pairs = list(zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True))
     tokens, logprobs = zip(*pairs, strict=True)
     return Found(tokens, logprobs, found["usage"]["prompt_tokens"], choice["finish_reason"] == "stop")
 
 
-def _draw(server: Server, entry: Entry, tokenizer: Tokenizer) -> tuple[float, bool]:
+def _draw(folder: Path, entry: Entry, tokenizer: Tokenizer) -> tuple[float, bool]:
     """How far the shares of drawn next tokens are from torch's, and whether chance explains it."""
     counts: Counter[str] = Counter()
-    for seed in range(0, _NUM_SAMPLES, _AT_ONCE):
-        body = {"prompt": entry["prompt"], "max_tokens": 1, "temperature": 1, "top_p": 1, "n": _AT_ONCE, "seed": seed}
-        counts.update(choice["text"] for choice in server.post("/v1/completions", body)["choices"])
+    with serving(folder) as server:
+        for seed in range(0, _NUM_SAMPLES, _AT_ONCE):
+            body = {"prompt": entry["prompt"], "max_tokens": 1, "temperature": 1, "top_p": 1, "n": _AT_ONCE}
+            counts.update(choice["text"] for choice in server.post(_COMPLETIONS, {**body, "seed": seed})["choices"])
     shares: Counter[str] = Counter()
     for number, share in entry["next"].items():
         shares[tokenizer.decode([int(number)], skip_special_tokens=False)] += share
