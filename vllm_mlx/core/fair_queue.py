@@ -24,7 +24,7 @@ class _Entry:
     given: "Future[Place]" = field(default_factory=Future)
 
 
-_Line = OrderedDict[_Entry, None]  # those that wait; any of them may leave at once, however long it is
+_Line = OrderedDict[_Entry, None]  # the entries that wait, in order; each can leave in constant time
 
 
 class Place:
@@ -164,7 +164,7 @@ class FairQueue:
     def _left(self, entry: _Entry) -> None:
         """Its caller waits no longer. Others that wait after it may fit now."""
         with self._lock:
-            if entry in self._first or entry in self._waiting.get(entry.key, {}).get(entry.request, ()):
+            if entry in self._first or entry in self._waiting.get(entry.key, OrderedDict()).get(entry.request, ()):
                 self._remove(entry)
         self._serve()
 

@@ -55,7 +55,7 @@ class _Closing:
         return {**inner, "properties": {**properties, **dict.fromkeys(free, True)}, "additionalProperties": False}
 
     def _inside(self, keyword: str, value: Any, elsewhere: Names) -> Any:
-        """Close the schemas inside a keyword's value, except those that may be joined with schemas elsewhere."""
+        """Close the schemas inside a keyword's value, except schemas that may be joined with others elsewhere."""
         if keyword in SCHEMA_MAPS:
             return {name: inner if name in elsewhere else self.closed(inner) for name, inner in value.items()}
         if keyword in SCHEMA_LISTS and isinstance(value, list):
