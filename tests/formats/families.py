@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Arguments = dict[str, Any]
@@ -323,7 +323,10 @@ FAMILIES = [
     ),
     listed("xlam", "", "", garbage=None),
     listed("xlam", "```json\n", "\n```"),
-    tagged("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+    replace(
+        tagged("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+        tokens=("<|message_sep|>", "<|role_sep|>"),
+    ),
     tagged("gigachat3", "<|function_call|>", ""),
     Family("minicpm5", as_xml('<function name="@">', "</function>", '<param name="@">', "</param>"), garbage=None),
     Family(

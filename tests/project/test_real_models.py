@@ -79,6 +79,7 @@ class Project:
 
     def environment(self, **variables: str) -> dict[str, str]:
         wheels = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(self.wheel.parent), "UV_NO_CONFIG": "1"}
+        wheels["PYTHONDONTWRITEBYTECODE"] = "1"  # a file that is changed within a second would run as it was
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         places = {"UV_CACHE_DIR": str(self.folder / "cache"), "VLLM_MLX_REAL": str(self.folder / "real"), "PATH": path}
         return {**os.environ, **wheels, **places, **variables}
