@@ -46,14 +46,31 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {  # the schema, arguments 
     "map of objects": ({"properties": {"m": {"additionalProperties": BASE, "type": "object"}}},
                        [{"m": {"k": {"a": ""}}}], [{"m": {"k": {"a": "", "c": 1}}}]),
     "patterns": ({"properties": {"a": TEXT}, "patternProperties": {"^x-": {}}}, [{"x-1": 1}], [{"y": 1}]),
-    "all of": ({"type": "object", "allOf": [BASE, MORE]}, [{"a": "", "b": ""}], [{"a": "", "c": ""}]),
+    "all of": ({"type": "object", "allOf": [BASE, MORE]}, [{"a": "", "b": ""}, {"a": "", "c": ""}], [{"b": ""}]),
+    "all of, one empty": (
+        {"allOf": [{"type": "object", "properties": {}}, BASE], "type": "object"}, [{"a": ""}], [{"a": 1}],
+    ),
+    "joined inside": (
+        {"properties": {"o": BASE}, "allOf": [{"properties": {"o": MORE}}]}, [{"o": {"a": "", "b": ""}}], [{"o": {}}],
+    ),
     "all of one": ({"properties": {"o": {"allOf": [{"$ref": "#/$defs/B"}]}}, "$defs": {"B": BASE}},
                    [{"o": {"a": ""}}], [{"o": {"a": "", "c": 1}}]),
     "inherited": (
         {"properties": {"o": {"allOf": [{"$ref": "#/$defs/B"}, MORE]}, "p": {"$ref": "#/$defs/B"}},
          "$defs": {"B": BASE}},
         [{"o": {"a": "", "b": ""}, "p": {"a": ""}}],
-        [{"o": {"a": "", "c": ""}}, {"p": {"a": "", "b": ""}}],
+        [{"o": {"b": ""}}],
+    ),
+    "named as a property": (  # as some generators write it
+        {"$ref": "#/definitions/A",
+         "definitions": {"A": {"properties": {"o": {"$ref": "#/definitions/o"}}}, "o": BASE}},
+        [{"o": {"a": ""}}],
+        [{"o": {"a": "", "c": 1}}],
+    ),
+    "required by a part": (
+        {**BASE, "allOf": [{"required": ["q"]}]},
+        [{"a": "", "q": 1}],
+        [{"a": ""}, {"a": "", "q": 1, "c": 1}],
     ),
     "one required": ({"properties": {"a": TEXT, "b": TEXT}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
                      [{"a": ""}, {"b": ""}], [{}, {"a": "", "c": 1}]),
@@ -62,7 +79,7 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {  # the schema, arguments 
     "kinds beside names": (
         {**BASE, "oneOf": KINDS},
         [{"a": "", "kind": "x", "x": ""}, {"a": "", "kind": "y"}],
-        [{"a": "", "kind": "x", "y": ""}, {"a": "", "kind": "y", "c": 1}],
+        [{"a": ""}, {"a": "", "kind": "x", "x": 1}],
     ),
     "required and undeclared": ({**BASE, "required": ["a", "q"]}, [{"a": "", "q": 1}], [{"a": "", "q": 1, "c": 1}]),
     "joined with open": ({**BASE, "allOf": [{**MORE, "additionalProperties": True}]}, [{"a": "", "c": 1}], [{"c": 1}]),
@@ -117,11 +134,19 @@ def test_alternatives_keep_their_own_names_where_each_argument_is_apart(name: st
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
-def test_closing_takes_no_more_than_the_budget(keyword: str) -> None:
+def test_closing_visits_a_chain_of_references_once(keyword: str) -> None:
     """References that join one another double at each step."""
     chain = {f"D{n}": {keyword: [{"$ref": f"#/$defs/D{n + 1}"}] * 2, **MORE} for n in range(40)}
     schema = {"$ref": "#/$defs/D0", **BASE, "$defs": {**chain, "D40": BASE}}
     budget = SchemaBudget()
-    with pytest.raises(InvalidParameter, match="too complex"):
-        closed(schema, "tools", budget)
-    assert budget.num_visits < 200_000
+    assert closed(schema, "tools", budget) == schema
+    assert budget.num_visits < 20_000
+
+
+@pytest.mark.parametrize("target", [5, {"properties": 5}, {"required": 5}, {"required": [{}]}, {"$ref": 5}, None])
+def test_a_reference_to_no_schema_is_refused_or_ignored(target: Any) -> None:
+    schema = {**BASE, "allOf": [{"$ref": "#/x/T"}], "x": {"T": target}}
+    one = sampler()
+    with pytest.raises(InvalidParameter):
+        tool = GuidedTool.of(ToolSpec("f", None, schema), "tools", is_strict=True)
+        one.compiler.compile(required_calls([tool], "hermes", one.writer(), NO_HEADER, 1), "tools")

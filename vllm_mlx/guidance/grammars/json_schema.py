@@ -6,7 +6,7 @@ Other schemas are refused, by keyword and place.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...core.errors import InvalidParameter, shown
@@ -234,16 +234,22 @@ def pay_for_alternatives(schema: Any, param: str, budget: SchemaBudget) -> None:
     `param` and the bound.
     """
     alternatives = _SchemaNumbers(schema, param, budget, _num_alternatives, 1)
-    waiting, seen = [schema], set[int]()
+    for inner in every_schema(schema):
+        num_beside = _num_beside(inner)
+        if num_beside and (num := alternatives.of(inner)) > 1:
+            for _ in range(num):
+                budget.spend(param, num_beside)
+
+
+def every_schema(root: Any) -> Iterator[Mapping[str, Any]]:
+    """Each schema object in `root`, and itself, once."""
+    waiting, seen = [root], set[int]()
     while waiting:
-        inner = waiting.pop()
-        if isinstance(inner, Mapping) and id(inner) not in seen:
-            seen.add(id(inner))
-            num_beside = _num_beside(inner)
-            if num_beside and (num := alternatives.of(inner)) > 1:
-                for _ in range(num):
-                    budget.spend(param, num_beside)
-            waiting += _schemas_inside(inner, SCHEMA_MAPS, SCHEMA_LISTS)
+        schema = waiting.pop()
+        if isinstance(schema, Mapping) and id(schema) not in seen:
+            seen.add(id(schema))
+            yield schema
+            waiting += schemas_inside(schema, SCHEMA_MAPS, SCHEMA_LISTS)
 
 
 class _SchemaNumbers:
@@ -302,7 +308,7 @@ def _num_conjuncts(numbers: _SchemaNumbers, schema: Mapping[str, Any]) -> int:
     num += numbers.of_reference(schema) + sum(map(numbers.of, schemas_in(schema, "allOf")))
     for keyword in ("anyOf", "oneOf"):
         num += max(map(numbers.of, schemas_in(schema, keyword)), default=0)
-    inside = _schemas_inside(schema, ("properties", "patternProperties"), ("prefixItems", "items"))
+    inside = schemas_inside(schema, ("properties", "patternProperties"), ("prefixItems", "items"))
     return num + max(map(numbers.of, inside), default=0)
 
 
@@ -310,11 +316,15 @@ def _num_beside(schema: Mapping[str, Any]) -> int:
     """Entries that each alternative is joined with; 0 where the schema is a plain choice or reference."""
     others = [value for keyword, value in schema.items() if keyword not in _JOINED | _ANNOTATIONS]
     entries = sum(len(value) if isinstance(value, list | dict) else 1 for value in others)
-    num_factors = sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
-    return entries + max(0, num_factors - 1)
+    return entries + max(0, num_factors(schema) - 1)
 
 
-def _schemas_inside(schema: Mapping[str, Any], maps: Iterable[str], lists: Iterable[str]) -> Iterable[Any]:
+def num_factors(schema: Mapping[str, Any]) -> int:
+    """How many choices, references and parts of `allOf` the schema joins."""
+    return sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref")) + len(schemas_in(schema, "allOf"))
+
+
+def schemas_inside(schema: Mapping[str, Any], maps: Iterable[str], lists: Iterable[str]) -> Iterable[Any]:
     for keyword in maps:
         if isinstance(schema.get(keyword), Mapping):
             yield from schema[keyword].values()

@@ -105,7 +105,7 @@ def _shape(parts: Iterable[Mapping[str, Any]], budget: SchemaBudget, param: str,
     for part in parts:
         names, more = part.get("properties") or {}, part.get("required") or ()
         budget.spend(param, 1 + len(names) + len(more))
-        properties |= {name: inner for name, inner in names.items() if inner is not True or name not in properties}
+        properties |= names
         required |= dict.fromkeys(more)
         others = part.get("additionalProperties", others)
     for key in required:
