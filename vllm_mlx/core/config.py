@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from .errors import ConfigError, setting
 
 DEFAULT_MAX_PIXELS = 4 << 20
+PROBE_PIXELS = 512 * 512  # the larger image with which the vision encoder is measured
 DEFAULT_STALL_MS = 200.0
 MAX_IMAGE_PIXELS = 178_000_000  # Pillow refuses every image larger than about this
 CacheReasoning = Literal["auto", "keep", "drop"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.config import MediaConfig
+from ..core.config import PROBE_PIXELS, MediaConfig
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
 _DECODERS = ("pillow", "av")  # packages that decode files
-_MIDDLE_PIXELS = 512 * 512  # pixels of the larger image with which the vision encoder is measured
 
 Remake = Callable[[MediaPart, MediaInputs], None]  # starts to compute encoder inputs again, on another thread
 _HEIGHT, _WIDTH = 96, 160  # pixels of a test image
@@ -294,7 +293,7 @@ class VisionProcessor:
         with self._lock:
             images = image_trial(text, self._processor, self._images)
             small, middle = (
-                self._images.render(image) for image in (noise(1), plain(min(self._max_pixels, _MIDDLE_PIXELS)))
+                self._images.render(image) for image in (noise(1), plain(min(self._max_pixels, PROBE_PIXELS)))
             )
             largest = self._images.render(plain(self._max_pixels))
             video = self._video_trial()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..cache import layers
-from ..core.config import DEFAULT_MAX_PIXELS
+from ..core.config import DEFAULT_MAX_PIXELS, PROBE_PIXELS
 from ..core.sequence import PromptInputs
 from .attention import AttentionShape, observed
 from .device import peak_of
@@ -74,7 +74,7 @@ def calibrate_images(
     (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
     if max_pixels is None:
         max_pixels = timely_pixels((small, low.seconds), (large, high.seconds), max_tokens)
-        max_tokens = max_tokens * max_pixels // DEFAULT_MAX_PIXELS
+        max_tokens = _tokens_of(max_pixels, large, max_tokens)
     per_token = max(0.0, (high.peak_bytes - low.peak_bytes) / (large - small)) if large > small else 0.0
     return ImageCost(
         feature_bytes_per_token=-(-low.feature_bytes // small),
@@ -98,9 +98,14 @@ def timely_pixels(low: tuple[int, float], high: tuple[int, float], max_tokens: i
     def seconds(n: float) -> float:
         return large_s + linear * (n - large) + square * (n - large) * (n - small)
 
-    while pixels > _FEWEST_PIXELS and seconds(max_tokens * pixels / DEFAULT_MAX_PIXELS) > _MOST_ENCODE_S:
+    while pixels > _FEWEST_PIXELS and seconds(_tokens_of(pixels, large, max_tokens)) > _MOST_ENCODE_S:
         pixels //= 2
     return pixels
+
+
+def _tokens_of(pixels: int, probe_tokens: int, max_tokens: int) -> int:
+    """Tokens of an image, which grow with its size until the processor scales it down by itself."""
+    return min(max_tokens, -(-probe_tokens * pixels // PROBE_PIXELS))
 
 
 @dataclass(frozen=True, slots=True)
