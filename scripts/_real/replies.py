@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from tokenizers import Tokenizer
 
 from .checkpoints import checkpoint
@@ -21,6 +22,7 @@ _NUM_AGAIN = 16  # tokens of a reply that is asked for again
 _COMPLETIONS = "/v1/completions"
 _BESIDE = 4
 _NUM_SAMPLES, _AT_ONCE = 1024, 32
+_MOST_ON_CPU = 200  # prompt tokens in other types than float32, which MLX multiplies slowly on a CPU
 
 
 Entry = dict[str, Any]  # a case of golden.json
@@ -34,7 +36,8 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stop = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
     judge = Judge(tokenizer, frozenset({stop}), _NEAR[form], _OFF[form])
-    entries = [_shorter(entry, _NUM_TOKENS[form]) for entry in golden(source)]
+    most = None if is_exact or mx.default_device() == mx.gpu else _MOST_ON_CPU
+    entries = [_shorter(entry, _NUM_TOKENS[form]) for entry in golden(source) if len(entry["prompt"][:most]) != most]
     is_right, lines, cold = True, [], [Found((), (), 0, False)] * len(entries)
     for way, asked, replies in _ways(folder, entries):
         cold = replies if way == "cold" else cold
