@@ -36,8 +36,9 @@ def check(source: Source, form: str) -> tuple[bool, list[str]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stop = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
     judge = Judge(tokenizer, frozenset({stop}), _NEAR[form], _OFF[form])
-    most = None if is_exact or mx.default_device() == mx.gpu else _MOST_ON_CPU
-    entries = [_shorter(entry, _NUM_TOKENS[form]) for entry in golden(source) if len(entry["prompt"][:most]) != most]
+    is_slow = not is_exact and mx.default_device() != mx.gpu
+    asked_for = [entry for entry in golden(source) if not is_slow or len(entry["prompt"]) <= _MOST_ON_CPU]
+    entries = [_shorter(entry, _NUM_TOKENS[form]) for entry in asked_for]
     is_right, lines, cold = True, [], [Found((), (), 0, False)] * len(entries)
     for way, asked, replies in _ways(folder, entries):
         cold = replies if way == "cold" else cold
