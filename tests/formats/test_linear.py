@@ -35,6 +35,9 @@ SHAPES: dict[str, Shape] = {
     "an unfinished header": lambda family, _, size: begin(family) + "word " * size,
     "an unfinished name": lambda family, _, size: begin(family) + "x" * size * 4,
     "white space": lambda family, _, size: begin(family) + " \n" * size * 2,
+    "white space in a tag": lambda _, writer, size: (
+        writer.calls(("write", {"text": "x"})).split("text")[0] + " \n" * size * 2
+    ),
     "opening tags": lambda family, _, size: begin(family) * size,
     "opening tags in lines": lambda family, _, size: f"{begin(family)}\n" * size,
     "brackets": lambda family, _, size: begin(family) + "[" * size + "{" * size + "<" * size,

@@ -227,8 +227,8 @@ class XmlBody(Body):
         if head is None and self._is_object and text.startswith(head_end, end):
             head = Head(_OBJECT)
         if head is None:
-            is_begun = head_end.startswith(text[end:]) or own.startswith(text[position:].lstrip())
-            self._stop(may_grow=is_begun and not final)
+            is_double = len(text) - position < _MAX_HEAD and own.startswith(text[position:].lstrip())
+            self._stop(may_grow=not final and (is_double or head_end.startswith(text[end:])))
             return position
         self._doubles = () if head_end == ">" else (head_end,)
         if self._state is _State.NAME:
