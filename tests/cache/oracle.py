@@ -199,13 +199,15 @@ class FlatCache:
         return ids if changed else None
 
     def _fill_windows(self, table: Table, position: Ids, start: int, window_start: int) -> bool:
-        """Recomputed positions bring their window KV to the runs that they cover from the beginning."""
+        """Positions bring their window KV. A run that begins before them is split where the windows begin."""
         changed = False
         for n in range(len(position), window_start, -1):
             end = table.run_end(position[:n])
-            if not table.window_held[position[:n]] and table.run_start(end) >= start:
+            if not table.window_held[position[:n]]:
                 if end == table.run_end(position):
                     self._split(table, position)
+                if table.run_start(table.run_end(position[:n])) < start:
+                    self._split(table, position[:window_start])
                 table.window_held[position[:n]] = changed = True
         return changed
 

@@ -1,19 +1,13 @@
 """What is removed from disk costs the engine thread a few nodes between two steps, counted, however much it is."""
 
-import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.cache.fakes import FakeSegment
 from vllm_mlx.cache.disk_index import DiskIndex, rule_json
-from vllm_mlx.cache.disk_plan import DiskPlan
 from vllm_mlx.cache.disk_removal import PIECES, DiskRemoval
-from vllm_mlx.cache.disk_writer import LOOKED, DiskWriter
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import Node, ResumeRule
-from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.cache.victims import worth
 from vllm_mlx.disk.record import Header, Record, name_of
 
@@ -43,24 +37,17 @@ def record(number: int, salt: str = "") -> Record:
 
 
 class Tier:
-    """An index of many records, and the same tokens in memory."""
+    """An index of many records."""
 
     def __init__(self, num_records: int = NUM_RECORDS, salts: tuple[str, ...] = ("",)):
         self.files, self.index, self.weighed = Files(), DiskIndex(), 0
         self.index.add_model("model", RULE, 1.0)
         self.index.tree._worth = self._weigh
-        self.memory = PrefixTree(max_bytes=1 << 40)
-        self.memory.add_model("model", RULE)
-        plan = DiskPlan(self.index, name_of, fingerprint="model", rule=RULE, s_per_token=1.0, read_bytes_per_s=1e9)
-        self.removal = DiskRemoval(self.files, self.memory, self.index, plan, lambda work: work())  # type: ignore[arg-type]
+        self.removal = DiskRemoval(self.files, self.index, lambda work: work())  # type: ignore[arg-type]
         self.records = [record(number, salts[number % len(salts)]) for number in range(num_records)]
         for one in self.records:
             assert self.index.add(one)
             self.files.names.add(one.name)
-            key, space = one.header.words, ("model", one.header.salt)
-            segment = FakeSegment(tuple(range(41)), 0, 41)
-            self.memory.insert(space, key, start=0, segment=segment, window_start=41, state=None, now=one.used_s)
-            self.memory.mark_copied(space, key)
 
     def _weigh(self, node: Node, prices: Any) -> float:
         self.weighed += 1
@@ -82,9 +69,6 @@ def test_room_is_made_in_small_pieces_by_what_is_least_worth() -> None:
     assert answers == [True]
     assert max(weighed for weighed, _ in pieces) <= 2 * PIECES and max(removed for _, removed in pieces) <= PIECES
     assert tier.files.names == {one.name for one in tier.records[50:]}, "the ones that were used longest ago went"
-    copied = Counter(node.is_copied for node in tier.memory.nodes())
-    assert copied == {True: NUM_RECORDS - 50, False: 50}, "memory knows what is kept nowhere else"
-    assert not list(tier.memory.changed), "what was of least worth is not written again"
 
 
 def test_room_that_cannot_be_made_is_said() -> None:
@@ -120,7 +104,7 @@ def test_what_is_cleared_is_not_found_from_then_on_and_its_files_go_in_small_pie
     assert len(tier.index) == len(tier.files.names)
 
 
-def test_what_another_server_removed_is_forgotten_in_small_pieces_and_written_again() -> None:
+def test_what_another_server_removed_is_forgotten_in_small_pieces() -> None:
     tier = Tier()
     tier.removal.lost([one.name for one in tier.records[:300]])
     before = len(tier.index)
@@ -129,25 +113,3 @@ def test_what_another_server_removed_is_forgotten_in_small_pieces_and_written_ag
         assert before - len(tier.index) <= PIECES
         before, steps = len(tier.index), steps + 1
     assert len(tier.index) == NUM_RECORDS - 300 and steps > 300 // PIECES
-    assert len(list(tier.memory.changed)) == 300
-
-
-def test_a_look_for_what_is_due_looks_at_few_leaves_and_at_others_the_next_time() -> None:
-    tier, looked = Tier(100), []
-
-    class Plan(DiskPlan):
-        def is_mine(self, node: Node) -> bool:
-            looked.append(node.node_id)
-            return super().is_mine(node)
-
-    plan = Plan(tier.index, name_of, fingerprint="model", rule=RULE, s_per_token=1.0, read_bytes_per_s=1e9)
-    for leaf in tier.memory.nodes():
-        leaf.is_copied, leaf.last_used = False, time.monotonic() + 60
-        tier.memory.changed.note(leaf)
-    writer = DiskWriter(tier.files, tier.memory, tier.index, None, plan, max_bytes=1)  # type: ignore[arg-type]
-    for number in range(1, 4):
-        assert not writer.next(is_idle=True)
-        assert len(looked) == len(set(looked)) == number * LOOKED
-    writer.next(is_idle=True)
-    assert len(set(looked)) == 100
-    writer.close()

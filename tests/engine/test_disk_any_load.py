@@ -29,7 +29,9 @@ class Server:
         self, path: Path, root: Path, fingerprint: str = "model", driver: Driver | None = None, **settings: object
     ):
         config = EngineConfig(model=str(path), cache_dir=str(root), **{"cache_disk_bytes": 1 << 30, **settings})
-        self.driver = driver or Driver(path, cache_memory_bytes=config.cache_memory_bytes)
+        self.driver = driver or Driver(
+            path, cache_memory_bytes=config.cache_memory_bytes, snapshot_every=config.snapshot_every
+        )
         self.engine = self.driver.engine
         disk, tree = open_disk(config), self.engine.cache_tree
         assert disk is not None and tree is not None
@@ -45,10 +47,13 @@ class Server:
         deadline = time.monotonic() + 60
         while self.engine._scheduler.has_work:
             assert time.monotonic() < deadline, "a sequence waits for ever"
-            self.engine.wake()
-            self.driver.step()
-            if self.engine._scheduler.awaits_inputs:
-                time.sleep(0.001)  # so that the readers' threads run
+            self.step()
+
+    def step(self) -> None:
+        self.engine.wake()
+        self.driver.step()
+        if self.engine._scheduler.awaits_inputs:
+            time.sleep(0.001)  # so that the readers' threads run
 
     def generate(self, *prompts: tuple[int, ...], salt: str = "") -> list[list[int]]:
         seq_ids = [self.driver.add(prompt, NUM_TOKENS, cache_salt=salt) for prompt in prompts]

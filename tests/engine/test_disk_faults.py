@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_disk_any_load import files, started
-from tests.engine.test_disk_tier import disk_of, tokens_of
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
-from vllm_mlx.engine.engine import Engine
-from vllm_mlx.llm import LLM
 
 DAY_S = 24 * 3600
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
@@ -51,9 +48,6 @@ def test_a_full_disk_changes_no_token_and_is_said_once(
             assert server.generate(prompt) == [plain_loop(path, prompt, 6)[0]]
             server.disk._writer._paused_until_s = 0.0  # the minute is over
             server.disk.write_all(lambda: 10.0)
-        server.engine.cache_tree.shrink_to(0)
-        server.run()
-        assert server.disk.reserved_bytes == 0, "what cannot be written is let go"
         patching.undo()
         server.disk._writer._paused_until_s = 0.0
         assert server.generate(PROMPT) == [plain_loop(path, PROMPT, 6)[0]]
@@ -87,43 +81,10 @@ def test_a_clock_that_was_put_back_changes_no_token_and_is_said(
         assert server.disk.report().hits == 1
         for prompt in others:
             assert server.generate(prompt) == [plain_loop(path, prompt, 6)[0]]
-        server.disk.write_all(lambda: 10.0)
+            server.disk.write_all(lambda: 10.0)
         assert server.disk.report().off_reason is None
     assert sum(file.stat().st_size for file in files(tmp_path)) <= cap
     assert [record for record in caplog.records if "the clock was put back" in record.getMessage()]
     with started(path, tmp_path, cache_disk_bytes=cap) as server:
         server.generate((*others[-1], 9))
         assert server.disk.report().hits == 1, "what was used last is kept, although older files are from the future"
-
-
-def broken(called: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
-    def write(file: int, data: bytes) -> int:
-        if threading.current_thread().name.startswith("disk-write"):
-            raise ValueError("unforeseen")
-        return called(file, data)
-
-    return write
-
-
-@pytest.mark.parametrize("is_broken", [False, True], ids=["no room", "an error"])
-def test_a_request_does_not_wait_for_what_cannot_be_written(
-    is_broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It continues what was evicted, and what was evicted waits for room that is not there, or fails."""
-    cap, held = (1 << 30 if is_broken else 10_000), threading.Event()
-
-    def evict(engine: Engine) -> None:
-        engine.disk._writer.submit(lambda: held.wait(30), engine.disk.fail)
-        engine.cache_tree.shrink_to(0)
-        assert engine.disk.reserved_bytes
-        if is_broken:
-            monkeypatch.setattr(os, "write", broken(os.write))
-
-    path = str(checkpoint("qwen3"))
-    with LLM(path, max_model_len=2048, cache_dir=str(tmp_path), cache_disk_bytes=cap, cache_memory_bytes=10**7) as llm:
-        first = tokens_of(llm, PROMPT)
-        llm._engine._thread.inspect(evict).result(30)
-        threading.Timer(0.5, held.set).start()
-        assert tokens_of(llm, PROMPT) == first
-        assert held.is_set(), "it waited for the writing"
-        assert (disk_of(llm)["off_reason"] is not None) is is_broken

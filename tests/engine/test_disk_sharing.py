@@ -48,7 +48,7 @@ def test_two_servers_read_what_the_other_wrote_and_miss_what_it_removed(path: Pa
         one.engine.cache_tree.clear()
         assert one.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
         one.disk.write_all(lambda: 30.0)
-        assert files(tmp_path), "what was lost is written again"
+        assert files(tmp_path), "what was lost is computed and written again"
 
 
 def test_salts_and_checkpoints_share_no_state_and_are_cleared_alone(path: Path, tmp_path: Path) -> None:

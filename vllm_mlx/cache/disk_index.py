@@ -98,7 +98,8 @@ class DiskIndex:
     def add(self, record: Record) -> bool:
         """Add a record. Returns False if it is of no use: what it continues is missing, or its state is stored already.
 
-        A run whose tokens are stored already is kept for what continues it, until `drop_repeated`.
+        A run whose tokens are stored already brings its windows. If these are stored too, it is kept for what continues
+        it, until `drop_repeated`.
         """
         header = record.header
         rule, offset = _rule(header), header.layout.get("window_offset", 0)
@@ -114,7 +115,7 @@ class DiskIndex:
         common = self.tree.common_length(space_of(header), key)
         if header.kind == "run" and common >= header.end:
             self._repeated.append(use)
-        elif not self._insert(record, use, key, common):
+        if not self._insert(record, use, key, common):
             return False
         self._records[record.name] = record
         self._uses[record.name] = weakref.ref(use, partial(self._has_ended, record.name))

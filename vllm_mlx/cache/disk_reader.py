@@ -28,7 +28,6 @@ from .tree import PrefixTree
 
 logger = logging.getLogger(__name__)
 
-MIN_GAIN = 32  # tokens: reading fewer is not worth a file's opening
 _READ_S = 0.005  # what a read takes in addition to its bytes: it is queued, and the sequence waits for a step to end
 _AHEAD_BYTES = 256 << 20  # arrays that are made before they are read: a disk reads less in a step of other rows
 _MADE_BYTES = 32 << 20  # arrays that are made at a time
@@ -152,15 +151,11 @@ class DiskReader:
         self._make_arrays(reading)
         return True
 
-    def resume_length(self, space: Space, key: bytes) -> int:
-        """Where a key can resume from memory or from disk."""
-        return max(tree.resume_length(space, key) for tree in (self._memory, self._index.tree))
-
     def _overlap(self, reading: _Reading, space: Space, key: bytes) -> bool:
         """Whether a running read brings more of this key than memory holds."""
         if reading.space != space:
             return False
-        return common_tokens(reading.key, key) - self._memory.common_length(space, key) >= MIN_GAIN
+        return common_tokens(reading.key, key) > self._memory.common_length(space, key)
 
     def num_read(self, seq_id: int) -> int:
         """Tokens that were read for this sequence."""
@@ -185,7 +180,7 @@ class DiskReader:
         """What to read for the key. None if memory holds as much, computing is faster, or memory has no room."""
         length = self._index.tree.resume_length(space, key)
         held = self._memory.resume_length(space, key)
-        if length - held < MIN_GAIN:
+        if length <= held:
             return None
         match = self._index.tree.match(space, key, now=self._clock())
         try:

@@ -12,10 +12,7 @@ from itertools import islice
 from ..disk.folder import Folder
 from ..disk.record import Record
 from .disk_index import DiskIndex
-from .disk_plan import DiskPlan
-from .index import WORD_BYTES
-from .node import Node, Space
-from .tree import PrefixTree
+from .node import Node
 
 _AT_ONCE = 4  # records that are forgotten at once, so that nothing reads them again
 PIECES = 64  # nodes that are looked at, or removed, between two steps
@@ -26,11 +23,10 @@ Submit = Callable[[Callable[[], None]], None]
 class DiskRemoval:
     """Belongs to the engine thread. `submit` runs work on the writer's thread."""
 
-    def __init__(self, folder: Folder, memory: PrefixTree, index: DiskIndex, plan: DiskPlan, submit: Submit):
-        self._folder, self._memory, self._index, self._plan, self._submit = folder, memory, index, plan, submit
+    def __init__(self, folder: Folder, index: DiskIndex, submit: Submit):
+        self._folder, self._index, self._submit = folder, index, submit
         self._chores: deque[Iterator[None]] = deque()
         self._num_clears = 0
-        self._checks: set[bool] = set()  # checks of memory that are due; True: what has lost its file is written again
 
     @property
     def is_busy(self) -> bool:
@@ -75,8 +71,6 @@ class DiskRemoval:
                 yield
             if num_clears == self._num_clears:
                 break
-        if freed_bytes:
-            self._check_memory(is_lost=False)
         then(freed_bytes > 0)
 
     def clear(self, salts: str) -> None:
@@ -87,7 +81,7 @@ class DiskRemoval:
 
     def _letting_go(self, leaves: list[Node]) -> Iterator[None]:
         while leaves:
-            self._index.tree.changed.settle(leaves.pop().node_id)
+            leaves.pop()
             self.sweep()
             yield
         self.sweep()  # a read that was cancelled may have used files until now
@@ -107,31 +101,3 @@ class DiskRemoval:
         for name in names:
             self._lose(name)
             yield
-        self._plan.forget_written()
-        self._check_memory(is_lost=True)
-
-    def _check_memory(self, *, is_lost: bool) -> None:
-        """Check which nodes in memory have no file any more.
-
-        State whose file was lost is written again, but not state that was evicted from disk: it was of least worth.
-        """
-        if is_lost not in self._checks:
-            self._checks.add(is_lost)
-            self._chores.append(self._checking(is_lost))
-
-    def _checking(self, is_lost: bool) -> Iterator[None]:
-        self._checks.discard(is_lost)  # what is removed from now on needs another look
-        for node in self._memory.nodes():
-            if node.key is not None and self._plan.is_mine(node):
-                self._check_path(node, node.key, is_lost=is_lost)
-            yield
-
-    def _check_path(self, leaf: Node, key: bytes, *, is_lost: bool) -> None:
-        stored = self._index.tree.common_length(leaf.space, key)
-        for node in leaf.path():
-            node.is_copied &= node.end <= stored and self._has_state(node, leaf.space, key)
-        if is_lost and not leaf.is_copied:
-            self._memory.changed.note(leaf)
-
-    def _has_state(self, node: Node, space: Space, key: bytes) -> bool:
-        return node.state is None or self._index.has_state(space, key[: node.end * WORD_BYTES])

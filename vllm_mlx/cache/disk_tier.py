@@ -6,8 +6,8 @@ Everything here belongs to the engine thread. Other threads read and write files
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -19,10 +19,10 @@ from ..disk.record import Record
 from ..disk.space import FolderUnusable
 from .disk_index import DiskIndex
 from .disk_plan import DiskPlan
-from .disk_reader import MIN_GAIN, Check, DiskReader
+from .disk_reader import Check, DiskReader
 from .disk_removal import DiskRemoval
 from .disk_writer import DiskWriter
-from .node import Node, ResumeRule, Space
+from .node import ResumeRule, Space
 from .stats import DiskReport, Entry
 from .tree import PrefixTree
 
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 _LOAD_S = 10.0  # the longest wait for the index at start
 _BATCH = 64  # records that are added to the index at a time
-_QUEUE_SHARE = 16  # a sixteenth of the memory is kept for what is evicted and waits to be written
 _NOTE_S = 60.0  # a record's last use is noted at most so often
 _COMPARE_S = 30.0  # between two looks at the changes of other servers
 
@@ -61,12 +60,11 @@ class DiskTier:
         self._index = DiskIndex()
         self._index.add_model(fingerprint, rule, s_per_token)
         speeds = {"read_bytes_per_s": read_bytes_per_s, "s_per_token": s_per_token}
-        plan = DiskPlan(self._index, folder.name_of, fingerprint=fingerprint, rule=rule, **speeds)
+        plan = DiskPlan(self._index, fingerprint=fingerprint, rule=rule, s_per_token=s_per_token)
         self._reader = DiskReader(folder, memory, self._index, self, check=check, clock=clock, **speeds)
         self._writer = DiskWriter(folder, memory, self._index, self, plan, max_bytes=report.max_bytes)
-        self._removal = DiskRemoval(
-            folder, memory, self._index, plan, lambda work: self._writer.submit(work, self.fail)
-        )
+        self._removal = DiskRemoval(folder, self._index, lambda work: self._writer.submit(work, self.fail))
+        self._memory = memory
         self.wake: Callable[[], None] = _nobody_waits  # called on any thread when there are news
         self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._off_reason: str | None = None
@@ -74,11 +72,9 @@ class DiskTier:
         self._is_missing = False  # whether the folder could not be used when it was needed last
         self._is_closed = False
         self._compared_s = float("-inf")
-        self._awaiting: set[int] = set()  # seq_ids of sequences that wait for what is being written
         self._cleared: list[str] = []  # salts that were cleared before all records were known
         self._loaded = Event()
         memory.read_bytes_per_s = read_bytes_per_s
-        memory.leaving = self._leaving
 
     # -- the index at start
 
@@ -167,42 +163,20 @@ class DiskTier:
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that running reads will take, and that was evicted and waits to be written."""
-        return self._reader.reserved_bytes + self._writer.held_bytes
-
-    def allot(self, num_bytes: int, most_bytes: int) -> int:
-        """Divide the memory that rows leave. Returns what the tree may hold, at most `most_bytes`.
-
-        Some is kept for what is evicted and waits to be written, and all that the tree may not use.
-        """
-        if self._off_reason is not None:
-            return min(num_bytes, most_bytes)
-        limit = min(most_bytes, num_bytes - num_bytes // _QUEUE_SHARE)
-        self._writer.set_room(min(limit, num_bytes - limit))
-        return limit - self._reader.reserved_bytes
+        """Memory that running reads will take."""
+        return self._reader.reserved_bytes
 
     @property
     def reading(self) -> frozenset[int]:
-        """The seq_ids of sequences whose state is being read, or written so that it can be read."""
-        return self._reader.reading | self._awaiting
+        """The seq_ids of sequences whose state is being read."""
+        return self._reader.reading
 
     def awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
-        """Whether a sequence should wait, because its prefix is being read. The first call begins the read.
-
-        It waits for the writing before, if its prefix was evicted from memory just now.
-        """
+        """Whether a sequence should wait, because its prefix is being read. The first call begins the read."""
         answers: list[bool] = []
-        self._awaiting.discard(seq_id)
         if self._off_reason is None:
-            self._contain(lambda: answers.append(self._awaits(seq_id, space, key)))
+            self._contain(lambda: answers.append(self._reader.awaits(seq_id, space, key)))
         return any(answers)
-
-    def _awaits(self, seq_id: int, space: Space, key: bytes) -> bool:
-        coming = self._writer.resume_length(space, key)
-        if coming and coming - self._reader.resume_length(space, key) >= MIN_GAIN:
-            self._awaiting.add(seq_id)
-            return True
-        return self._reader.awaits(seq_id, space, key)
 
     def num_read(self, seq_id: int) -> int:
         """Tokens that were read for this sequence."""
@@ -210,7 +184,6 @@ class DiskTier:
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended. What is being read for it is dropped."""
-        self._awaiting.discard(seq_id)
         self._reader.forget(seq_id)
 
     # -- writes, and what leaves the disk
@@ -219,14 +192,6 @@ class DiskTier:
         """Begin to write the next piece of settled state, if there is any. Called between two steps."""
         if self.is_on:
             self._contain(partial(self._write, is_idle=is_idle))
-
-    @contextmanager
-    def _leaving(self, node: Node, leaf: Node) -> Iterator[None]:
-        """Use it around an eviction from the tree in memory."""
-        with ExitStack() as after:
-            if self.is_on:
-                self._contain(lambda: after.enter_context(self._writer.leaving(node, leaf)))
-            yield
 
     def _write(self, *, is_idle: bool) -> None:
         self.sweep()
@@ -265,10 +230,29 @@ class DiskTier:
             with suppress(FileNotFoundError):  # another server has removed it
                 self._folder.touch(record)
 
+    def common_length(self, space: Space, key: bytes) -> int:
+        """Number of tokens in the longest prefix on disk, resumable or not."""
+        return self._index.tree.common_length(space, key)
+
+    def stored(self, space: Space, key: bytes) -> None:
+        """Write this path soon: memory has stored a part of it, or all."""
+        self._writer.stored(space, key)
+
     def trim(self, space: Space, key: bytes, keep: int) -> None:
         """Remove what no later turn can use, like `PrefixTree.trim`."""
         self._writer.trim(space, key, keep)
         self._contain(partial(self._index.tree.trim, space, key, keep))
+        self.sweep()
+
+    def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Iterable[int]) -> None:
+        """Remove states like `PrefixTree.thin`, but the ones that memory keeps."""
+        kept = {*keep, *(node.end for node in self._memory.path(space, key) if node.state is not None)}
+        self._contain(partial(self._index.tree.thin, space, key, keep_last=keep_last, keep=kept))
+        self.sweep()
+
+    def drop_state(self, space: Space, key: bytes) -> None:
+        """Remove the state at the key's end, like `PrefixTree.drop_state`."""
+        self._contain(partial(self._index.tree.drop_state, space, key))
         self.sweep()
 
     def drop(self, space: Space, key: bytes) -> None:
@@ -345,7 +329,6 @@ class DiskTier:
             logger.warning("The cache on disk is off: %s", reason)
             self._off_reason = reason
         self._reader.cancel()
-        self._writer.drop()
 
     def entries(self) -> list[Entry]:
         return list(self._index.tree.entries())

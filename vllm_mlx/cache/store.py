@@ -11,31 +11,10 @@ from .index import WORD_BYTES, SortedPaths, common_tokens, num_tokens
 from .node import Node, ResumeRule, Segment, Space, State
 
 
-class ChangedLeaves:
-    """Leaves that have changed and that nobody has settled since, the longest ago first. It keeps none that is gone."""
-
-    def __init__(self) -> None:
-        self._leaves: dict[int, Node] = {}  # by node_id
-
-    def __contains__(self, leaf: Node) -> bool:
-        return leaf.node_id in self._leaves
-
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self._leaves.values())
-
-    def note(self, leaf: Node) -> None:
-        self.settle(leaf.node_id)
-        self._leaves[leaf.node_id] = leaf
-
-    def settle(self, node_id: int) -> None:
-        self._leaves.pop(node_id, None)
-
-
 class NodeStore:
     """Every change of the tree's structure and of its byte count goes through this class."""
 
     def __init__(self) -> None:
-        self.changed = ChangedLeaves()
         self.rules: dict[str, ResumeRule] = {}  # by model fingerprint
         self.spaces: dict[Space, SortedPaths[Node]] = {}
         self.used_bytes = 0
@@ -58,24 +37,6 @@ class NodeStore:
                     seen.add(node.node_id)
                     yield node
                     node = node.parent
-
-    def leaf_finder(self) -> Callable[[Node], Node]:
-        """A function that finds a leaf whose path has a node. It looks at all nodes only where it must."""
-        found: dict[int, Node] = {}
-
-        def find(node: Node) -> Node:
-            if node.key is not None:
-                return node
-            if (leaf := found.get(node.node_id)) is None or leaf.key is None:
-                found.clear()
-                for leaf in self.spaces[node.space].leaves:
-                    part: Node | None = leaf
-                    while part is not None and part.node_id not in found:
-                        found[part.node_id] = leaf
-                        part = part.parent
-            return found[node.node_id]
-
-        return find
 
     def bytes_of(self, space: Space) -> int:
         return self._sizes[space][0]
@@ -107,7 +68,6 @@ class NodeStore:
         if parent is not None and parent.key is not None:
             paths.replace(parent.key, key, leaf)
             self._add(space, -len(parent.key), 0)
-            self.changed.settle(parent.node_id)
             parent.key = None
         else:
             paths.add(key, leaf)
@@ -115,7 +75,6 @@ class NodeStore:
             parent.num_children += 1
         leaf.key = key
         self._count(leaf)
-        self.changed.note(leaf)
         return leaf
 
     def remove_leaf(self, leaf: Node) -> Node | None:
@@ -123,14 +82,12 @@ class NodeStore:
         assert leaf.num_children == 0 and leaf.key is not None
         paths, parent, key = self.spaces[leaf.space], leaf.parent, leaf.key
         self._discount(leaf)
-        self.changed.settle(leaf.node_id)
         leaf.key = None
         if parent is not None:
             parent.num_children -= 1
         if parent is not None and parent.num_children == 0:
             parent.key = key[: parent.end * WORD_BYTES]
             self._add(leaf.space, len(parent.key), 0)
-            self.changed.note(parent)
             paths.replace(key, parent.key, parent)
         else:
             paths.remove(key)
@@ -152,7 +109,6 @@ class NodeStore:
         leaf.key, leaf.end, leaf.is_stored_end = key, end, True
         leaf.window_start = min(leaf.window_start, end)
         self._count(leaf)
-        self.changed.note(leaf)
 
     def split(self, node: Node, at: int) -> Node:
         """Split a run and return the upper node. `node` becomes the lower part and keeps its children and pins."""
@@ -185,7 +141,6 @@ class NodeStore:
         node.state_used, node.state_hits = now, 0
         node.is_copied &= state is None
         self._count(node)
-        self._note(node)
 
     def set_segment(self, node: Node, segment: Segment, window_start: int) -> None:
         """Replace a node's KV by other KV of the same tokens."""
@@ -193,11 +148,6 @@ class NodeStore:
         node.segment, node.segment_bytes, node.window_start = segment, segment.nbytes, window_start
         node.is_copied = False
         self._count(node)
-        self._note(node)
-
-    def _note(self, node: Node) -> None:
-        if node.key is not None:
-            self.changed.note(node)
 
     def _count(self, node: Node) -> None:
         self._add(node.space, node.size_bytes, node.num_buffers)
@@ -261,7 +211,7 @@ class Insertion:
         first, rest = _halves(segment, common - start, end - start)
         brings_state = state is not None and node is not None and (common < node.end or node.state is None)
         if node is not None and common < node.end:
-            ends_here = rest is not None or brings_state or _lacks_window(node, start, common, window_start)
+            ends_here = rest is not None or brings_state or _lacks_window(node, common, window_start)
             node = self._split(node, common) if ends_here else node
         if node is not None and first is not None:
             self._fill_windows(node, start, common, first, window_start)
@@ -292,10 +242,12 @@ class Insertion:
     def _fill_windows(self, node: Node, start: int, end: int, segment: Segment, window_start: int) -> None:
         """Replace stored KV of `[start, end)` that lacks its window layers by the recomputed KV, which has them.
 
-        A run in which `start` lies is left alone: the row was resumed from its window.
+        A run that begins before `start` is split where the windows begin.
         """
-        runs = [run for run in node.path() if run.end <= end and _lacks_window(run, start, run.end, window_start)]
+        runs = [run for run in node.path() if run.end <= end and _lacks_window(run, run.end, window_start)]
         for run in reversed(runs):
+            if run.start < start:
+                self._split(run, window_start)
             segment = _halves(segment, run.end - start, end - start)[0] or segment
             before, part = _halves(segment, run.start - start, run.end - start)
             assert part is not None
@@ -312,11 +264,9 @@ def _halves(segment: Segment, at: int, length: int) -> tuple[Segment | None, Seg
     return (segment, None) if at == length else segment.split(at)
 
 
-def _lacks_window(node: Node, start: int, end: int, window_start: int) -> bool:
-    """Whether KV from `start` on, with windows from `window_start` on, has windows that `[node.start, end)` lacks."""
-    if node.rule.window is None or node.start < start:
-        return False
-    return min(node.window_start, end) > max(node.start, window_start)
+def _lacks_window(node: Node, end: int, window_start: int) -> bool:
+    """Whether KV with windows from `window_start` on has windows that `[node.start, end)` lacks."""
+    return node.rule.window is not None and min(node.window_start, end) > max(node.start, window_start)
 
 
 def check_integrity(store: NodeStore, pinned: Sequence[Node]) -> None:

@@ -5,8 +5,8 @@ The number of buffers is bounded too, because a device has a limit of live buffe
 Several models and salts share one tree and one budget; each (fingerprint, salt) has its own sorted list of paths.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Container, Iterable, Iterator
+from contextlib import ExitStack
 
 from .index import WORD_BYTES, num_tokens
 from .node import Match, Node, ResumeRule, Segment, Space, State, deepest_resumable, hit_kind, pieces_up_to, pinned
@@ -14,7 +14,6 @@ from .stats import Counters, Entry, TreeStats, entry_of, tree_stats
 from .store import Insertion, NodeStore, check_integrity
 from .victims import Prices, VictimQueue, Worth, unevictable_bytes, worth
 
-Leaving = Callable[[Node, Node], AbstractContextManager[None]]  # around an eviction of a node on the path of a leaf
 NEAR_FORK = 16  # a state at most this many tokens before a fork of paths serves the fork
 
 
@@ -42,8 +41,6 @@ class PrefixTree:
         self._min_cut = min_cut
         self._worth = worth
         self._store = NodeStore()
-        self.changed = self._store.changed
-        self.leaving: Leaving | None = None  # set by the disk tier, which keeps what is evicted
         self._pins: dict[int, Node] = {}  # by Match.pin_id
         self._num_pins_made = 0
         self._now = 0.0  # the latest time that a caller has passed
@@ -212,8 +209,7 @@ class PrefixTree:
         """Evict until at most `num_bytes` are used or only pinned nodes are left. Returns the bytes in use."""
         if not self._is_within(num_bytes):
             queue = self._victims(self._store.nodes())
-            leaf_of = self._store.leaf_finder()
-            while not self._is_within(num_bytes) and self._evict_next(queue, num_bytes, leaf_of):
+            while not self._is_within(num_bytes) and self._evict_next(queue, num_bytes):
                 pass
         return self.used_bytes
 
@@ -226,20 +222,18 @@ class PrefixTree:
         for node in self._store.nodes():
             queue.push(node)
             yield
-        leaf_of = self._store.leaf_finder()
-        while self._evict_next(queue, 0, leaf_of):
+        while self._evict_next(queue, 0):
             yield
 
     def _victims(self, nodes: Iterable[Node]) -> VictimQueue:
         return VictimQueue(nodes, Prices(self._now, self._speeds, self.read_bytes_per_s), self._worth)
 
-    def _evict_next(self, queue: VictimQueue, num_bytes: int, leaf_of: Callable[[Node], Node]) -> bool:
+    def _evict_next(self, queue: VictimQueue, num_bytes: int) -> bool:
         """Evict the node of least worth, in part if more than `num_bytes` are not used then. False: there is none."""
         if (node := queue.pop()) is None:
             return False
         before = self.used_bytes
-        with nullcontext() if self.leaving is None else self.leaving(node, leaf_of(node)):
-            left = self._evict(node, before - num_bytes)
+        left = self._evict(node, before - num_bytes)
         self._counters.evictions += 1
         self._counters.evicted_bytes += before - self.used_bytes
         if left is not None:
@@ -267,16 +261,14 @@ class PrefixTree:
         num_cut = max(self._min_cut, int(-(-num_bytes // per_token)))
         return self._retreat(node, max(node.start, node.end - num_cut))
 
-    def mark_copied(self, space: Space, key: bytes, is_copied: bool = True) -> None:
-        """Say that all that the node at the key's end holds is kept elsewhere too, or no more.
+    def mark_copied(self, space: Space, key: bytes) -> None:
+        """Say that all that the node at the key's end holds is kept elsewhere too.
 
         The mark goes when the node gets a state or other KV.
         """
         leaf, common = self._store.nearest(space, key)
         if leaf is not None and common == num_tokens(key) and (node := leaf.at(common)).end == common:
-            node.is_copied = is_copied
-            if is_copied:
-                self.changed.settle(node.node_id)
+            node.is_copied = True
 
     # Removal for other reasons than room
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-VERSION = "1"
+VERSION = "2"
 WORD_BYTES = 8
 _NAME_BYTES = 20
 _KINDS = ("run", "state")
@@ -46,7 +46,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a record holds. `layout` and `rule` are JSON that this package does not look into."""
+    """What a record holds. Of the JSON in `layout` and `rule`, this package knows only the place of the windows."""
 
     kind: Literal["run", "state"]
     fingerprint: str  # the checkpoint's
@@ -86,6 +86,7 @@ def name_of(header: Header, key: bytes = b"") -> str:
     Without `key`, everybody who knows the tokens can compute it.
     """
     identity = [VERSION, header.kind, header.fingerprint, header.salt, header.parent, header.start]
+    identity.append(header.layout.get("window_offset", 0))  # the same tokens may be written again with their windows
     hashed = hashlib.blake2b(json.dumps(identity).encode(), digest_size=_NAME_BYTES, key=key, person=b"record")
     hashed.update(b"\0" + header.words)  # JSON has no zero byte, so no part can pass for another
     return hashed.hexdigest()

@@ -33,8 +33,6 @@ class SlowTier(Protocol):
     @property
     def reading(self) -> frozenset[int]: ...
 
-    def allot(self, num_bytes: int, most_bytes: int) -> int: ...
-
     def awaits(self, seq_id: int, space: Space, key: bytes) -> bool: ...
 
     def num_read(self, seq_id: int) -> int: ...
@@ -43,7 +41,15 @@ class SlowTier(Protocol):
 
     def use(self, space: Space, key: bytes) -> None: ...
 
+    def common_length(self, space: Space, key: bytes) -> int: ...
+
+    def stored(self, space: Space, key: bytes) -> None: ...
+
     def trim(self, space: Space, key: bytes, keep: int) -> None: ...
+
+    def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Iterable[int]) -> None: ...
+
+    def drop_state(self, space: Space, key: bytes) -> None: ...
 
     def drop(self, space: Space, key: bytes) -> None: ...
 
@@ -102,7 +108,7 @@ class PrefixPlanner:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of cached state, and of what is being read and written."""
+        """Bytes of cached state, and of what is being read."""
         return self.tree.used_bytes + (0 if self.disk is None else self.disk.reserved_bytes)
 
     @property
@@ -127,15 +133,18 @@ class PrefixPlanner:
             self.plan_points(seq)
             return None
         seq.num_computed_tokens = match.length
+        common = match.common
+        if self.disk is not None:
+            common = max(common, self.disk.common_length(match.space, self._key(seq, seq.num_tokens)))
         if not seq.num_preemptions:
             seq.num_cached_tokens = min(match.length, seq.num_prompt_tokens)
-            seq.num_stored_tokens = min(match.common, seq.num_prompt_tokens)
+            seq.num_stored_tokens = min(common, seq.num_prompt_tokens)
             num_read = 0 if self.disk is None else self.disk.num_read(seq.seq_id)
             seq.num_disk_tokens = min(num_read, seq.num_cached_tokens)
             seq.cache_hit_kind = match.kind
         if self.disk is not None:
             self.disk.forget(seq.seq_id)  # so that it may read again if it is preempted
-        self.plan_points(seq, match.common)
+        self.plan_points(seq, common)
         if not match.length:
             return None
         if self.disk is not None:
@@ -290,12 +299,23 @@ class PrefixPlanner:
             state=snapshot.state,
             now=now,
         )
-        if is_stored and capture.end >= capture.seq.prefill_end:
+        if not is_stored:
+            return False
+        if self.disk is not None and capture.end not in self._lattice.get(capture.seq.seq_id, ()):
+            self.disk.stored(space, capture.key)
+        if capture.end >= capture.seq.prefill_end:
             points = capture.seq.prompt.snapshot_points  # a question after many tool calls resumes from an old point
-            self.tree.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
+            for cache in self._caches:
+                cache.thin(space, capture.key, keep_last=_STATES_OF_A_CONVERSATION, keep=points)
             for point in self._lattice.pop(capture.seq.seq_id, ()):
-                self.tree.drop_state(space, capture.key[: point * WORD_BYTES])
-        return is_stored
+                for cache in self._caches:
+                    cache.drop_state(space, capture.key[: point * WORD_BYTES])
+        return True
+
+    @property
+    def _caches(self) -> list["PrefixTree | SlowTier"]:
+        """The tree, and what mirrors it on disk."""
+        return [self.tree] if self.disk is None else [self.tree, self.disk]
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
         """Whether `seq` should wait for the prefill of `leader`. If so, the leader will capture the common prefix.
@@ -332,10 +352,8 @@ class PrefixPlanner:
     def shrink_to(self, num_bytes: int) -> None:
         """Limit cached state to `num_bytes`, because rows need the rest."""
         with self._hold_fault():
-            limit = (
-                min(self._max_bytes, num_bytes) if self.disk is None else self.disk.allot(num_bytes, self._max_bytes)
-            )
-            self.tree.set_limit(max(0, limit))
+            reserved = 0 if self.disk is None else self.disk.reserved_bytes
+            self.tree.set_limit(max(0, min(self._max_bytes, num_bytes) - reserved))
 
     def _space(self, seq: Sequence) -> Space:
         return (self._fingerprint, seq.cache_salt)

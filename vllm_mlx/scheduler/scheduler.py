@@ -313,7 +313,7 @@ class Scheduler:
     def _row_bytes(self, *, extra: int) -> int:
         """Bytes of all rows, padded and with complete prompts, once each decoding row has grown by `extra` tokens."""
         lengths = {seq.seq_id: max(seq.num_tokens, seq.num_computed_tokens) for seq in self._seqs.rows()}
-        lengths |= self._groups.padded({seq.seq_id: seq.num_computed_tokens for seq in self._seqs})
+        lengths |= self._groups.padded({seq.seq_id: seq.num_computed_tokens for seq in self._seqs.rows()})
         return sum(self._footprint.bytes_at(length + extra) for length in lengths.values())
 
     # -- planning
