@@ -25,7 +25,7 @@ from .ideal import Ideals
 from .player import Outcome, Player
 from .trace import Recorded, load
 
-SETTLED_S = 25.0  # after the last request, before a kill: what is kept on disk has been written then
+SETTLED_S = 2.0  # after the last request, before a kill: what is kept on disk has been written then
 _STOP_S = 60.0
 _MODEL = "model"
 

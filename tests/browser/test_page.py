@@ -111,7 +111,7 @@ def test_it_says_what_is_kept_on_disk(page) -> None:
     send(page, "Count to 9.")
     last_answer(page)
     page.locator("#disk rect").first.wait_for(state="attached")
-    assert "not encrypted" in page.locator("#disk-summary").inner_text()
+    assert "are kept in" in page.locator("#disk-summary").inner_text()
     assert page.locator("#disk-held").get_attribute("aria-label").endswith("of 1.00 GB, 0 %")
     assert "Written today" in page.locator("#disk-written-text").inner_text()
     picture(page, "disk")

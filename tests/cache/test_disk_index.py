@@ -46,7 +46,7 @@ class Disk:
         )
         tensor = Tensor("kv", "U8", (100,), 100, 0, 0)
         name = name_of(header)
-        record = Record(name=name, header=header, tensors=(tensor,), file_bytes=100, used_s=1.0, digest="", save="")
+        record = Record(name=name, header=header, tensors=(tensor,), file_bytes=100, used_s=1.0, digest="")
         if name not in self.index:
             self.records[name] = record
             assert self.index.add(replace(record))

@@ -32,7 +32,7 @@ def record(number: int, salt: str = "") -> Record:
         layout={}, s_per_token=1.0, rule=rule_json(RULE),
     )  # fmt: skip
     return Record(
-        name=name_of(header), header=header, tensors=(), file_bytes=FILE_BYTES, used_s=float(number), digest="", save=""
+        name=name_of(header), header=header, tensors=(), file_bytes=FILE_BYTES, used_s=float(number), digest=""
     )
 
 

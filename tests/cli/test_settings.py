@@ -158,7 +158,7 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         "keep_awake": False,
     }
     config = load_settings(given).engine_config()
-    disk = {"cache_disk": "100GB", "cache_dir": "d", "cache_disk_daily": "2GB", "cache_disk_key_file": "k"}
+    disk = {"cache_disk": "100GB", "cache_dir": "d", "cache_disk_daily": "2GB"}
     kept = load_settings(disk).engine_config()  # without a prefix cache, nothing could be kept
     default = EngineConfig(model="demo")
     unchanged = [
@@ -179,7 +179,6 @@ def test_the_engine_gets_every_setting_it_has(tmp_path: Path) -> None:
         ({"cache_disk": "20"}, "--cache-disk: give bytes, such as 100GB, or 0, got '20'."),
         ({"cache_disk": "half"}, "--cache-disk: give bytes, such as 100GB, or 0, got 'half'."),
         ({"cache_disk_daily": "-1GB"}, "--cache-disk-daily: give bytes, such as 100GB, or 0, got '-1GB'."),
-        ({"cache_disk": "0", "cache_disk_key_file": "k"}, "--cache-disk-key-file encrypts what is kept on disk"),
         ({"cache_disk": "1GB", "prefix_cache": "false"}, "--cache-disk keeps the prefix cache on disk"),
         ({"cache_disk": "1GB", "repeatable": "true"}, "with --repeatable there is no prefix cache"),
     ],

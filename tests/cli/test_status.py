@@ -96,7 +96,6 @@ def test_every_figure_is_shown_where_it_belongs() -> None:
 
 DISK: dict[str, Any] = {
     "folder": "/caches/vllm-mlx",
-    "is_encrypted": False,
     "off_reason": None,
     "used_bytes": 12_300_000_000,
     "max_bytes": 80_000_000_000,

@@ -13,7 +13,6 @@ from vllm_mlx.core.errors import ConfigError
     [
         ({"cache_disk_bytes": 10**9, "prefix_cache": False}, ("--cache-disk", "--prefix-cache being off")),
         ({"cache_disk_bytes": 10**9, "repeatable": True}, ("--cache-disk", "--repeatable")),
-        ({"cache_disk_bytes": 0, "cache_disk_key_file": "key"}, ("--cache-disk-key-file", "--cache-disk 0")),
         ({"cache_disk_bytes": -1}, ("cache_disk_bytes", "at least 0")),
         ({"cache_disk_daily_bytes": -1}, ("cache_disk_daily_bytes", "at least 0")),
     ],
@@ -27,7 +26,7 @@ def test_a_disk_tier_that_could_not_work_is_refused(settings: dict[str, Any], wo
 @pytest.mark.parametrize(
     "settings",
     [{"prefix_cache": False}, {"repeatable": True}, {"cache_disk_bytes": 0, "repeatable": True},
-     {"cache_disk_key_file": "key"}, {"cache_disk_bytes": 0, "cache_dir": "folder"}],
+     {"cache_disk_bytes": 0, "cache_dir": "folder"}],
 )  # fmt: skip
 def test_what_is_on_by_default_contradicts_nothing(settings: dict[str, Any]) -> None:
     EngineConfig(model="demo", **settings)

@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mlx.cache.index import pack
-from vllm_mlx.disk.cipher import Cipher
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.own_files import LEDGER
 from vllm_mlx.disk.record import Header, Record, TensorData, nbytes_of
 
-KEY = Cipher(bytes(range(32)))
-KEYS = {"plain": None, "sealed": KEY}
 LAYOUT = {"layers": [{"heads": 2}], "slab": 4}
 Specs = list[tuple[str, str, tuple[int, ...]]]
 SPECS: Specs = [("keys.0", "BF16", (1, 2, 4, 5)), ("values.0", "BF16", (1, 2, 4, 5)), ("scales.0", "U8", (3,)),

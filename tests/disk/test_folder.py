@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.disk.samples import KEY, expected, folder, numbers, read, run, state
-from vllm_mlx.disk.cipher import Cipher
+from tests.disk.samples import expected, folder, numbers, read, run, state
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.record import Damaged, Record
 from vllm_mlx.disk.space import FolderUnusable
-
-CIPHERS = pytest.mark.parametrize("cipher", [None, KEY], ids=["plain", "encrypted"])
 
 
 def grown(place: Folder, *, salt: str = "", fingerprint: str = "model") -> list[Record]:
@@ -29,10 +26,9 @@ def grown(place: Folder, *, salt: str = "", fingerprint: str = "model") -> list[
     return [root, first, end, second]
 
 
-@CIPHERS
-def test_a_new_folder_finds_what_was_added(tmp_path, cipher):
-    records = grown(folder(tmp_path, cipher=cipher, clock=lambda: 1e9))
-    place = folder(tmp_path, cipher=cipher)
+def test_a_new_folder_finds_what_was_added(tmp_path):
+    records = grown(folder(tmp_path, clock=lambda: 1e9))
+    place = folder(tmp_path)
     found = list(place.scan())
     assert {record.name: record for record in found} == {record.name: record for record in records}
     for index, record in enumerate(records):
@@ -143,13 +139,12 @@ HEADERS: dict[str, Callable[[bytearray], None]] = {
 }
 
 
-@CIPHERS
 @pytest.mark.parametrize("damage", HEADERS)
-def test_a_damaged_file_is_removed_at_the_start(tmp_path, caplog, damage, cipher):
-    place = folder(tmp_path, cipher=cipher)
+def test_a_damaged_file_is_removed_at_the_start(tmp_path, caplog, damage):
+    place = folder(tmp_path)
     root, first, end, second = grown(place)
     change(place.path_of(second), HEADERS[damage])
-    place = folder(tmp_path, cipher=cipher)
+    place = folder(tmp_path)
     assert {record.name for record in place.scan()} == {root.name, first.name, end.name}
     assert not place.path_of(second).exists() and [found.path for found in place.damages] == [place.path_of(second)]
     [line] = caplog.records
@@ -157,10 +152,9 @@ def test_a_damaged_file_is_removed_at_the_start(tmp_path, caplog, damage, cipher
     assert place.add(second.header, numbers(3)).name == second.name
 
 
-@CIPHERS
 @pytest.mark.parametrize("damage", [*HEADERS, "a bit of the numbers"])
-def test_a_damaged_file_is_removed_when_it_is_read(tmp_path, caplog, damage, cipher):
-    place = folder(tmp_path, cipher=cipher)
+def test_a_damaged_file_is_removed_when_it_is_read(tmp_path, caplog, damage):
+    place = folder(tmp_path)
     record = place.add(run(), numbers())
     change(place.path_of(record), HEADERS.get(damage, lambda content: flip(content, record.tensors[1].offset + 3)))
     served = []
@@ -216,9 +210,8 @@ def test_a_disk_that_fails_is_no_damage(tmp_path, monkeypatch, number):
     assert read(place, record) == expected()
 
 
-@CIPHERS
-def test_swapped_files_are_removed(tmp_path, caplog, cipher):
-    place = folder(tmp_path, cipher=cipher)
+def test_swapped_files_are_removed(tmp_path, caplog):
+    place = folder(tmp_path)
     one, other = place.add(run(), numbers()), place.add(run(seed=1), numbers(1))
     paths = place.path_of(one), place.path_of(other)
     contents = [path.read_bytes() for path in paths]
@@ -226,7 +219,7 @@ def test_swapped_files_are_removed(tmp_path, caplog, cipher):
         path.write_bytes(content)
     with pytest.raises(Damaged):
         read(place, one)
-    assert list(folder(tmp_path, cipher=cipher).scan()) == []
+    assert list(folder(tmp_path).scan()) == []
     assert not any(path.exists() for path in paths) and len(caplog.records) == 2
 
 
@@ -259,25 +252,30 @@ def test_a_link_is_not_followed(tmp_path):
     assert list(folder(tmp_path / "root").scan()) == [] and elsewhere.exists()
 
 
-@pytest.mark.parametrize(
-    ("writer", "reader"), [(None, KEY), (KEY, None), (KEY, Cipher(bytes(32)))], ids=["plain", "sealed", "other key"]
-)
-def test_records_of_other_keys_are_left_alone_and_counted(tmp_path, caplog, writer, reader):
-    others = grown(folder(tmp_path, cipher=writer))
-    place = folder(tmp_path, cipher=reader)
+def of_another_version(root, monkeypatch):
+    """Records that a later version has written."""
+    with monkeypatch.context() as patched:
+        for module in ("record", "record_file"):
+            patched.setattr(f"vllm_mlx.disk.{module}.VERSION", "8")
+        return grown(folder(root))
+
+
+def test_records_of_other_versions_are_left_alone_and_counted(tmp_path, caplog, monkeypatch):
+    others = of_another_version(tmp_path, monkeypatch)
+    place = folder(tmp_path)
     assert list(place.scan()) == []
     [line] = caplog.records
     assert "has 4 records" in line.message
     usage = place.usage()
     assert usage.other_bytes == sum(record.file_bytes for record in others) == usage.used_bytes
     own = grown(place)
-    assert place.changes().added == () and len(list(folder(tmp_path, cipher=writer).scan())) == 4
+    assert place.changes().added == ()
     assert place.remove_others(10**9) == 0, "they may be in use"
     assert len(list(tmp_path.rglob("*.safetensors"))) == len(own) + len(others)
 
 
-def test_records_of_other_keys_that_nobody_uses_make_room_the_oldest_first(tmp_path):
-    others = grown(folder(tmp_path, cipher=KEY))
+def test_records_of_other_versions_that_nobody_uses_make_room_the_oldest_first(tmp_path, monkeypatch):
+    others = of_another_version(tmp_path, monkeypatch)
     days = dict(zip((record.name for record in others), (9, 2, 20, 8), strict=True))
     for file in tmp_path.rglob("*.safetensors"):
         used_s = file.stat().st_mtime - days[file.stem] * 86400
@@ -294,14 +292,14 @@ def test_records_of_other_keys_that_nobody_uses_make_room_the_oldest_first(tmp_p
     os.utime(file)
     before = place.usage().used_bytes
     assert place.remove_others(10**9) == before - place.usage().used_bytes > 0
-    assert left() == [2, 9] and place.remove_others(10**9) == 0, "a server with the key has used it since"
+    assert left() == [2, 9] and place.remove_others(10**9) == 0, "a server of that version has used it since"
     assert {record.name for record in own} <= {file.stem for file in tmp_path.rglob("*.safetensors")}
 
 
 def test_unknown_versions_are_left_alone_and_counted(tmp_path, caplog, monkeypatch):
     with monkeypatch.context() as patched:
         for module in ("record", "record_file"):
-            patched.setattr(f"vllm_mlx.disk.{module}.VERSION", "2")
+            patched.setattr(f"vllm_mlx.disk.{module}.VERSION", "8")
         others = grown(folder(tmp_path))
     place = folder(tmp_path)
     assert list(place.scan()) == [] and place.damages == [] and len(caplog.records) == 1
@@ -309,9 +307,8 @@ def test_unknown_versions_are_left_alone_and_counted(tmp_path, caplog, monkeypat
     assert len(list(tmp_path.rglob("*.safetensors"))) == 4
 
 
-@CIPHERS
-def test_changes_by_another_server_are_seen(tmp_path, cipher):
-    ours, theirs = folder(tmp_path, cipher=cipher), folder(tmp_path, cipher=cipher)
+def test_changes_by_another_server_are_seen(tmp_path):
+    ours, theirs = folder(tmp_path), folder(tmp_path)
     assert list(ours.scan()) == list(theirs.scan()) == []
     assert ours.changes().added == ()
     records = grown(theirs)
@@ -348,13 +345,12 @@ def test_a_child_that_is_seen_before_its_parent_waits(tmp_path):
     assert [record.name for record in ours.changes().added][:1] == [parent.name] and child.name in ours._known
 
 
-@CIPHERS
 @pytest.mark.parametrize("seed", range(3))
-def test_no_damage_anywhere_serves_wrong_bytes(tmp_path, cipher, seed, caplog):
+def test_no_damage_anywhere_serves_wrong_bytes(tmp_path, seed, caplog):
     """Random damage to random files of a folder, then a start, then reading of everything."""
     caplog.set_level(logging.ERROR)
     rng = random.Random(seed)
-    names = [record.name for record in grown(folder(tmp_path, cipher=cipher))]
+    names = [record.name for record in grown(folder(tmp_path))]
     for _ in range(30):
         files = sorted(tmp_path.rglob("*.safetensors"))
         if not files:
@@ -372,9 +368,9 @@ def test_no_damage_anywhere_serves_wrong_bytes(tmp_path, cipher, seed, caplog):
                 at = rng.randrange(len(content))
                 content[at : at + 16] = bytes(16)
         file.write_bytes(content)
-        place = folder(tmp_path, cipher=cipher)
+        place = folder(tmp_path)
         for record in place.scan():
             with contextlib.suppress(Damaged, FileNotFoundError):
                 assert read(place, record) == expected(names.index(record.name))
         grown(place)
-        assert len(list(folder(tmp_path, cipher=cipher).scan())) == 4
+        assert len(list(folder(tmp_path).scan())) == 4

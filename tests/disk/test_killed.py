@@ -1,4 +1,4 @@
-"""Journals of processes that are killed at any moment: between two writes, in one, and while a file is compacted."""
+"""Remembered values of processes that are killed at any moment: between two writes, and in one."""
 
 import random
 import subprocess
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from .test_journal import journals, restored
+from .test_kept import journals, restored
 
 NUM_KEPT = 5
 CODE = f"""
 import sys
 from pathlib import Path
-from vllm_mlx.disk.journal import Journals
-opened = Journals(Path(sys.argv[1]), max_bytes=400_000)
+from vllm_mlx.disk.kept import Journals
+opened = Journals(Path(sys.argv[1]) / "index.sqlite", max_bytes=400_000)
 journal = opened.open("notes")
 number = int(sys.argv[2])
 while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disk.samples import KEYS, expected, folder, on_disk, read
+from tests.disk.samples import expected, folder, on_disk, read
 from tests.disk.writer import CAP, LARGE, number_of
 from vllm_mlx.disk.ledger import Ledger
 from vllm_mlx.disk.own_files import LEDGER
@@ -16,13 +16,13 @@ from vllm_mlx.disk.own_files import LEDGER
 NUM_KILLS, KILLS_A_TEST = 200, 20
 
 
-def kill_once(root: Path, seed: int, key: str) -> int:
+def kill_once(root: Path, seed: int) -> int:
     """Kill a writer at a random moment. Returns how many records it left.
 
     A writing is some milliseconds, so the moment lies in a writing, or in what is done before and after it.
     """
     rng = random.Random(f"kill {seed}")
-    command = [sys.executable, "-m", "tests.disk.writer", "chain", str(root), f"conversation {seed}", key]
+    command = [sys.executable, "-m", "tests.disk.writer", "chain", str(root), f"conversation {seed}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(rng.randrange(1, 4)):
@@ -30,7 +30,7 @@ def kill_once(root: Path, seed: int, key: str) -> int:
         time.sleep(rng.uniform(0, 0.01))
         process.kill()
         reported = [int(line) for line in process.stdout]
-    place = folder(root, cipher=KEYS[key])
+    place = folder(root)
     records = list(place.scan())
     assert [number_of(record) for record in records] == list(range(len(records)))
     assert len(records) > max(reported, default=0), "a record that was written is lost"
@@ -44,11 +44,10 @@ def kill_once(root: Path, seed: int, key: str) -> int:
 def kill(root: Path, seeds: range) -> None:
     """Every second kill hits a writer that goes on with what the one before left."""
     for seed in seeds:
-        key = "sealed" if seed % 4 == 0 else "plain"
         place = root / f"{seed}"
-        left = kill_once(place, seed, key)
+        left = kill_once(place, seed)
         if seed % 2:
-            assert kill_once(place, seed, key) >= left
+            assert kill_once(place, seed) >= left
 
 
 def test_a_killed_writer_loses_only_what_was_not_written(tmp_path: Path) -> None:
@@ -62,10 +61,9 @@ def test_200_kills_lose_only_what_was_not_written(tmp_path: Path, first: int) ->
     kill(tmp_path, range(first, first + KILLS_A_TEST))
 
 
-@pytest.mark.parametrize("key", ["plain", "sealed"])
-def test_servers_on_one_folder_never_read_wrong_bytes_and_keep_the_cap(tmp_path: Path, key: str) -> None:
+def test_servers_on_one_folder_never_read_wrong_bytes_and_keep_the_cap(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.disk.writer", "churn", str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(seed), key], stderr=subprocess.PIPE, text=True) for seed in range(3)]
+    processes = [subprocess.Popen([*command, str(seed)], stderr=subprocess.PIPE, text=True) for seed in range(3)]
     most = 0
     while any(process.poll() is None for process in processes):
         with Ledger(tmp_path / LEDGER).locked():  # nobody adds or removes a file
@@ -74,7 +72,7 @@ def test_servers_on_one_folder_never_read_wrong_bytes_and_keep_the_cap(tmp_path:
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 3, errors
     assert most <= CAP
-    place = folder(tmp_path, cipher=KEYS[key], max_bytes=CAP)
+    place = folder(tmp_path, max_bytes=CAP)
     records = list(place.scan())
     assert records and not place.damages
     for record in records:

@@ -24,11 +24,15 @@ def test_a_name_follows_from_all_that_the_numbers_depend_on() -> None:
     names = {name_of(header) for header in (run(), *OTHERS)}
     assert len(names) == 1 + len(OTHERS)
     assert {name_of(header) for header in (run(), *OTHERS)} == names
-    assert names.isdisjoint({name_of(header, b"key") for header in (run(), *OTHERS)})
 
 
 def test_a_name_does_not_depend_on_how_the_numbers_lie() -> None:
     assert name_of(replace(run(), layout={}, s_per_token=1.0, rule={})) == name_of(run())
+
+
+def test_the_same_tokens_with_other_windows_have_another_name() -> None:
+    names = {name_of(replace(run(), layout={"window_offset": offset})) for offset in (0, 3)}
+    assert len(names) == 2
 
 
 def test_parts_of_an_identity_cannot_pass_for_each_other() -> None:
@@ -37,8 +41,8 @@ def test_parts_of_an_identity_cannot_pass_for_each_other() -> None:
 
 
 def test_the_folder_of_a_checkpoint() -> None:
-    names = {checkpoint_folder("a"), checkpoint_folder("b"), checkpoint_folder("a", b"key")}
-    assert len(names) == 3 and all(len(name) == 16 for name in names)
+    names = {checkpoint_folder("a"), checkpoint_folder("b")}
+    assert len(names) == 2 and all(len(name) == 16 for name in names)
     assert checkpoint_folder("../../etc") == checkpoint_folder("../../etc")
 
 

@@ -14,63 +14,58 @@ import pytest
 import safetensors
 from safetensors.numpy import save
 
-from tests.disk.samples import KEY, SPECS, expected, numbers, run, state
+from tests.disk.samples import SPECS, expected, numbers, run, state
 from tests.support.drawing import examples
-from vllm_mlx.disk.cipher import Cipher
-from vllm_mlx.disk.record import Damaged, OtherKey, Record, UnknownVersion
+from vllm_mlx.disk.record import Damaged, Record, UnknownVersion
 from vllm_mlx.disk.record_file import Draft, Source, read_record, read_tensor
 
-CIPHERS = pytest.mark.parametrize("cipher", [None, KEY], ids=["plain", "encrypted"])
 Cut = Callable[[bytes], list[memoryview]]
 
 
-def written(path: Path, header=None, tensors=None, cipher: Cipher | None = None) -> Record:
-    draft = Draft(header or run(), numbers() if tensors is None else tensors, cipher)
+def written(path: Path, header=None, tensors=None) -> Record:
+    draft = Draft(header or run(), numbers() if tensors is None else tensors)
     with path.open("xb", buffering=0) as file:
         record = draft.write(file.fileno())
     assert path.stat().st_size == draft.file_bytes == record.file_bytes
     return record
 
 
-def read(path: Path, name: str, cipher: Cipher | None = None) -> tuple[Record, list[tuple]]:
+def read(path: Path, name: str) -> tuple[Record, list[tuple]]:
     with path.open("rb") as file:
         source = Source(file.fileno(), path.stat().st_size)
-        record = read_record(source, name, cipher)
+        record = read_record(source, name)
         found = []
         for index, tensor in enumerate(record.tensors):
             buffer = bytearray(tensor.nbytes)
-            read_tensor(source, record, index, memoryview(buffer), cipher)
+            read_tensor(source, record, index, memoryview(buffer))
             found.append((tensor.name, tensor.dtype, tensor.shape, bytes(buffer)))
         return record, found
 
 
-@CIPHERS
 @pytest.mark.parametrize("header", [run(), run(4, 3000, parent="p", salt='ü"\\'), state(7, "p")], ids=lambda h: h.kind)
-def test_what_is_written_is_read(tmp_path, header, cipher):
-    record = written(tmp_path / "a", header, cipher=cipher)
-    found, tensors = read(tmp_path / "a", record.name, cipher)
+def test_what_is_written_is_read(tmp_path, header):
+    record = written(tmp_path / "a", header)
+    found, tensors = read(tmp_path / "a", record.name)
     assert found == record and found.header == header
     assert tensors == expected()
 
 
-@CIPHERS
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
-def test_tensors_may_come_in_pieces(tmp_path, cipher, size):
+def test_tensors_may_come_in_pieces(tmp_path, size):
     cut = [(name, dtype, shape, iter([data[at : at + size] for at in range(0, len(data), size)]))
            for name, dtype, shape, data in numbers()]  # fmt: skip
-    record = written(tmp_path / "a", tensors=cut, cipher=cipher)
-    assert read(tmp_path / "a", record.name, cipher)[1] == expected()
+    record = written(tmp_path / "a", tensors=cut)
+    assert read(tmp_path / "a", record.name)[1] == expected()
 
 
-@CIPHERS
-def test_a_record_may_lie_inside_of_a_file(tmp_path, cipher):
+def test_a_record_may_lie_inside_of_a_file(tmp_path):
     with (tmp_path / "a").open("wb+", buffering=0) as file:
         file.write(b"before")
-        record = Draft(run(), numbers(), cipher).write(file.fileno())
+        record = Draft(run(), numbers()).write(file.fileno())
         assert file.tell() == 6 + record.file_bytes
         file.write(b"after")
         source = Source(file.fileno(), record.file_bytes, 6)
-        assert read_record(source, record.name, cipher) == record
+        assert read_record(source, record.name) == record
 
 
 def test_numbers_of_other_shapes_in_memory_are_written_in_order(tmp_path):
@@ -100,27 +95,8 @@ def test_mlx_reads_the_same_numbers(tmp_path):
     assert found["words"].tolist() == list(struct.unpack(">8Q", run().words))
 
 
-def test_an_encrypted_record_is_a_safetensors_file_that_says_nothing(tmp_path):
-    header = run(salt="the salt", fingerprint="the checkpoint", layout={"say": "the layout"})
-    record = written(tmp_path / "a", header, cipher=KEY)
-    content = (tmp_path / "a").read_bytes()
-    assert len(safetensors.deserialize(content)) >= 1 + len(SPECS)
-    for secret in (
-        b"the ",
-        b"keys",
-        b"BF16",
-        header.words[:8],
-        header.words[7::-1],
-        *(data[:16] for *_, data in expected() if data),
-    ):
-        assert secret not in content
-    again = written(tmp_path / "b", header, cipher=KEY)
-    assert again.name == record.name and again.digest != record.digest
-
-
-@CIPHERS
-def test_numbers_are_aligned(tmp_path, cipher):
-    record = written(tmp_path / "a", run(num_tokens=3), numbers(specs=[("a", "U8", (3,)), *SPECS]), cipher)
+def test_numbers_are_aligned(tmp_path):
+    record = written(tmp_path / "a", run(num_tokens=3), numbers(specs=[("a", "U8", (3,)), *SPECS]))
     assert all(tensor.offset % 8 == 0 for tensor in record.tensors)
     assert record.file_bytes % 8 == 0
 
@@ -132,25 +108,23 @@ def test_the_start_reads_little(tmp_path):
     assert record.tensors[0].offset < 64 << 10
 
 
-@CIPHERS
-def test_a_file_that_is_cut_is_damaged(tmp_path, cipher):
-    record = written(tmp_path / "a", cipher=cipher)
+def test_a_file_that_is_cut_is_damaged(tmp_path):
+    record = written(tmp_path / "a")
     content = (tmp_path / "a").read_bytes()
     for size in (0, 1, 7, 8, 9, 100, record.tensors[0].offset, *range(len(content) - 70, len(content))):
         (tmp_path / "b").write_bytes(content[:size])
         with pytest.raises(Damaged):
-            read(tmp_path / "b", record.name, cipher)
+            read(tmp_path / "b", record.name)
     for more in (b"\0", content):
         (tmp_path / "b").write_bytes(content + more)
         with pytest.raises(Damaged):
-            read(tmp_path / "b", record.name, cipher)
+            read(tmp_path / "b", record.name)
 
 
-@CIPHERS
 @pytest.mark.parametrize("seed", range(4))
-def test_a_flipped_bit_is_noticed_before_a_wrong_byte_is_served(tmp_path, cipher, seed):
+def test_a_flipped_bit_is_noticed_before_a_wrong_byte_is_served(tmp_path, seed):
     """Only bits of the padding between tensors may differ."""
-    record = written(tmp_path / "a", cipher=cipher)
+    record = written(tmp_path / "a")
     content, rng = bytearray((tmp_path / "a").read_bytes()), random.Random(seed)
     served = 0
     for _ in range(examples(150)):
@@ -159,7 +133,7 @@ def test_a_flipped_bit_is_noticed_before_a_wrong_byte_is_served(tmp_path, cipher
         (tmp_path / "b").write_bytes(content)
         content[at] ^= bit
         try:
-            found, tensors = read(tmp_path / "b", record.name, cipher)
+            found, tensors = read(tmp_path / "b", record.name)
         except Damaged:
             continue
         served += 1
@@ -167,51 +141,47 @@ def test_a_flipped_bit_is_noticed_before_a_wrong_byte_is_served(tmp_path, cipher
     assert served < examples(15)
 
 
-@CIPHERS
-def test_every_bit_of_the_header_counts(tmp_path, cipher):
-    record = written(tmp_path / "a", cipher=cipher)
+def test_every_bit_of_the_header_counts(tmp_path):
+    record = written(tmp_path / "a")
     content, noticed = bytearray((tmp_path / "a").read_bytes()), 0
     for at in range(record.tensors[0].offset):
         content[at] ^= 1 << at % 8
         (tmp_path / "b").write_bytes(content)
         content[at] ^= 1 << at % 8
         try:
-            assert read(tmp_path / "b", record.name, cipher) == (record, expected())
+            assert read(tmp_path / "b", record.name) == (record, expected())
         except Damaged:
             noticed += 1
     assert noticed > record.tensors[0].offset - 8  # up to seven bytes align the first tensor
 
 
-@CIPHERS
-def test_tensors_that_changed_places_are_damaged(tmp_path, cipher):
-    record = written(tmp_path / "a", cipher=cipher)
+def test_tensors_that_changed_places_are_damaged(tmp_path):
+    record = written(tmp_path / "a")
     content = bytearray((tmp_path / "a").read_bytes())
-    (first, second), size = record.tensors[:2], record.tensors[0].nbytes + (cipher.OVERHEAD if cipher else 0)
+    (first, second), size = record.tensors[:2], record.tensors[0].nbytes
     one, other = (content[tensor.offset : tensor.offset + size] for tensor in (first, second))
     content[first.offset : first.offset + size], content[second.offset : second.offset + size] = other, one
     (tmp_path / "b").write_bytes(content)
     with pytest.raises(Damaged):
-        read(tmp_path / "b", record.name, cipher)
+        read(tmp_path / "b", record.name)
 
 
-@CIPHERS
-def test_a_tensor_of_another_writing_is_damaged(tmp_path, cipher):
+def test_a_tensor_of_another_writing_is_damaged(tmp_path):
     """The same tokens, written twice: a file is never a mixture of the two."""
-    one, other = written(tmp_path / "a", cipher=cipher), written(tmp_path / "b", tensors=numbers(1), cipher=cipher)
+    one, other = written(tmp_path / "a"), written(tmp_path / "b", tensors=numbers(1))
     assert one.name == other.name and one.digest != other.digest
     content, place = bytearray((tmp_path / "a").read_bytes()), one.tensors[1].offset
     content[place:] = (tmp_path / "b").read_bytes()[place:]
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(Damaged):
-        read(tmp_path / "c", one.name, cipher)
+        read(tmp_path / "c", one.name)
 
 
-@CIPHERS
-def test_a_record_under_another_name_is_damaged(tmp_path, cipher):
-    written(tmp_path / "a", cipher=cipher)
-    other = written(tmp_path / "b", run(seed=1), cipher=cipher)
+def test_a_record_under_another_name_is_damaged(tmp_path):
+    written(tmp_path / "a")
+    other = written(tmp_path / "b", run(seed=1))
     with pytest.raises(Damaged):
-        read(tmp_path / "a", other.name, cipher)
+        read(tmp_path / "a", other.name)
 
 
 def foreign() -> bytes:
@@ -225,32 +195,20 @@ def foreign() -> bytes:
 )
 def test_other_files_are_damaged_records(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
-    for cipher in (None, KEY):
-        with pytest.raises(Damaged):
-            read(tmp_path / "a", written(tmp_path / f"b{cipher}").name, cipher)
+    with pytest.raises(Damaged):
+        read(tmp_path / "a", written(tmp_path / "b").name)
 
 
 def test_an_unknown_version_is_told_from_damage(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("vllm_mlx.disk.record_file.VERSION", "2")
+        patched.setattr("vllm_mlx.disk.record_file.VERSION", "8")
         record = written(tmp_path / "a")
     with pytest.raises(UnknownVersion):
         read(tmp_path / "a", record.name)
     content = (tmp_path / "a").read_bytes()
-    (tmp_path / "b").write_bytes(content.replace(b'"version":"2"', b'"version":"3"'))
+    (tmp_path / "b").write_bytes(content.replace(b'"version":"8"', b'"version":"9"'))
     with pytest.raises(Damaged):
         read(tmp_path / "b", record.name)
-
-
-def test_records_of_other_keys_are_told_from_damage(tmp_path):
-    plain, sealed = written(tmp_path / "plain"), written(tmp_path / "sealed", cipher=KEY)
-    for name, record, cipher in (
-        ("plain", plain, KEY),
-        ("sealed", sealed, None),
-        ("sealed", sealed, Cipher(bytes(32))),
-    ):
-        with pytest.raises(OtherKey):
-            read(tmp_path / name, record.name, cipher)
 
 
 def test_without_preadv_the_same_bytes_are_read(tmp_path, monkeypatch):

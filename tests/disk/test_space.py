@@ -56,8 +56,7 @@ def test_files_removed_by_hand_make_room(tmp_path, size):
 
 def test_files_that_came_by_themselves_count_from_the_next_start_on(tmp_path, size):
     place = folder(tmp_path, max_bytes=2 * size)
-    (tmp_path / "journals").mkdir()
-    (tmp_path / "journals" / "one.v1.journal").write_bytes(bytes(size))
+    (tmp_path / "index.sqlite").write_bytes(bytes(size))
     list(place.scan())
     assert fill(place, 2) == ["", "cap"]
 

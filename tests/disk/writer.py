@@ -1,14 +1,14 @@
 """A server's part in the tests of kills and of shared folders: a process that writes, reads and removes records.
 
-`python -m tests.disk.writer chain FOLDER SEED KEY` goes on with one conversation until it is killed, and prints the
-number of each record that it has written. `... churn FOLDER SEED KEY` does random things for a while.
+`python -m tests.disk.writer chain FOLDER SEED` goes on with one conversation until it is killed, and prints the
+number of each record that it has written. `... churn FOLDER SEED` does random things for a while.
 """
 
 import random
 import sys
 from pathlib import Path
 
-from tests.disk.samples import KEYS, expected, folder, numbers, read, run
+from tests.disk.samples import expected, folder, numbers, read, run
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.record import Header, Record
 from vllm_mlx.disk.space import NoRoom
@@ -70,8 +70,8 @@ def churn(place: Folder, rng: random.Random) -> None:
 
 
 if __name__ == "__main__":
-    what, root, seed, key = sys.argv[1:]
+    what, root, seed = sys.argv[1:]
     if what == "chain":
-        chain(folder(Path(root), cipher=KEYS[key]), seed)
+        chain(folder(Path(root)), seed)
     else:
-        churn(folder(Path(root), cipher=KEYS[key], max_bytes=CAP), random.Random(seed))
+        churn(folder(Path(root), max_bytes=CAP), random.Random(seed))

@@ -1,12 +1,11 @@
 """What memory evicts once it was written: it is read when its conversation goes on."""
 
-import os
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.engine.test_disk_any_load import NUM_TOKENS, files, started
+from tests.engine.test_disk_any_load import NUM_TOKENS, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import cases
@@ -91,26 +90,6 @@ def test_a_preempted_sequence_reads_again_what_memory_has_evicted(tmp_path: Path
         assert server.disk.report().hits == 3, "one of each sequence, and one after the preemption"
         for seq_id, prompt in zip((first, second), prompts, strict=True):
             assert server.driver.replies[seq_id].token_ids == plain_loop(path, prompt, 24)[0]
-
-
-def test_records_of_a_lost_key_yield_to_new_ones(tmp_path: Path) -> None:
-    path, key = checkpoint("qwen3"), tmp_path / "key"
-    key.write_text("0" * 64)
-    key.chmod(0o600)
-    root = tmp_path / "cache"
-    with started(path, root, cache_disk_key_file=str(key)) as server:
-        server.generate(*(tuple(prompt) for prompt in conversations(2)))
-    lost = files(root)
-    for file in lost:
-        os.utime(file, (1.0, 1.0))
-    cap = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
-    [prompt] = conversations(1)
-    with started(path, root, cache_disk_bytes=cap) as server:
-        server.generate(tuple(prompt))
-    assert set(files(root)) - set(lost), "there was room for what is new"
-    with started(path, root, cache_disk_bytes=cap) as server:
-        server.generate((*prompt, 3))
-        assert server.disk.report().hits == 1
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5", "gemma3_text"])

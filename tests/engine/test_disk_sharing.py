@@ -185,24 +185,6 @@ def test_a_folder_that_can_no_longer_be_written_is_read(
     assert len(lines) == 1 and "Give this user the right to read and write it" in lines[0]
 
 
-def test_an_encrypted_folder_is_read_with_its_key_only(path: Path, tmp_path: Path) -> None:
-    keys = [tmp_path / f"key{number}" for number in range(2)]
-    for number, key in enumerate(keys):
-        key.write_text(f"{number}" * 64)
-        key.chmod(0o600)
-    root = tmp_path / "cache"
-    with started(path, root, cache_disk_key_file=str(keys[0])) as server:
-        server.generate(PROMPT)
-    for settings, hits in (
-        ({"cache_disk_key_file": str(keys[1])}, 0),
-        ({}, 0),
-        ({"cache_disk_key_file": str(keys[0])}, 1),
-    ):
-        with started(path, root, **settings) as server:
-            assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
-            assert server.disk.report().hits == hits
-
-
 def test_threads_end_with_the_tier(path: Path, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with started(path, tmp_path) as server:

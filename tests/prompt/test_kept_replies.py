@@ -1,8 +1,9 @@
-"""A reply memory that was read from its journal answers as the one that wrote it, whatever part of the file is left."""
+"""A reply memory that was read from its journal answers as the one that wrote it, whatever part is left."""
 
 import json
+import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from vllm_mlx.core.messages import (
     ToolResultPart,
     VideoPart,
 )
-from vllm_mlx.disk.frames import frames
-from vllm_mlx.disk.journal import Journals
+from vllm_mlx.disk.kept import Journals
 from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.kept_replies import message_of, message_value
 from vllm_mlx.prompt.remembered import Boundary, KnownPrefix, RememberedReply
@@ -87,7 +87,7 @@ class Client:
 
 @contextmanager
 def opened(folder: Path, **options: Any) -> Iterator[tuple[ReplyMemory, Journals]]:
-    journals = Journals(folder)
+    journals = Journals(folder / "index.sqlite")
     try:
         yield ReplyMemory(journal=journals.open("replies"), **options), journals
     finally:
@@ -146,19 +146,6 @@ def test_it_answers_as_the_original(
         assert len(objects) == len(memory), "bases are shared, and none is held beside"
 
 
-def conversation_of(folder: Path, steps: Sequence[tuple[int, list[Any], bool, bool]]) -> tuple[list[Any], Client]:
-    """Writes a journal. Returns the answers after each number of records, and the client."""
-    states: list[Any] = []
-    with opened(folder, max_replies=4) as (memory, journals):
-        client = Client(memory)
-        for step in steps:
-            client.step(*step)
-            assert journals.flush()
-            states.append((len((folder / "replies.v1.journal").read_bytes()), order(memory)))
-        memory._journal = None
-    return states, client
-
-
 STORY = [
     (0, [ReasoningPart("hm"), TextPart("a é🙂")], True, True),
     (1, [ToolCallPart("c1", "f", {"x": [1.5, None]})], True, False),
@@ -170,48 +157,28 @@ STORY = [
 ]
 
 
-def test_at_every_cut_it_is_a_memory_of_that_time(tmp_path: Path) -> None:
-    states, client = conversation_of(tmp_path / "whole", STORY)
-    whole = (tmp_path / "whole" / "replies.v1.journal").read_bytes()
-    file = tmp_path / "cut" / "replies.v1.journal"
-    file.parent.mkdir()
-    for end in range(0, len(whole) + 1, 7):
-        file.write_bytes(whole[:end])
-        with opened(tmp_path / "cut", max_replies=4) as (memory, _):
-            memory._wait()
-            complete = [names for size, names in states if size <= end]
-            following = next((names for size, names in states if size > end), [])
-            known = set(complete[-1] if complete else [])
-            assert set(order(memory)) <= known | set(following)
-            if end in [size for size, _ in states]:
-                assert order(memory) == complete[-1]
-            memory._journal = None
-            answers(memory, client)  # every chain is complete
-
-
-def test_a_damaged_byte_costs_a_reply_and_what_stands_on_it(tmp_path: Path) -> None:
-    _, client = conversation_of(tmp_path / "whole", STORY)
-    whole = (tmp_path / "whole" / "replies.v1.journal").read_bytes()
-    with opened(tmp_path / "whole", max_replies=4) as (memory, _):
-        memory._wait()
-        chains = {entry.name: [link.name for link in entry.chain()] for entry in memory._recent.entries}
+def test_a_reply_that_is_gone_costs_what_stands_on_it(tmp_path: Path) -> None:
+    """Whichever rows damage has taken: every chain that is left is complete."""
+    with opened(tmp_path, max_replies=8) as (memory, journals):
+        client = Client(memory)
+        for step in STORY:
+            client.step(*step)
+        assert journals.flush()
         expected = {entry.name: told(entry) for entry in memory._recent.entries}
-        memory._journal = None
-    file = tmp_path / "hurt" / "replies.v1.journal"
-    file.parent.mkdir()
-    identity = Journals(tmp_path / "none").open("replies")._file._identity
-    for place in range(0, len(whole), 5):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        hurt = next(frame for frame in frames(whole, identity) if frame.start <= place < frame.end)
-        words = hurt.data.split(b"\n")[0].decode()
-        with opened(tmp_path / "hurt", max_replies=8) as (memory, _):
+        chains = {entry.name: [link.name for link in entry.chain()] for entry in memory._recent.entries}
+    for gone in expected:
+        folder = tmp_path / gone
+        folder.mkdir()
+        (folder / "index.sqlite").write_bytes((tmp_path / "index.sqlite").read_bytes())
+        with sqlite3.connect(folder / "index.sqlite") as connection:
+            connection.execute("UPDATE kept SET value = value || 'x' WHERE name = ?", (gone,))
+        connection.close()
+        with opened(folder, max_replies=8) as (memory, _):
             memory._wait()
             memory._journal = None
             found = {entry.name: told(entry) for entry in memory._recent.entries}
-            lost = {name for name, chain in chains.items() if any(f'"put","{link}"' in words for link in chain)}
-            assert {name: found[name] for name in expected if name not in lost} == {
-                name: told_ for name, told_ in expected.items() if name not in lost
-            }
+            lost = {name for name, chain in chains.items() if gone in chain}
+            assert found == {name: what for name, what in expected.items() if name not in lost}
             answers(memory, client)
 
 

@@ -1,4 +1,4 @@
-"""After a restart, the next turn is rendered as it would have been without one: ids, points, expectation, receipt."""
+"""After a restart, the next turn is rendered as it would have been without one: ids, points, messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +43,8 @@ def started(folder: Path, tokenizer: Tokenizer, **options: Any) -> Iterator[Requ
 
 
 def seen(prepared: PreparedRequest) -> tuple[Any, ...]:
-    assert prepared.chat is not None and prepared.compared is not None
-    return prepared.prompt, prepared.chat.boundaries, prepared.chat.request.messages, prepared.compared.expectation
+    assert prepared.chat is not None
+    return prepared.prompt, prepared.chat.boundaries, prepared.chat.request.messages
 
 
 def ids_held(processor: RequestProcessor) -> int:
@@ -81,7 +81,8 @@ def test_the_next_turn_is_the_same(tokenizers: dict[str, Tokenizer], tmp_path: P
     with started(tmp_path, tokenizer) as third:
         session.processor = third
         assert seen(session.prepare()) == expected
-    assert seen(Session(make_processor(tokenizer), messages=session.messages).prepare()) != expected, "it matters"
+    forgetful = seen(Session(make_processor(tokenizer), messages=session.messages).prepare())
+    assert forgetful != expected or variant == "opens the thought", "it matters"
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -110,18 +111,6 @@ def test_any_next_turn_is_the_same(
             one.give_results(*[turn["follow"]] * len(done.reply.calls))
         else:
             one.ask(turn["follow"])
-
-
-def test_an_altered_prompt_is_found_as_before(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
-    tokenizer = tokenizers["keeps reasoning"]
-    with started(tmp_path, tokenizer) as first:
-        session = in_a_loop(first, 1)
-        session.messages[3] = user("Something that was never said.")
-        expected = seen(session.prepare())
-    assert expected[-1].change is not None
-    with started(tmp_path, tokenizer) as second:
-        session.processor = second
-        assert seen(session.prepare()) == expected
 
 
 def test_nothing_is_found_under_another_salt_or_checkpoint(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
@@ -174,7 +163,7 @@ def test_a_cleared_salt_is_forgotten_and_its_next_turn_is_kept_again(
         session.processor = third
         prepared = session.prepare()
         assert prepared.prompt.token_ids == expected_next.prompt.token_ids, "its ids are whole without the cleared ones"
-        assert seen(prepared)[-1] == seen(expected_next)[-1]
+        assert seen(prepared)[1] == seen(expected_next)[1]
 
 
 def test_two_servers_on_one_folder(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
@@ -193,4 +182,4 @@ def test_without_room_to_write_prompts_are_the_same(tokenizers: dict[str, Tokeni
     plain = in_a_loop(make_processor(tokenizer), 1)
     for options in ({"charge": lambda num_bytes: False}, {"cap_bytes": 0}):
         with started(tmp_path / str(len(options)), tokenizer, **options) as processor:
-            assert seen(in_a_loop(processor, 1).prepare())[-1] == seen(plain.prepare())[-1]
+            assert seen(in_a_loop(processor, 1).prepare())[0] == seen(plain.prepare())[0]

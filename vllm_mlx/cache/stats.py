@@ -54,7 +54,6 @@ class DiskReport:
     """
 
     folder: str
-    is_encrypted: bool = False
     off_reason: str | None = None
     used_bytes: int = 0  # all files in the folder, whichever server wrote them
     max_bytes: int = 0

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from operator import itemgetter
-from pathlib import Path
 from typing import Annotated, Any
 
 from rich.tree import Tree
@@ -28,48 +27,17 @@ def cache(
     cache_dir: Annotated[
         str | None, option("--cache-dir", "DIR", "With --disk: the folder. Default: as `serve` is set.")
     ] = None,
-    key_file: Annotated[
-        str | None,
-        option("--cache-disk-key-file", "FILE", "With --disk: the key of encrypted files. Default: as `serve` is set."),
-    ] = None,
-    text: Annotated[
-        bool, option("--text", None, "With --disk: print how each conversation begins where it leaves the others.")
-    ] = False,
     verify: Annotated[
         bool, option("--verify", None, "With --disk: read every byte, and remove damaged files.")
     ] = False,
-    prune: Annotated[
-        str | None,
-        option(
-            "--prune",
-            "SIZE|AGE|gone",
-            "With --disk: remove what was used longest ago until SIZE is left (20GB), what was not used for AGE (30d), "
-            "or what belongs to checkpoints that are gone.",
-        ),
-    ] = None,
     salt: Annotated[
         str | None, option("--salt", "TEXT", "With --disk --clear: only what belongs to salts that begin so.")
-    ] = None,
-    export: Annotated[
-        Path | None, option("--export", "FILE", "With --disk: write the conversation --id to a file.")
-    ] = None,
-    wanted: Annotated[str, option("--id", "ID", "With --export: the conversation, as the list names it.")] = "",
-    import_: Annotated[
-        Path | None, option("--import", "FILE", "With --disk: add a conversation that was exported.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        option("--model", "MODEL", "With --import: the checkpoint, if its files were copied or fetched again since."),
     ] = None,
     yes: Annotated[bool, option("--yes", None, "With --disk: remove files without a question.")] = False,
 ) -> None:
     """Print what the server's prefix cache holds, or clear it; with --disk, look after what is kept on disk."""
-    actions = {"--verify": verify, "--prune": prune is not None, "--clear": clear,
-               "--export": export is not None, "--import": import_ is not None}  # fmt: skip
-    given = [flag for flag, is_given in actions.items() if is_given]
-    details = {"--cache-dir": cache_dir is not None, "--cache-disk-key-file": key_file is not None,
-               "--text": text, "--salt": salt is not None, "--id": bool(wanted), "--model": model is not None,
-               "--yes": yes}  # fmt: skip
+    given = [flag for flag, is_given in {"--verify": verify, "--clear": clear}.items() if is_given]
+    details = {"--cache-dir": cache_dir is not None, "--salt": salt is not None, "--yes": yes}
     _check(disk, given, details, has_server=url is not None or api_key is not None)
     if salt == "":
         raise WrongUsage("--salt is empty, and every salt begins so: leave it out to clear everything.")
@@ -80,17 +48,11 @@ def cache(
     from . import disk_upkeep as upkeep
 
     if verify:
-        upkeep.check(cache_dir, key_file, as_json=as_json)
-    elif import_ is not None:
-        upkeep.import_(cache_dir, key_file, import_, model, as_json=as_json)
-    elif prune is not None:
-        upkeep.prune(files.Kept.open(cache_dir, key_file), prune, is_sure=yes, as_json=as_json)
+        upkeep.check(cache_dir, as_json=as_json)
     elif clear:
-        upkeep.clear(files.Kept.open(cache_dir, key_file), salt, is_sure=yes, as_json=as_json)
-    elif export is not None:
-        upkeep.export(files.Kept.open(cache_dir, key_file), export, wanted, as_json=as_json)
+        upkeep.clear(files.Kept.open(cache_dir), salt, is_sure=yes, as_json=as_json)
     else:
-        files.show(cache_dir, key_file, as_json=as_json, with_text=text)
+        files.show(cache_dir, as_json=as_json)
 
 
 def _check(disk: bool, actions: list[str], details: Mapping[str, bool], *, has_server: bool) -> None:
@@ -105,18 +67,9 @@ def _check(disk: bool, actions: list[str], details: Mapping[str, bool], *, has_s
     if len(actions) > 1:
         raise WrongUsage(f"{actions[0]} and {actions[1]} are two different things: give one at a time.")
     action = actions[0] if actions else "the list"
-    places = {
-        "--salt": ("--clear",),
-        "--id": ("--export",),
-        "--model": ("--import",),
-        "--text": ("the list",),
-        "--yes": ("--clear", "--prune"),
-    }
     for flag in extra:
-        if action not in places.get(flag, (action,)):
-            raise WrongUsage(f"{flag} belongs to {' or '.join(places[flag])}.")
-    if actions == ["--export"] and not details["--id"]:
-        raise WrongUsage("--export needs --id, the conversation: `vllm-mlx cache --disk` lists them.")
+        if flag in ("--salt", "--yes") and action != "--clear":
+            raise WrongUsage(f"{flag} belongs to --clear.")
 
 
 def _of_server(url: str | None, api_key: str | None, *, clear: bool, as_json: bool) -> None:

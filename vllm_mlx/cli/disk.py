@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sqlite3
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +20,13 @@ from ..disk.conversations import (
     conversations,
 )
 from ..disk.folder import Folder
-from ..disk.place import default_max_bytes, floor_bytes, folder_of, nothing_in, prepare
-from ..disk.record import WORD_BYTES, Damaged, Record
+from ..disk.place import default_max_bytes, floor_bytes, folder_of, nothing_in
+from ..disk.record import Damaged, Record
 from ..disk.space import FolderUnusable, NoRoom
 from .options import load_settings
 from .terminal import (
     TABLE,
     CommandFailed,
-    WrongUsage,
     console,
     duration,
     number_columns,
@@ -36,7 +36,6 @@ from .terminal import (
 _MAX_ROWS = 100  # rows of a printed list
 _ID_CHARS = 8  # characters of a conversation's name; more where two begin with the same ones
 _DAY_S = 86_400
-_START_TOKENS = 24  # tokens of a conversation's text
 
 
 class NothingKept(CommandFailed):
@@ -56,11 +55,11 @@ class Kept:
     notes: Mapping[str, Note]
 
     @classmethod
-    def open(cls, cache_dir: str | None, key_file: str | None) -> "Kept":
+    def open(cls, cache_dir: str | None) -> "Kept":
         """Raises ConfigError, and CommandFailed, of which NothingKept is one."""
-        folder = open_folder(disk_config(cache_dir, key_file))
+        folder = open_folder(disk_config(cache_dir))
         with explained():
-            return cls(folder=folder, records=list(folder.scan()), notes=read_notes(folder.root, folder.cipher))
+            return cls(folder=folder, records=list(folder.scan()), notes=read_notes(folder.root))
 
     def conversations(self) -> list[Conversation]:
         return conversations(self.records)
@@ -70,13 +69,6 @@ class Kept:
         names = sorted(conversation.name for conversation in self.conversations())
         alike = max((_num_alike(*pair) for pair in itertools.pairwise(names)), default=0)
         return {name: name[: max(_ID_CHARS, alike + 1)] for name in names}
-
-    def find(self, wanted: str) -> Conversation:
-        found = [conversation for conversation in self.conversations() if conversation.name.startswith(wanted)]
-        if len(found) == 1:
-            return found[0]
-        trouble = "no conversation's" if not found else f"the beginning of {len(found)} conversations'"
-        raise WrongUsage(f"{wanted or 'Nothing'} is {trouble} id. `vllm-mlx cache --disk` lists them.")
 
     def model_of(self, fingerprint: str) -> str:
         return model_of(self.notes, fingerprint)
@@ -96,32 +88,25 @@ def model_of(notes: Mapping[str, Note], fingerprint: str) -> str:
     return f"checkpoint {fingerprint[:8]}" if note is None else note.model
 
 
-def disk_config(cache_dir: str | None, key_file: str | None) -> EngineConfig:
+def disk_config(cache_dir: str | None) -> EngineConfig:
     """The settings of `serve`. What was kept can be looked at, whether more is kept or not."""
-    given = {"cache_dir": cache_dir, "cache_disk_key_file": key_file}
+    given = {"cache_dir": cache_dir}
     settings = load_settings({name: value for name, value in given.items() if value is not None})
     keeps = {"cache_disk": settings.cache_disk or None, "prefix_cache": True, "repeatable": False}
     return settings.model_copy(update=keeps).engine_config()
 
 
-def open_folder(config: EngineConfig, *, is_new: bool = False, repairs: bool = False) -> Folder:
-    """The folder of the settings, which has to exist unless `is_new` asks to make it. Raises CommandFailed."""
-    cipher, root = None, folder_of(config.cache_dir)
-    if config.cache_disk_key_file is not None:
-        from ..disk.cipher import Cipher
-
-        cipher = Cipher.from_file(Path(config.cache_disk_key_file).expanduser())
+def open_folder(config: EngineConfig, *, repairs: bool = False) -> Folder:
+    """The folder of the settings, which has to exist. Raises CommandFailed."""
+    root = folder_of(config.cache_dir)
     with explained():
-        if is_new and (trouble := prepare(root)) is not None:
-            raise CommandFailed(f"{trouble}. Name another folder with --cache-dir.")
-        if not is_new and (why := nothing_in(root)) is not None:
+        if (why := nothing_in(root)) is not None:
             raise NothingKept(root, why)
         return Folder(
             root,
             max_bytes=config.cache_disk_bytes or default_max_bytes(root),
             daily_bytes=sys.maxsize,  # what a user asks for is written today
             floor_bytes=floor_bytes(root),
-            cipher=cipher,
             repairs=repairs,
         )
 
@@ -133,6 +118,8 @@ def explained() -> Iterator[None]:
         yield
     except (FolderUnusable, NoRoom, Damaged) as error:
         raise CommandFailed(str(error)) from error
+    except sqlite3.Error as error:
+        raise CommandFailed(f"The database of the cache cannot be used: {error}.") from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or 'The disk'}: {error.strerror or error}.") from error
 
@@ -141,26 +128,26 @@ def _num_alike(one: str, other: str) -> int:
     return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
-def show(cache_dir: str | None, key_file: str | None, *, as_json: bool, with_text: bool) -> None:
+def show(cache_dir: str | None, *, as_json: bool) -> None:
     """Print the conversations, those used last first. It is no fault that there are none."""
     try:
-        kept = Kept.open(cache_dir, key_file)
+        kept = Kept.open(cache_dir)
     except NothingKept as error:
         if as_json:
-            empty = {"folder": str(error.folder), "encrypted": False, "used_bytes": 0, "other_bytes": 0, "damaged": 0}
+            empty = {"folder": str(error.folder), "used_bytes": 0, "other_bytes": 0, "damaged": 0}
             print(json.dumps({**empty, "files": 0, "checkpoints": []}, indent=2))
         else:
             print(error.message)
         return
-    listed = _listed(kept, _starts(kept) if with_text else {})
+    listed = _listed(kept)
     if as_json:
         print(json.dumps(listed, indent=2))
         return
     usage = kept.folder.usage()
     screen = console()
     for checkpoint in listed["checkpoints"]:
-        screen.print(_table(checkpoint, with_text=with_text))
-    others = f", {readable(usage.other_bytes)} of them of another key or version" if usage.other_bytes else ""
+        screen.print(_table(checkpoint))
+    others = f", {readable(usage.other_bytes)} of them of another version" if usage.other_bytes else ""
     screen.print(
         f"{kept.folder.root}: {readable(usage.used_bytes)} in {len(kept.records):,} files{others}; "
         f"{readable(usage.free_bytes)} free on its disk.",
@@ -170,7 +157,7 @@ def show(cache_dir: str | None, key_file: str | None, *, as_json: bool, with_tex
         screen.print(f"{listed['damaged']:,} files are damaged: --verify names and removes them.")
 
 
-def _listed(kept: Kept, starts: Mapping[str, str]) -> dict[str, Any]:
+def _listed(kept: Kept) -> dict[str, Any]:
     usage, ids, now = kept.folder.usage(), kept.ids(), time.time()
     by_checkpoint: dict[str, list[dict[str, Any]]] = {}
     for conversation in kept.conversations():
@@ -185,12 +172,9 @@ def _listed(kept: Kept, starts: Mapping[str, str]) -> dict[str, Any]:
             "used": conversation.used_s,
             "age_s": round(max(0.0, now - conversation.used_s), 1),
         }
-        if starts:
-            fields["text"] = starts.get(conversation.name, "")
         by_checkpoint.setdefault(header.fingerprint, []).append(fields)
     return {
         "folder": str(kept.folder.root),
-        "encrypted": kept.folder.cipher is not None,
         "used_bytes": usage.used_bytes,
         "other_bytes": usage.other_bytes,
         "damaged": len(kept.folder.damages),
@@ -202,13 +186,12 @@ def _listed(kept: Kept, starts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _table(checkpoint: Mapping[str, Any], *, with_text: bool) -> Table:
+def _table(checkpoint: Mapping[str, Any]) -> Table:
     found = checkpoint["conversations"]
     table = Table(
         Column("Conversation", no_wrap=True),
         *number_columns("Tokens", "Size", "Alone", "Snapshots", "Last used"),
         "Salt",
-        *([Column("Own text", overflow="ellipsis", no_wrap=True)] if with_text else []),
         title=f"{checkpoint['model']}: {'1 conversation' if len(found) == 1 else f'{len(found):,} conversations'}",
         title_justify="left",
         **TABLE,
@@ -222,7 +205,6 @@ def _table(checkpoint: Mapping[str, Any], *, with_text: bool) -> Table:
             f"{fields['snapshots']:,}",
             f"{age(fields['age_s'])} ago",
             _short(fields["salt"]),
-            *([fields.get("text", "")] if with_text else []),
         )
     if len(found) > _MAX_ROWS:
         table.add_row(f"and {len(found) - _MAX_ROWS:,} more: see --json")
@@ -235,27 +217,3 @@ def _short(salt: str) -> str:
 
 def age(seconds: float) -> str:
     return f"{seconds / _DAY_S:.0f} days" if seconds >= 2 * _DAY_S else duration(seconds)
-
-
-def _starts(kept: Kept) -> dict[str, str]:
-    """The text with which each conversation leaves the others, where its checkpoint's tokenizer is on this machine."""
-    from ..tokens.tokenizer import Tokenizer
-
-    starts: dict[str, str] = {}
-    tokenizers: dict[str, Tokenizer | None] = {}
-    for conversation in kept.conversations():
-        fingerprint = conversation.runs[-1].header.fingerprint
-        if fingerprint not in tokenizers:
-            note = kept.notes.get(fingerprint)
-            is_here = note is not None and (Path(note.path) / "tokenizer.json").is_file()
-            tokenizers[fingerprint] = Tokenizer.load(Path(note.path)) if note is not None and is_here else None
-        tokenizer = tokenizers[fingerprint]
-        if tokenizer is not None:
-            starts[conversation.name] = " ".join(tokenizer.decode(_start_ids(conversation)).split())
-    return starts
-
-
-def _start_ids(conversation: Conversation) -> list[int]:
-    """The first token ids of its own, and words in the places of images."""
-    words = conversation.own_words[: _START_TOKENS * WORD_BYTES]
-    return [int.from_bytes(words[at : at + WORD_BYTES], "big") for at in range(0, len(words), WORD_BYTES)]

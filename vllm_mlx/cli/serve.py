@@ -159,7 +159,7 @@ class Banner:
     def _on_disk(self) -> list[tuple[str, str]]:
         if self.disk is None or self.disk.off_reason is not None:
             return []
-        size = f"up to {readable(self.disk.max_bytes)}, {'encrypted' if self.disk.is_encrypted else 'not encrypted'}"
+        size = f"up to {readable(self.disk.max_bytes)}"
         return [("On disk", f"conversations are kept in {self.disk.folder}, {size}; --cache-disk 0 turns this off")]
 
     def _taken(self) -> str:

@@ -61,7 +61,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {  # the headings of the help and the do
     "Engine and memory": (
         "max_model_len", "max_num_seqs", "memory_budget", "wired", "keep_awake", "max_stall_ms", "max_prefill_chunk",
         "max_pixels", "prefix_cache", "repeatable", "cache_memory", "snapshot_every", "cache_reasoning",
-        "cache_thinking_tokens", "cache_disk", "cache_dir", "cache_disk_daily", "cache_disk_key_file",
+        "cache_thinking_tokens", "cache_disk", "cache_dir", "cache_disk_daily",
     ),
     "Images and videos": (
         "limit_mm_per_prompt", "max_image_bytes", "max_video_bytes", "max_image_pixels", "max_video_pixels",
@@ -86,7 +86,6 @@ FORMS: Mapping[str, Form] = {
     "cache_disk_daily": Form("SIZE", "Write bytes, such as `20GB`.", read_disk),
     "cache_dir": Form("DIR", "", lambda value: value),
     "record_requests": Form("DIR", "", lambda value: value),
-    "cache_disk_key_file": Form("FILE", "", lambda value: value),
     "max_body": Form("SIZE", "Write bytes, such as `64MiB`.", read_memory),
     "max_image_bytes": _BYTES,
     "max_video_bytes": _BYTES,

@@ -179,8 +179,6 @@ class EngineConfig(SettingsGroup):
     """Folder in which the prefix cache is kept on disk; it holds nothing else. Default: `~/Library/Caches/vllm-mlx` on
     macOS, `vllm-mlx` in `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
     cache_disk_daily_bytes: int = Field(default=50_000_000_000, ge=0)  # written in one day, so that a disk lasts
-    cache_disk_key_file: str | None = None
-    """File with the key that encrypts what the prefix cache keeps on disk. Default: the files are not encrypted."""
     snapshot_every: int = Field(default=8192, ge=0)
     """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
     cache_reasoning: CacheReasoning = "auto"
@@ -234,11 +232,6 @@ class EngineConfig(SettingsGroup):
             raise ConfigError(
                 f"{setting('cache_disk')} keeps the prefix cache on disk, and with {cause} there is no prefix cache. "
                 "Leave one of the two out."
-            )
-        if self.cache_disk_key_file is not None and self.cache_disk_bytes == 0:
-            raise ConfigError(
-                f"{setting('cache_disk_key_file')} encrypts what is kept on disk, and {setting('cache_disk')} 0 keeps "
-                "nothing there. Leave one of the two out."
             )
 
 

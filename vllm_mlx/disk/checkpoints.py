@@ -4,14 +4,10 @@ import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .own_files import NOTES
 from .private_file import write_private
 from .record import checkpoint_folder
-
-if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the import
-    from .cipher import Cipher
 
 _MAX_BYTES = 1 << 16
 
@@ -23,33 +19,19 @@ class Note:
     path: str  # folder of its files
 
 
-def write_note(root: Path, note: Note, cipher: "Cipher | None" = None) -> None:
+def write_note(root: Path, note: Note) -> None:
     """Write the note, in place of an older one. An error of the disk is no reason not to serve, so it is ignored."""
-    path = _path(root, note.fingerprint, cipher)
-    content = json.dumps(asdict(note)).encode()
-    if cipher is not None:
-        content = cipher.seal(content, _context(path))
+    path = root / NOTES / f"{checkpoint_folder(note.fingerprint)}.json"
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_private(path, content)
+        write_private(path, json.dumps(asdict(note)).encode())
 
 
-def read_notes(root: Path, cipher: "Cipher | None" = None) -> dict[str, Note]:
-    """By fingerprint. Notes that are damaged, or encrypted with another key, are left out."""
+def read_notes(root: Path) -> dict[str, Note]:
+    """By fingerprint. Damaged notes are left out."""
     found = {}
     for path in (root / NOTES).glob("[!.]*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            content: bytes | None = path.read_bytes()[:_MAX_BYTES]
-            if cipher is not None and content is not None:
-                content = cipher.open(content, _context(path))
-            note = Note(**json.loads(content or b""))
+            note = Note(**json.loads(path.read_bytes()[:_MAX_BYTES]))
             found[note.fingerprint] = note
     return found
-
-
-def _path(root: Path, fingerprint: str, cipher: "Cipher | None") -> Path:
-    return root / NOTES / f"{checkpoint_folder(fingerprint, cipher.name_key if cipher else b'')}.json"
-
-
-def _context(path: Path) -> bytes:
-    return f"checkpoint {path.name}".encode()

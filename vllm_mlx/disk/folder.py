@@ -17,15 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from .own_files import SUFFIX, record_files
-from .record import Damaged, Header, OtherKey, Record, TensorData, UnknownVersion, checkpoint_folder, name_of
+from .record import Damaged, Header, Record, TensorData, UnknownVersion, checkpoint_folder, name_of
 from .record_file import Draft, Source, read_record, read_tensor
 from .space import FolderUnusable, Space
-
-if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the import
-    from .cipher import Cipher
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +67,6 @@ class Folder:
         max_bytes: int,
         daily_bytes: int,
         floor_bytes: int,
-        cipher: "Cipher | None" = None,
         repairs: bool = True,
         clock: Callable[[], float] = time.time,
     ):
@@ -80,10 +75,9 @@ class Folder:
         `repairs`: reading makes a folder that is missing, and removes what is damaged or left behind. Without it, only
         the methods that add and remove change anything.
         """
-        self.root, self.cipher, self._repairs = root, cipher, repairs
+        self.root, self._repairs = root, repairs
         self._clock = clock
         self._space = Space(root, max_bytes=max_bytes, daily_bytes=daily_bytes, floor_bytes=floor_bytes, clock=clock)
-        self._name_key = cipher.name_key if cipher else b""
         self.damages: list[Damage] = []  # the files that were found damaged
         self._lock = Lock()  # guards the two below
         self._known: dict[str, Record] = {}  # by name, what was read or written
@@ -92,7 +86,7 @@ class Folder:
         ] = {}  # last use and bytes of intact records that cannot be read here
 
     def name_of(self, header: Header) -> str:
-        return name_of(header, self._name_key)
+        return name_of(header)
 
     def path_of(self, record: Record) -> Path:
         return self._path(record.header, record.name)
@@ -110,9 +104,8 @@ class Folder:
                     self._space.clean()
         if self._others and self._repairs:
             logger.warning(
-                "The cache on disk, %s, has %d records (%d bytes) of another version of vllm-mlx or another key, or "
-                "without encryption beside encrypted ones. They count towards its size. If it needs room, the ones "
-                "that nobody has used for %d days are removed.",
+                "The cache on disk, %s, has %d records (%d bytes) of another version of vllm-mlx. They count "
+                "towards its size. If it needs room, the ones that nobody has used for %d days are removed.",
                 self.root, len(self._others), sum(size for _, size in self._others.values()), OTHERS_UNUSED_S // 86400,
             )  # fmt: skip
         num_orphans = 0
@@ -156,7 +149,7 @@ class Folder:
 
         Raises NoRoom, and FileNotFoundError if its parent is gone.
         """
-        draft = Draft(header, tensors, self.cipher)
+        draft = Draft(header, tensors)
         path = self._path(header, draft.name)
         with self._space.usable():
             self._space.ready()
@@ -180,7 +173,7 @@ class Folder:
         try:
             with self._space.usable(), _opened(path) as (source, _):
                 try:
-                    read_tensor(source, record, index, buffer, self.cipher)
+                    read_tensor(source, record, index, buffer)
                 except (Damaged, OSError) as error:
                     reason = _damage(error)
                     self._judge(path, source, record, reason)
@@ -264,12 +257,12 @@ class Folder:
         for path in files:
             try:
                 with _opened(path) as (source, used_s):
-                    record = read_record(source, path.name.removesuffix(SUFFIX), self.cipher)
+                    record = read_record(source, path.name.removesuffix(SUFFIX))
                 if self.path_of(record) != path:
                     raise Damaged("it lies in the folder of another checkpoint")
             except FileNotFoundError:
                 continue
-            except (UnknownVersion, OtherKey, PermissionError):
+            except (UnknownVersion, PermissionError):
                 with self._lock, contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     self._others[path] = status.st_mtime, status.st_size
@@ -294,8 +287,8 @@ class Folder:
     def _judge(self, path: Path, source: Source, record: Record, reason: str) -> None:
         """A tensor differs from what the record promises. Remove the file, unless it is a new one of another server."""
         try:
-            found = read_record(source, record.name, self.cipher)
-        except (Damaged, UnknownVersion, OtherKey, OSError):
+            found = read_record(source, record.name)
+        except (Damaged, UnknownVersion, OSError):
             found = record
         if found.digest != record.digest:
             raise FileNotFoundError(errno.ENOENT, "another server has replaced it", str(path))
@@ -328,7 +321,7 @@ class Folder:
         return not is_known and self._path(record.header, record.header.parent).exists()
 
     def _path(self, header: Header, name: str) -> Path:
-        return self.root / checkpoint_folder(header.fingerprint, self._name_key) / f"{name}{SUFFIX}"
+        return self.root / checkpoint_folder(header.fingerprint) / f"{name}{SUFFIX}"
 
     def _remember(self, record: Record) -> None:
         with self._lock:

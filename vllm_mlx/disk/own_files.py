@@ -1,10 +1,15 @@
 """Which files of a folder are the cache's own. All others, whoever put them there, are neither counted nor touched."""
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from .database import NAME
+
+logger = logging.getLogger(__name__)
 
 LEDGER = "usage.json"
 JOURNALS = "journals"
@@ -13,7 +18,8 @@ SUFFIX = ".safetensors"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _RECORD = re.compile(rf"[0-9a-f]{{40}}\{SUFFIX}")
 _DRAFT = re.compile(r"\.[0-9a-f]{40}-(\d+)-[0-9a-f]{16}\.draft")  # the number is the size that it will have
-_JOURNAL = re.compile(r".+\.journal(\.new)?")  # those of other versions, and what a crash left half compacted, too
+_DATABASE = re.compile(rf"{re.escape(NAME)}(-wal|-shm)?")
+_JOURNAL = re.compile(r".+\.journal(\.new)?")  # an earlier version kept replies in them
 _NOTE = re.compile(r"[^.].*\.json")
 
 
@@ -34,9 +40,20 @@ def drafts_in(folder: Path) -> Iterator[Path]:
     return (folder / name for name, _ in _listed(folder, _DRAFT))
 
 
-def journal_files(folder: Path) -> Iterator[Path]:
-    """All journals in the folder of journals, which may be missing."""
-    return (folder / name for name, _ in _listed(folder, _JOURNAL))
+def database_files(root: Path) -> list[Path]:
+    """The database, with what SQLite keeps beside it."""
+    return [root / name for name, _ in _listed(root, _DATABASE)]
+
+
+def remove_journals(root: Path) -> None:
+    """Remove what an earlier version remembered in another format."""
+    files = [root / JOURNALS / name for name, _ in _listed(root / JOURNALS, _JOURNAL)]
+    with contextlib.suppress(OSError):
+        for file in files:
+            file.unlink()
+        (root / JOURNALS).rmdir()
+    if files:
+        logger.warning("What an earlier version remembered of replies was removed from %s.", root)
 
 
 def own_bytes(root: Path) -> int:
@@ -45,7 +62,7 @@ def own_bytes(root: Path) -> int:
 
 
 def has_own_files(root: Path) -> bool:
-    """Whether there is a record, a draft, a journal or a note. Raises OSError."""
+    """Whether there is a record, a draft, a database or a note. Raises OSError."""
     return next(_sizes(root), None) is not None
 
 
@@ -54,7 +71,7 @@ def _sizes(root: Path) -> Iterator[int]:
         yield from (size for _, size in _listed(folder, _RECORD))
         for name, _ in _listed(folder, _DRAFT):
             yield int(name.split("-")[1])
-    for name, pattern in ((JOURNALS, _JOURNAL), (NOTES, _NOTE)):
+    for name, pattern in (("", _DATABASE), (JOURNALS, _JOURNAL), (NOTES, _NOTE)):
         yield from (size for _, size in _listed(root / name, pattern))
 
 

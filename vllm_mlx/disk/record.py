@@ -30,10 +30,6 @@ class UnknownVersion(Exception):
     """An intact record of a format version that this program does not read."""
 
 
-class OtherKey(Exception):
-    """An intact record that is encrypted with another key, or that is not encrypted although a key is set."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tensor:
     name: str
@@ -41,7 +37,7 @@ class Tensor:
     shape: tuple[int, ...]
     nbytes: int
     offset: int  # where its first byte is in the file
-    checksum: int | None  # None: encrypted, so that the cipher checks it
+    checksum: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +73,20 @@ class Record:
     file_bytes: int
     used_s: float  # time of the last use
     digest: str  # the file header's: it differs between two files of the same name
-    save: str  # a number drawn for each file, which binds encrypted tensors to their header; "": not encrypted
 
 
-def name_of(header: Header, key: bytes = b"") -> str:
-    """A name that follows from all tokens up to the record's end, because the parent's name is part of it.
-
-    Without `key`, everybody who knows the tokens can compute it.
-    """
+def name_of(header: Header) -> str:
+    """A name that follows from all tokens up to the record's end, because the parent's name is part of it."""
     identity = [VERSION, header.kind, header.fingerprint, header.salt, header.parent, header.start]
     identity.append(header.layout.get("window_offset", 0))  # the same tokens may be written again with their windows
-    hashed = hashlib.blake2b(json.dumps(identity).encode(), digest_size=_NAME_BYTES, key=key, person=b"record")
+    hashed = hashlib.blake2b(json.dumps(identity).encode(), digest_size=_NAME_BYTES, person=b"record")
     hashed.update(b"\0" + header.words)  # JSON has no zero byte, so no part can pass for another
     return hashed.hexdigest()
 
 
-def checkpoint_folder(fingerprint: str, key: bytes = b"") -> str:
+def checkpoint_folder(fingerprint: str) -> str:
     """Name of the folder that holds a checkpoint's records."""
-    return hashlib.blake2b(fingerprint.encode(), digest_size=8, key=key, person=b"folder").hexdigest()
+    return hashlib.blake2b(fingerprint.encode(), digest_size=8, person=b"folder").hexdigest()
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:

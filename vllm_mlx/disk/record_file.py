@@ -2,11 +2,10 @@
 
 The file's metadata says what the numbers belong to, and a tensor `words` has the tokens. Damage is found in three
 ways: `digest` covers the complete header of the file, the record's name covers the tokens, and each tensor has a
-checksum. An encrypted file says nothing but its sizes.
+checksum.
 
 Checksums are XXH3 of 64 bits, which miss one of 2^64 damages. They guard against accidents, and are several times as
-fast as a disk; CRC-32 and cryptographic hashes are slower than the SSD of a Mac. Against people who may change the
-files, only encryption helps.
+fast as a disk; CRC-32 and cryptographic hashes are slower than the SSD of a Mac.
 
 All versions of the format keep two promises, so that damage differs from a version that is not known: the header begins
 with the digest, which is taken with zeros in its own place, and `format` and `version` are in the metadata.
@@ -16,12 +15,11 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xxhash import xxh3_64
 
@@ -31,7 +29,6 @@ from .record import (
     Damaged,
     Data,
     Header,
-    OtherKey,
     Record,
     Tensor,
     TensorData,
@@ -39,9 +36,6 @@ from .record import (
     name_of,
     nbytes_of,
 )
-
-if TYPE_CHECKING:  # most servers do not encrypt, and need not pay for the import
-    from .cipher import Cipher
 
 PIECE_BYTES = 4 << 20  # read or written at a time: few switches of threads, and mostly still in a processor's cache
 _FORMAT = "vllm-mlx record"
@@ -59,24 +53,15 @@ _Spec = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 class Draft:
     """A record that is to be written. Its name and its size are known before a byte is written."""
 
-    def __init__(self, header: Header, tensors: Sequence[TensorData], cipher: "Cipher | None" = None):
+    def __init__(self, header: Header, tensors: Sequence[TensorData]):
         assert tensors and not any(name.startswith("pad.") for name, *_ in tensors), [name for name, *_ in tensors]
         self.header = header
-        self.name = name_of(header, cipher.name_key if cipher else b"")
-        self._cipher = cipher
-        self._save = secrets.token_hex(8) if cipher else ""
+        self.name = name_of(header)
         self._specs: list[_Spec] = [(name, dtype, tuple(shape)) for name, dtype, shape, _ in tensors]
         self._data = [data for *_, data in tensors]
-        if cipher is None:
-            self._front = _reversed(header.words)
-            front = [("words", "U64", (len(self._front) // WORD_BYTES,))] if self._front else []
-            stored = self._specs
-        else:
-            self._front = cipher.seal(_to_seal(header, self._specs), _context(self.name, self._save, "header"))
-            front = [("sealed", "U8", (len(self._front),))]
-            stored = [(f"sealed.{index}", "U8", (nbytes_of(dtype, shape) + cipher.OVERHEAD,))
-                      for index, (_, dtype, shape) in enumerate(self._specs)]  # fmt: skip
-        self._entries = list(_padded([*front, *stored]))
+        self._front = _reversed(header.words)
+        front = [("words", "U64", (len(self._front) // WORD_BYTES,))] if self._front else []
+        self._entries = list(_padded([*front, *self._specs]))
         self._head_bytes = len(self._head([0] * len(tensors)))
         ends, at = [], self._head_bytes
         for name, dtype, shape in self._entries:
@@ -87,7 +72,7 @@ class Draft:
         self.file_bytes = at
 
     def write(self, file: int) -> Record:
-        """Write the record where the file's position is. An encrypted tensor is copied, one at a time; no other is."""
+        """Write the record where the file's position is."""
         base = os.lseek(file, 0, os.SEEK_CUR)
         write_all(file, bytes(self._head_bytes))
         at = self._head_bytes + write_all(file, self._front)
@@ -95,7 +80,7 @@ class Draft:
         for index, (start, end) in enumerate(self._places):
             at += write_all(file, bytes(start - at))
             checksum = xxh3_64()
-            for piece in self._pieces(index):
+            for piece in _pieces(self._data[index]):
                 at += write_all(file, piece)
                 checksum.update(piece)
             assert at == end, f"the bytes of {self._specs[index]} are not as many as its shape asks for"
@@ -105,7 +90,7 @@ class Draft:
         os.lseek(file, base, os.SEEK_SET)
         write_all(file, head)
         os.lseek(file, base + self.file_bytes, os.SEEK_SET)
-        tensors = _tensors(self._specs, [start for start, _ in self._places], None if self._cipher else checksums)
+        tensors = _tensors(self._specs, [start for start, _ in self._places], checksums)
         return Record(
             name=self.name,
             header=self.header,
@@ -113,24 +98,13 @@ class Draft:
             file_bytes=self.file_bytes,
             used_s=0.0,
             digest=head[8:][_DIGEST].decode(),
-            save=self._save,
         )
-
-    def _pieces(self, index: int) -> Iterator[memoryview]:
-        data = self._data[index]
-        if self._cipher is None:
-            return _pieces(data)
-        whole = b"".join(_pieces(data))
-        return _pieces(memoryview(self._cipher.seal(whole, _context(self.name, self._save, index))))
 
     def _head(self, checksums: list[int]) -> bytes:
         """The file's header after its length. How long it is does not depend on the checksums."""
         metadata = {"digest": _NO_DIGEST, "format": _FORMAT, "version": VERSION}
-        if self._cipher is None:
-            metadata["record"] = json.dumps(_described(self.header))
-            metadata["checksums"] = " ".join(f"{checksum:016x}" for checksum in checksums)
-        else:
-            metadata["key"], metadata["save"] = self._cipher.key_id, self._save
+        metadata["record"] = json.dumps(_described(self.header))
+        metadata["checksums"] = " ".join(f"{checksum:016x}" for checksum in checksums)
         content: dict[str, Any] = {"__metadata__": metadata}
         at = 0
         for name, dtype, shape in self._entries:
@@ -172,10 +146,10 @@ class Source:
         return len(data)
 
 
-def read_record(source: Source, name: str, cipher: "Cipher | None" = None) -> Record:
+def read_record(source: Source, name: str) -> Record:
     """Read and check a record's header and tokens, but no tensor. `name` is what the file's name promises.
 
-    Raises Damaged, UnknownVersion and OtherKey.
+    Raises Damaged and UnknownVersion.
     """
     first = source.read(0, _FIRST_BYTES)
     head_bytes = struct.unpack_from("<Q", first)[0] if len(first) >= 8 else 0
@@ -186,30 +160,22 @@ def read_record(source: Source, name: str, cipher: "Cipher | None" = None) -> Re
     if not head.startswith(_BEGIN) or _digest(_with_digest(head, _NO_DIGEST.encode())) != digest:
         raise Damaged("its header is damaged")
     try:
-        record = _parsed(source, first, head, name, cipher)
+        record = _parsed(source, first, head, name)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"its header makes no sense ({error!r})") from error
-    if record.name != name_of(record.header, cipher.name_key if cipher else b""):
+    if record.name != name_of(record.header):
         raise Damaged("its name does not fit its contents")
     return replace(record, digest=digest.decode())
 
 
-def read_tensor(source: Source, record: Record, index: int, buffer: memoryview, cipher: "Cipher | None") -> None:
+def read_tensor(source: Source, record: Record, index: int, buffer: memoryview) -> None:
     """Read one tensor into a buffer of exactly its size, and check it. Raises Damaged."""
     tensor = record.tensors[index]
     assert buffer.nbytes == tensor.nbytes, f"a buffer of {buffer.nbytes} bytes for a tensor of {tensor.nbytes}"
-    if not record.save:
-        checksum = xxh3_64()
-        for part in source.read_into(tensor.offset, buffer.cast("B")) if tensor.nbytes else ():
-            checksum.update(part)  # while the system reads ahead
-        is_intact = checksum.intdigest() == tensor.checksum
-    else:
-        assert cipher is not None, "an encrypted record was read without its key"
-        sealed = memoryview(bytearray(tensor.nbytes + cipher.OVERHEAD))
-        for _ in source.read_into(tensor.offset, sealed):
-            pass
-        is_intact = cipher.open_into(sealed, _context(record.name, record.save, index), buffer)
-    if not is_intact:
+    checksum = xxh3_64()
+    for part in source.read_into(tensor.offset, buffer.cast("B")) if tensor.nbytes else ():
+        checksum.update(part)  # while the system reads ahead
+    if checksum.intdigest() != tensor.checksum:
         raise Damaged(f"its tensor {tensor.name} is damaged")
 
 
@@ -222,15 +188,13 @@ def write_all(file: int, data: bytes | memoryview) -> int:
     return memoryview(data).nbytes
 
 
-def _parsed(source: Source, first: bytes, head: bytes, name: str, cipher: "Cipher | None") -> Record:
+def _parsed(source: Source, first: bytes, head: bytes, name: str) -> Record:
     content = json.loads(head)
     metadata = content.pop("__metadata__")
     if metadata["format"] != _FORMAT:
         raise ValueError(metadata["format"])
     if metadata["version"] != VERSION:
         raise UnknownVersion(f"its format version is {metadata['version']}")
-    if metadata.get("key") != (cipher.key_id if cipher else None):
-        raise OtherKey("it is encrypted with another key" if "key" in metadata else "it is not encrypted")
     base = 8 + len(head)
     places = {key: (base + entry["data_offsets"][0], base + entry["data_offsets"][1]) for key, entry in content.items()}
     if max(end for _, end in places.values()) != source.file_bytes:
@@ -240,57 +204,28 @@ def _parsed(source: Source, first: bytes, head: bytes, name: str, cipher: "Ciphe
         start, end = places.get(key, (0, 0))
         return first[start:end] if end <= len(first) else source.read(start, end - start)
 
-    if cipher is None:
-        described, words, save = json.loads(metadata["record"]), _reversed(data("words")), ""
-        stored = [key for key in content if not re.match(r"words$|pad\.", key)]
-        specs = [(key, content[key]["dtype"], tuple(content[key]["shape"])) for key in stored]
-        checksums = [int(text, 16) for text in metadata["checksums"].split()]
-    else:
-        save = metadata["save"]
-        opened = cipher.open(data("sealed"), _context(name, save, "header"))
-        if opened is None:
-            raise Damaged("its header is damaged")
-        described, specs, words = _unsealed(opened)
-        stored, checksums = [f"sealed.{index}" for index in range(len(specs))], None
+    described, words = json.loads(metadata["record"]), _reversed(data("words"))
+    stored = [key for key in content if not re.match(r"words$|pad\.", key)]
+    specs = [(key, content[key]["dtype"], tuple(content[key]["shape"])) for key in stored]
+    checksums = [int(text, 16) for text in metadata["checksums"].split()]
     header = Header(**{key: described[key] for key in _DESCRIBED}, words=words)
     tensors = _tensors(specs, [places[key][0] for key in stored], checksums)
     for tensor, key in zip(tensors, stored, strict=True):
         start, end = places[key]
-        if end - start != tensor.nbytes + (cipher.OVERHEAD if cipher else 0):
+        if end - start != tensor.nbytes:
             raise ValueError(f"the size of {key}")
-    return Record(
-        name=name, header=header, tensors=tensors, file_bytes=source.file_bytes, used_s=0.0, digest="", save=save
-    )
+    return Record(name=name, header=header, tensors=tensors, file_bytes=source.file_bytes, used_s=0.0, digest="")
 
 
-def _tensors(specs: list[_Spec], offsets: list[int], checksums: list[int] | None) -> tuple[Tensor, ...]:
+def _tensors(specs: list[_Spec], offsets: list[int], checksums: list[int]) -> tuple[Tensor, ...]:
     return tuple(
         Tensor(name, dtype, shape, nbytes_of(dtype, shape), offset, checksum)
-        for (name, dtype, shape), offset, checksum in zip(
-            specs, offsets, checksums if checksums is not None else [None] * len(specs), strict=True
-        )
+        for (name, dtype, shape), offset, checksum in zip(specs, offsets, checksums, strict=True)
     )
 
 
 def _described(header: Header) -> dict[str, Any]:
     return {key: getattr(header, key) for key in _DESCRIBED}
-
-
-def _to_seal(header: Header, specs: list[_Spec]) -> bytes:
-    """What only the owner of the key may read of a record besides its tensors."""
-    described = json.dumps([_described(header), specs]).encode()
-    return struct.pack("<Q", len(described)) + described + header.words
-
-
-def _unsealed(opened: bytes) -> tuple[dict[str, Any], list[_Spec], bytes]:
-    end = 8 + struct.unpack_from("<Q", opened)[0]
-    described, specs = json.loads(opened[8:end])
-    return described, [(name, dtype, tuple(shape)) for name, dtype, shape in specs], opened[end:]
-
-
-def _context(name: str, save: str, place: str | int) -> bytes:
-    """What a sealed part is bound to: it opens in no other record, file or place."""
-    return f"{VERSION}/{name}/{save}/{place}".encode()
 
 
 def _padded(specs: list[_Spec]) -> Iterator[_Spec]:

@@ -12,7 +12,6 @@ from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
 from ..core.errors import setting
 from ..disk.checkpoints import Note, write_note
-from ..disk.cipher import Cipher
 from ..disk.folder import Folder
 from ..disk.memories import NO_MEMORIES, Memories
 from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
@@ -40,7 +39,6 @@ class OpenDisk:
             fingerprint,
             cap_bytes=self.report.max_bytes,
             charge=self.folder.charge,
-            cipher=self.folder.cipher,
         )
 
     def start(
@@ -48,7 +46,7 @@ class OpenDisk:
     ) -> DiskTier:
         """Put the tier together, read the index, and note whose state is kept. Called on the engine thread."""
         note = Note(fingerprint=fingerprint, model=name, path=str(path.resolve()))
-        write_note(self.folder.root, note, self.folder.cipher)
+        write_note(self.folder.root, note)
         return start_tier(self, fingerprint, model, memory, s_per_token)
 
     @property
@@ -87,13 +85,11 @@ class _Speed:
 
 
 def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
-    """None: a setting turns it off. Raises ConfigError for a key that cannot be used."""
+    """None: a setting turns it off."""
     if config.cache_disk_bytes == 0 or not config.prefix_cache:
         return None
     path = folder_of(config.cache_dir)
-    key_file = config.cache_disk_key_file
-    cipher = None if key_file is None else Cipher.from_file(Path(key_file).expanduser())
-    report = DiskReport(folder=str(path), is_encrypted=cipher is not None, daily_bytes=config.cache_disk_daily_bytes)
+    report = DiskReport(folder=str(path), daily_bytes=config.cache_disk_daily_bytes)
     if (fault := prepare(path)) is not None:
         reason = f"{fault}. Choose a folder that this user may write to with {setting('cache_dir')}."
         logger.warning("Nothing is kept on disk: %s", reason)
@@ -104,7 +100,6 @@ def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
         max_bytes=max_bytes,
         daily_bytes=config.cache_disk_daily_bytes,
         floor_bytes=floor_bytes(path),
-        cipher=cipher,
     )
     return OpenDisk(folder, replace(report, max_bytes=max_bytes), _Speed(path))
 

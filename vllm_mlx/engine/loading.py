@@ -102,8 +102,6 @@ def serve_checkpoint(
         vision=vision,
         memories=memories,
     )
-    if vision is not None:
-        vision.keep(memories, config.media)
     media = _media_requests(config, vision, thread)
     preparations = Preparations(processor, media, pool := PromptPool(), max_prepare_s=config.max_prepare_s)
     return EngineClient(config, processor, thread, pool, preparations, memories)

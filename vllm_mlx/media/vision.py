@@ -6,23 +6,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ..core.config import PROBE_PIXELS, MediaConfig
+from ..core.config import PROBE_PIXELS
 from ..core.errors import InvalidImage, TemplateError, first_line
 from ..core.memory import MemoryBudget
 from ..core.messages import ImagePart, MediaPart
 from ..core.sequence import MediaItem, PromptInputs
-from ..disk.journal import Journal, Restored
-from ..disk.memories import Memories
 from ..tokens.tokenizer import TEMPLATE_FAILURES, Tokenizer
-from .files import DIGEST_BYTES
-from .kept_renderings import MALFORMED, Key, name_of, rendering_of, rendering_value
 from .limits import LRU, ByteRoom
 from .pixels import Clip, Decoded, DecodedImage
 from .rendered import Arrays, ItemInputs, MediaInputs, RenderedMedia
@@ -44,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id")  # names in config.json
 _MARKERS = ("image_token", "boi_token")  # names of a processor's attributes
-_DECODERS = ("pillow", "av")  # packages that decode files
+Key = tuple[bytes, int | None]  # the content of a file, and the `max_side` of an image
 
 Remake = Callable[[MediaPart, MediaInputs], None]  # starts to compute encoder inputs again, on another thread
 _HEIGHT, _WIDTH = 96, 160  # pixels of a test image
@@ -137,9 +131,7 @@ class VisionProcessor:
         self._max_pixels = max_pixels
         self._lock = threading.Lock()  # processors and their tokenizers are not safe to share between threads
         # By content and `max_side`, without encoder inputs. Nothing is kept before `set_memory`.
-        self._known: LRU[Key, RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes, self._dropped)
-        self._journal: Journal | None = None
-        self._probed: list[str] = []  # digests of the media that were rendered at load
+        self._known: LRU[Key, RenderedMedia] = LRU(0, lambda rendered: rendered.text_bytes)
         self._room = ByteRoom()
 
     @classmethod
@@ -174,46 +166,11 @@ class VisionProcessor:
         self._known.resize(memory.rendered_bytes)
 
     def scale_down_to(self, max_pixels: int | None) -> None:
-        """Lower the limit of images and frames to what the encoder reads in time. Call it before `keep`."""
+        """Lower the limit of images and frames to what the encoder reads in time."""
         if max_pixels is not None:
             self._max_pixels = self._images.max_pixels = max_pixels
             if isinstance(self._videos, VideoRenderer):
                 self._videos.max_pixels = max_pixels
-
-    def keep(self, memories: Memories, media: MediaConfig) -> None:
-        """Keep renderings for the next start, and read the ones of the last. Call it after `set_memory`.
-
-        Nobody waits until they are read: media that are not known yet are rendered again, to the same ids.
-        """
-        self._journal = memories.images(self._rendering(media))
-        if self._journal is not None:
-            self._journal.restore(self._restore)
-
-    def _rendering(self, media: MediaConfig) -> str:
-        """Return a digest of everything but the checkpoint that a rendering of a file depends on."""
-        versions = [version(name) for name in _DECODERS]
-        facts = (self._probed, versions, self._max_pixels, media.max_video_pixels)
-        return blake2b(repr(facts).encode(), digest_size=8).hexdigest()
-
-    def _restore(self, kept: Restored) -> None:
-        for value in kept.values:
-            try:
-                key, rendered = rendering_of(value.value())
-            except MALFORMED:
-                continue
-            if self._known.get(key) is None:
-                self._known.put(key, rendered)
-
-    def _dropped(self, key: Key) -> None:
-        if self._journal is not None:
-            self._journal.drop([name_of(key)])
-
-    def _remember(self, key: Key, rendered: RenderedMedia) -> None:
-        self._known.put(key, rendered)
-        if self._journal is not None and self._known.get(key) is not None:
-            salt = key[0][:-DIGEST_BYTES].decode("utf-8", "surrogatepass")
-            value = partial(rendering_value, key, rendered)
-            self._journal.put(name_of(key), salt, value, num_bytes=rendered.text_bytes)
 
     @property
     def marker(self) -> str:
@@ -250,7 +207,7 @@ class VisionProcessor:
         if (known := self.recall(remake, part, content)) is not None:
             return known
         rendered = self.render_with_inputs(decoded, _max_side(part))
-        self._remember((content, _max_side(part)), rendered.with_inputs({} for _ in rendered.items))
+        self._known.put((content, _max_side(part)), rendered.with_inputs({} for _ in rendered.items))
         return self._with_inputs(rendered, rendered.arrays, partial(remake, part))
 
     def render_again(self, inputs: MediaInputs, part: MediaPart, content: bytes, decoded: Decoded) -> RenderedMedia:
@@ -297,9 +254,6 @@ class VisionProcessor:
             )
             largest = self._images.render(plain(self._max_pixels))
             video = self._video_trial()
-        prompts = [images.prompt, *([] if video is None else [video.prompt])]
-        media = [*(item for prompt in prompts for item in prompt.media), *small.items, *middle.items, *largest.items]
-        self._probed = [item.digest.hex() for item in media]
         return VisionProbe(images, video, (small.alone(), middle.alone()), len(largest.token_ids))
 
     def refuse_videos(self, reason: str) -> None:

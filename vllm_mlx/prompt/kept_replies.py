@@ -14,8 +14,8 @@ from ..core.messages import (
     ToolResultPart,
     VideoPart,
 )
+from ..disk.kept import Kept
 from ..disk.packed import packed_ids, unpacked_ids
-from ..disk.replay import Kept
 from ..output.reply import FinishedReply
 from .remembered import Boundary, KnownPrefix, RememberedReply
 

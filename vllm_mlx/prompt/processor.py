@@ -75,7 +75,7 @@ class RequestProcessor:
         vision: VisionProcessor | None = None,
         memories: Memories = NO_MEMORIES,
     ):
-        """`vision` is None for a model that takes no images; `memories` keep replies and prompts for the next start."""
+        """`vision` is None for a model that takes no images; `memories` keep replies for the next start."""
         self.tokenizer = tokenizer
         self._vision = vision
         self.formats = formats
@@ -89,7 +89,7 @@ class RequestProcessor:
         template = ChatTemplate(tokenizer, enable_thinking=config.enable_thinking, markers=markers)
         self.replies = ReplyMemory(journal=memories.replies)
         self._chats = ChatPrompts(tokenizer, template, self.replies, self._window, formats.replies, formats.judge)
-        self._changes = PromptChanges(tokenizer.decode, memories.prompts)
+        self._changes = PromptChanges(tokenizer.decode)
         self._constraints = ConstraintBuilder(
             tokenizer,
             config,

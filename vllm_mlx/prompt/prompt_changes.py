@@ -5,24 +5,17 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from secrets import token_urlsafe
 from sys import getsizeof
-from typing import Any
 
 from ..core.messages import Message, TextPart, ToolCallPart, ToolResultPart
 from ..core.receipt import ChangeCause, Expectation, PromptChange
 from ..core.request import Request
-from ..disk.journal import Journal, Restored
-from ..disk.packed import packed_ids, packed_text, unpacked_ids, unpacked_text
-from ..disk.replay import Kept
 from ..output.reply import FinishedReply
 from .chat import ChatPrompt
 from .echo import calls_of, text_of
 from .encoded import common_prefix
-from .kept_replies import MALFORMED
 from .reply_memory import DIGEST_BYTES, Recent, next_key
 
 MAX_PROMPTS = 256
@@ -36,7 +29,6 @@ _LEAST_SHARED = 0.5  # share of its messages by which an earlier prompt is known
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Prompt:
-    name: str = field(default_factory=lambda: token_urlsafe(_NAME_BYTES))  # in a journal
     text: str
     token_ids: "array[int]"
     num_expected: int  # tokens that an unaltered next prompt begins with
@@ -67,14 +59,10 @@ class ComparedPrompt:
 class PromptChanges:
     """Compares prompts with their predecessors: a prompt's predecessor is one whose reply it contains. Thread-safe."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], journal: Journal | None = None):
-        """`journal`: keeps the prompts for the next start; the ones of the last start are restored from it."""
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
         self._lock = threading.Lock()
         self._recent: Recent[_Prompt] = Recent(MAX_PROMPTS, MAX_BYTES)
-        self._journal = journal
-        if journal is not None:
-            journal.restore(self._restore)
 
     def compare(self, chat: ChatPrompt) -> ComparedPrompt:
         """Compare a prompt with the last one of its conversation."""
@@ -86,8 +74,6 @@ class PromptChanges:
             tools=_digest([tool.to_openai() for tool in chat.request.tools]),
             settings=_settings(chat.request),
         )
-        if self._journal is not None:
-            self._journal.wait()
         with self._lock:
             last = self._last(chat.request, prompt)
         if last is None:
@@ -102,35 +88,11 @@ class PromptChanges:
         if not keys:
             return
         with self._lock:
-            prompt = replace(compared.prompt, name=token_urlsafe(_NAME_BYTES))  # each reply to it makes an entry
-            evicted = self._add(prompt, keys, compared.last)
-            if self._journal is not None:
-                last = None if compared.last is None else compared.last.name
-                value = partial(_prompt_value, prompt, keys, last)
-                self._journal.put(prompt.name, chat.request.cache_salt, value, num_bytes=prompt.num_bytes)
-                self._journal.drop(evicted)
-
-    def _add(self, prompt: _Prompt, keys: tuple[bytes, ...], last: _Prompt | None) -> list[str]:
-        """Add a prompt. Returns the names of evicted ones."""
-        if last is not None and last in self._recent.entries:
-            self._recent.entries.move_to_end(last, last=False)
-        self._recent.add(prompt, keys)
-        return [other.name for other in self._recent.evict()]
-
-    def _restore(self, kept: Restored) -> None:
-        found: dict[str, _Prompt] = {}
-        useless = {value.name for value in kept.values}
-        with self._lock:
-            for value in kept.values:
-                try:
-                    prompt, keys, last = _prompt_of(value)
-                except MALFORMED:
-                    continue
-                found[value.name] = prompt
-                useless.remove(value.name)
-                useless.update(self._add(prompt, keys, found.get(last)))
-        assert self._journal is not None
-        self._journal.drop(useless)
+            prompt = replace(compared.prompt)  # each reply to it makes an entry
+            if compared.last is not None and compared.last in self._recent.entries:
+                self._recent.entries.move_to_end(compared.last, last=False)
+            self._recent.add(prompt, keys)
+            self._recent.evict()
 
     def _last(self, request: Request, prompt: _Prompt) -> _Prompt | None:
         """The prompt whose reply is the latest known reply in the conversation."""
@@ -167,40 +129,6 @@ class PromptChanges:
             message=number,
             role=None if number is None else _messages(chat)[number].role,
         )
-
-
-def _prompt_value(prompt: _Prompt, keys: tuple[bytes, ...], last: str | None) -> dict[str, Any]:
-    """A prompt as JSON. `keys`: the ones of its reply; `last`: names its predecessor."""
-    return {
-        "text": packed_text(prompt.text),
-        "ids": packed_ids(prompt.token_ids),
-        "num_expected": prompt.num_expected,
-        "messages": b"".join(prompt.messages).hex(),
-        "tools": prompt.tools.hex(),
-        "settings": prompt.settings.hex(),
-        "keys": b"".join(keys).hex(),
-        "last": last,
-    }
-
-
-def _prompt_of(kept: Kept) -> tuple[_Prompt, tuple[bytes, ...], str]:
-    """Raises one of `MALFORMED`."""
-    value = kept.value()
-    prompt = _Prompt(
-        name=kept.name,
-        text=unpacked_text(value["text"]),
-        token_ids=unpacked_ids(value["ids"]),
-        num_expected=value["num_expected"],
-        messages=_digests(value["messages"]),
-        tools=bytes.fromhex(value["tools"]),
-        settings=bytes.fromhex(value["settings"]),
-    )
-    return prompt, _digests(value["keys"]), value["last"]
-
-
-def _digests(digits: str) -> tuple[bytes, ...]:
-    data = bytes.fromhex(digits)
-    return tuple(data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
 
 
 def _cause(last: _Prompt, prompt: _Prompt, number: int | None) -> ChangeCause:

@@ -22,7 +22,7 @@ from ..core.messages import (
     ToolSpec,
     VideoPart,
 )
-from ..disk.journal import Journal, Restored
+from ..disk.kept import Journal, Restored
 from .echo import DeclaredValue, calls_of, declared_arguments, is_echo
 from .kept_replies import reply_value, restored_replies
 from .remembered import RememberedReply

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
-from ..disk.journal import Journal
+from ..disk.kept import Journal
 from ..engine.client import EngineClient
 from .bodies import BodyLimit
 from .config import ServerConfig

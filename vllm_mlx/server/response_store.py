@@ -9,7 +9,7 @@ from ..api.replies import ReplyFold
 from ..api.responses.replies import ResponseError
 from ..api.responses.stored import StoredResponse
 from ..core.errors import VLLMMLXError
-from ..disk.journal import Journal, Restored
+from ..disk.kept import Journal, Restored
 from .log import RequestRecord, error_of
 from .streaming import Submission, feed_all, for_client
 

@@ -17,7 +17,7 @@ from ..api.responses.replies import Deleted, InputItemList, ResponseReply, Respo
 from ..api.responses.schema import InputItem, ItemReference, ResponsesBody
 from ..api.responses.stored import MAX_LISTED, StoredResponse, as_input, item_list, stored
 from ..core.errors import InvalidParameter, Unsupported, VLLMMLXError, shown
-from ..disk.journal import Journal
+from ..disk.kept import Journal
 from ..engine.client import EngineClient
 from .bodies import JSONRoute, decoded
 from .config import ServerConfig

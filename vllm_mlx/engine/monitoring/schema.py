@@ -129,7 +129,6 @@ class DiskStatus(TypedDict):
     """
 
     folder: str
-    is_encrypted: bool
     off_reason: str | None
     used_bytes: int
     max_bytes: int

@@ -6,7 +6,7 @@ export function showDisk({ enabled, disk, hits_by_tier: hits }) {
   byId("disk-section").hidden = !enabled;
   byId("disk-summary").textContent = disk === null ? "Nothing is kept on disk, so cached state ends with the server."
     : disk.off_reason !== null ? `Nothing is kept on disk: ${disk.off_reason}`
-    : `Conversations are kept in ${disk.folder}, ${disk.is_encrypted ? "encrypted" : "not encrypted"}, and are found again after a restart.`;
+    : `Conversations are kept in ${disk.folder} and are found again after a restart.`;
   byId("disk-summary").classList.toggle("bad", disk !== null && disk.off_reason !== null);
   byId("disk-bars").hidden = disk === null;
   if (disk === null) return;
