@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -39,22 +38,6 @@ _MALFORMED = (
     ValueError,
     AttributeError,
 )  # raised by layouts that this program did not write
-
-
-class Comparison(Protocol):
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens were compared."""
-        ...
-
-    @property
-    def difference(self) -> str | None: ...
-
-
-class Check(Protocol):
-    """Compares what was restored of a prompt's first tokens with what is computed."""
-
-    def __call__(self, words: bytes, segment: KVSegment, state: RecurrentState | None) -> Comparison: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -94,17 +77,14 @@ class DiskReader:
         *,
         read_bytes_per_s: float,
         s_per_token: float,
-        check: Check,
         clock: Callable[[], float],
     ):
         self._folder, self._memory, self._index, self._owner = folder, memory, index, owner
         self._read_bytes_per_s, self._s_per_token = read_bytes_per_s, s_per_token
-        self._check = check
         self._clock = clock
         self._threads = Workers(_NUM_READERS, "disk-read")
         self._readings: dict[int, _Reading] = {}  # by seq_id
         self._read_tokens: dict[int, int] = {}  # by seq_id: 0 where nothing was read
-        self._is_checked = False
         self._is_closed = False
         self.num_hits = self.num_tokens = self.num_bytes = self.num_not_made = 0
 
@@ -203,7 +183,7 @@ class DiskReader:
     def _reading(self, seq_id: int, key: bytes, match: Match, num_gained: int) -> _Reading:
         """Read what memory lacks of the KV, and of the windows at the resume point."""
         end, space = match.length, match.space
-        start = min(self._memory.common_length(space, key), end - 1) if self._is_checked else 0
+        start = min(self._memory.common_length(space, key), end - 1)
         window = self._index.window_of(space[0])
         first_windowed = end if window is None else max(0, end - window)
         start = min(start, first_windowed)
@@ -291,8 +271,7 @@ class DiskReader:
         except _MALFORMED as error:
             self._drop(reading.match, error)
             return
-        if self._is_right(reading, segment, state):
-            self._insert(reading, segment, state)
+        self._insert(reading, segment, state)
 
     def _insert(self, reading: _Reading, segment: KVSegment, state: RecurrentState | None) -> None:
         end = num_tokens(reading.key)
@@ -313,20 +292,6 @@ class DiskReader:
         self.num_tokens += reading.num_gained
         self.num_bytes += reading.num_bytes
         self._read_tokens[reading.seq_id] = reading.num_gained
-
-    def _is_right(self, reading: _Reading, segment: KVSegment, state: RecurrentState | None) -> bool:
-        """Compare the first restored tokens since the start with computed ones; a difference turns the tier off."""
-        if self._is_checked or reading.start:
-            return True
-        compared = self._check(reading.key, segment, state)
-        if compared.difference is not None:
-            self._owner.turn_off(
-                f"What was read differs from what the model computes now ({compared.difference}). Clear the cache on "
-                "disk once: its files come from another version of the model or of MLX."
-            )
-            return False
-        self._is_checked = compared.num_tokens > 0
-        return True
 
 
 def _loads(parts: Iterable[Part], state: Record | None) -> Iterator[tuple[Record, int]]:

@@ -19,7 +19,7 @@ from ..disk.record import Record
 from ..disk.space import FolderUnusable
 from .disk_index import DiskIndex
 from .disk_plan import DiskPlan
-from .disk_reader import Check, DiskReader
+from .disk_reader import DiskReader
 from .disk_removal import DiskRemoval
 from .disk_writer import DiskWriter
 from .node import ResumeRule, Space
@@ -44,7 +44,6 @@ class DiskTier:
         rule: ResumeRule,
         s_per_token: float,
         read_bytes_per_s: float,
-        check: Check,
         report: DiskReport,
         clock: Callable[[], float] = time.time,
     ):
@@ -57,11 +56,12 @@ class DiskTier:
         self._clock = clock
         self._noted: set[str] = set()  # names of records whose use was noted since `_noted_s`
         self._noted_s = 0.0
+        self._fingerprint = fingerprint
         self._index = DiskIndex()
         self._index.add_model(fingerprint, rule, s_per_token)
         speeds = {"read_bytes_per_s": read_bytes_per_s, "s_per_token": s_per_token}
         plan = DiskPlan(self._index, fingerprint=fingerprint, rule=rule, s_per_token=s_per_token)
-        self._reader = DiskReader(folder, memory, self._index, self, check=check, clock=clock, **speeds)
+        self._reader = DiskReader(folder, memory, self._index, self, clock=clock, **speeds)
         self._writer = DiskWriter(folder, memory, self._index, self, plan, max_bytes=report.max_bytes)
         self._removal = DiskRemoval(folder, self._index, lambda work: self._writer.submit(work, self.fail))
         self._memory = memory
@@ -107,8 +107,13 @@ class DiskTier:
 
     def _add(self, records: Iterable[Record]) -> None:
         for record in records:
-            if not self._index.add(record):
+            if self._is_outdated(record.header.fingerprint) or not self._index.add(record):
                 self._removal.remove([record])
+
+    def _is_outdated(self, fingerprint: str) -> bool:
+        """Whether it is this checkpoint's, but of another version of what computes it: the last part differs."""
+        mine = self._fingerprint.rpartition("-")[0]
+        return bool(mine) and fingerprint != self._fingerprint and fingerprint.rpartition("-")[0] == mine
 
     def _end_of_scan(self) -> None:
         self._index.age()

@@ -21,6 +21,7 @@ from . import layers, whole
 from .layers import Kind, LayerCaches, Slices, complete, kind, leaves, state_arrays
 from .node import ResumeRule
 
+STATE_VERSION = 1  # to be raised when what is captured of a row changes, so that records on disk are not used
 BLOCK_TOKENS = 1024  # tokens of one block of attention KV
 KV = tuple[mx.array, mx.array]  # keys, values: (1, heads, tokens, width)
 # mlx-vlm's Unlimited-OCR: from the first token that comes alone on, its ring takes prompts for replies.

@@ -2,11 +2,14 @@
 
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 
+import mlx.core as mx
+
 from ..cache.disk_tier import DiskTier
+from ..cache.snapshot import STATE_VERSION
 from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
@@ -16,8 +19,8 @@ from ..disk.folder import Folder
 from ..disk.memories import NO_MEMORIES, Memories
 from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
 from ..disk.read_speed import measure_read
-from ..runner.model import Model
-from ..runner.restored_check import compare
+from ..runner.checkpoint import Checkpoint
+from ..runner.model import Model, MultimodalModel
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +118,19 @@ def start_tier(disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTre
         rule=rule,
         s_per_token=s_per_token,
         read_bytes_per_s=disk.read_bytes_per_s,
-        check=partial(compare, model),
         report=disk.report,
     )
     tier.load()
     tier.await_load()
     return tier
+
+
+def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
+    """What cached state depends on: the checkpoint, what runs it, on which device, and the versions of all that.
+
+    A release of this server alone keeps the cache: `STATE_VERSION` is raised when the state itself changes.
+    """
+    kind, library = ("vision", "mlx-vlm") if isinstance(model, MultimodalModel) else ("text", "mlx-lm")
+    device = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+    versions = f"{version('mlx')},{version(library)},{STATE_VERSION}".replace("-", "_")
+    return f"{checkpoint.fingerprint()}-{kind}-{device}-{versions}"

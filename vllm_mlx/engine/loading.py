@@ -43,7 +43,7 @@ from ..scheduler.prefix_planner import PrefixPlanner
 from ..scheduler.scheduler import Scheduler
 from ..tokens.tokenizer import Tokenizer
 from .client import EngineClient
-from .disk import NoDisk, OpenDisk
+from .disk import NoDisk, OpenDisk, fingerprint
 from .engine import Engine, EngineThread
 from .macos import SystemWatch, memory_calls, wired_bytes
 from .media_requests import MediaRequests
@@ -216,11 +216,6 @@ def load_engine(
         name, s_per_token = fingerprint(checkpoint, measured.model), 1 / measured.calibration.tokens_per_s
         engine.attach(disk.start(tree, measured.model, config.model, checkpoint.path, name, s_per_token))
     return engine
-
-
-def fingerprint(checkpoint: Checkpoint, model: Model) -> str:
-    """What cached state depends on: the checkpoint, and which of the two libraries runs it."""
-    return f"{checkpoint.fingerprint()}-{'vision' if isinstance(model, MultimodalModel) else 'text'}"
 
 
 def _within_kernels(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
