@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_disk_any_load import NUM_TOKENS, started
+from tests.engine.test_disk_any_load import NUM_TOKENS, files, started, written
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.rows import cases
@@ -108,3 +108,21 @@ def test_a_conversation_that_outgrows_memory_keeps_the_beginning_that_fits(archi
         seq_id = server.driver.add(conversation, NUM_TOKENS)
         server.run()
         assert server.driver.seqs[seq_id].num_disk_tokens >= 200
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_5"])
+def test_a_conversation_that_is_larger_than_the_folder_is_not_written_again_and_again(
+    architecture: str, tmp_path: Path
+) -> None:
+    path, points = checkpoint(architecture), [100, 200, 300]
+    [prompt] = conversations(1)
+    with started(path, tmp_path / "whole") as server:
+        server.driver.add(prompt, NUM_TOKENS, points=points)
+        server.run()
+    num_bytes = sum(file.stat().st_size for file in files(tmp_path / "whole"))
+    with started(path, tmp_path / "half", cache_disk_bytes=num_bytes // 2) as server:
+        for _ in range(3):
+            server.driver.add(prompt, NUM_TOKENS, points=points)
+            server.run()
+            server.disk.write_all(lambda: 30.0)
+        assert written(tmp_path / "half") < 3 * num_bytes

@@ -14,6 +14,8 @@ import pytest
 from tests.engine.test_disk_any_load import files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import plain_loop
+from tests.support.running import eventually
+from vllm_mlx.cache import disk_writer
 
 DAY_S = 24 * 3600
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
@@ -88,3 +90,35 @@ def test_a_clock_that_was_put_back_changes_no_token_and_is_said(
     with started(path, tmp_path, cache_disk_bytes=cap) as server:
         server.generate((*others[-1], 9))
         assert server.disk.report().hits == 1, "what was used last is kept, although older files are from the future"
+
+
+class Clock:
+    """Time for the writer, which a test moves on."""
+
+    sleep = staticmethod(time.sleep)
+    now_s = 1000.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now_s
+
+
+def test_a_path_is_due_after_a_second_and_after_a_minute_once_half_of_the_day_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("qwen3")
+    monkeypatch.setattr(disk_writer, "time", Clock)
+    with started(path, tmp_path / "measured") as server:
+        server.generate(PROMPT)
+    num_bytes = sum(file.stat().st_size for file in files(tmp_path / "measured"))
+    with started(path, tmp_path / "cache", cache_disk_daily_bytes=2 * num_bytes - 1) as server:
+        for wait_s, prompt in ((disk_writer.SETTLED_S, PROMPT), (disk_writer.SPARING_S, PROMPT[::-1])):
+            server.generate(prompt)
+            before = set(files(tmp_path))
+            Clock.now_s += wait_s * 0.9
+            server.disk.write(is_idle=True)
+            assert not server.disk._writer.is_writing and set(files(tmp_path)) == before
+            Clock.now_s += wait_s * 0.2
+            server.disk.write(is_idle=True)
+            assert server.disk._writer.is_writing
+            eventually(lambda: server.disk.take_news(0.01) or not server.disk._writer.is_writing)

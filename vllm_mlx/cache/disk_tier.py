@@ -62,7 +62,7 @@ class DiskTier:
         speeds = {"read_bytes_per_s": read_bytes_per_s, "s_per_token": s_per_token}
         plan = DiskPlan(self._index, fingerprint=fingerprint, rule=rule, s_per_token=s_per_token)
         self._reader = DiskReader(folder, memory, self._index, self, clock=clock, **speeds)
-        self._writer = DiskWriter(folder, memory, self._index, self, plan, max_bytes=report.max_bytes)
+        self._writer = DiskWriter(folder, memory, self._index, self, plan, report)
         self._removal = DiskRemoval(folder, self._index, lambda work: self._writer.submit(work, self.fail))
         self._memory = memory
         self.wake: Callable[[], None] = _nobody_waits  # called on any thread when there are news

@@ -26,6 +26,7 @@ from .tree import PrefixTree
 logger = logging.getLogger(__name__)
 
 SETTLED_S = 1.0  # a reply's end is trimmed within this time
+SPARING_S = 60.0  # once half of the day's bytes are written: the next turn replaces some states within this time
 _MAX_DUE = 256  # paths that wait; of more, the ones that wait longest are forgotten
 _BESIDE_BYTES_PER_S = 100e6  # while rows run, which need the bandwidth of the memory
 _LOOK_S = 5.0  # between two looks at the size of the folder
@@ -40,10 +41,11 @@ class DiskWriter:
     """Belongs to the engine thread, but for `_write`."""
 
     def __init__(
-        self, folder: Folder, memory: PrefixTree, index: DiskIndex, owner: Owner, plan: DiskPlan, *, max_bytes: int
+        self, folder: Folder, memory: PrefixTree, index: DiskIndex, owner: Owner, plan: DiskPlan, report: DiskReport
     ):
+        """`report` has the limits."""
         self._folder, self._memory, self._index, self._owner, self._plan = folder, memory, index, owner, plan
-        self._slack_bytes = max_bytes // _CAP_SLACK
+        self._slack_bytes, self._daily_bytes = report.max_bytes // _CAP_SLACK, report.daily_bytes
         self._thread = Workers(1, "disk-write")
         self._due: dict[Path, float] = {}  # when each was stored last, the newest at the end
         self._running: Job | None = None
@@ -83,7 +85,7 @@ class DiskWriter:
     def _begin(self) -> bool:
         if self._is_waiting or self._running is not None:
             return False
-        latest_s = time.monotonic() - (0.0 if self._is_last or self._is_filling else SETTLED_S)
+        latest_s = time.monotonic() - self._settled_s
         for (space, key), stored_s in reversed(list(self._due.items())):
             if stored_s > latest_s:
                 continue
@@ -92,6 +94,13 @@ class DiskWriter:
                 return True
             del self._due[space, key]
         return False
+
+    @property
+    def _settled_s(self) -> float:
+        """How long ago a path must have been stored to be due."""
+        if self._is_last or self._is_filling:
+            return 0.0
+        return SPARING_S if 2 * self._usage.written_bytes > self._daily_bytes else SETTLED_S
 
     def _job(self, space: Space, key: bytes) -> Job | None:
         """The next record of a path. None: what memory has of it is on disk."""
@@ -129,6 +138,7 @@ class DiskWriter:
     def _write(self, job: Job) -> None:
         """Write one record. Runs on the writer's thread."""
         record = self._add(job)
+        self._look()
         self._owner.post(partial(self._written, job, record))
 
     def _add(self, job: Job) -> Record:
@@ -156,8 +166,11 @@ class DiskWriter:
         if self._owner.is_on:
             self._begin()
 
+    def _paths_of(self, job: Job) -> list[Path]:
+        return [due for due in self._due if due[0] == job.space and due[1].startswith(job.key)]
+
     def _forget(self, job: Job) -> None:
-        for due in [due for due in self._due if due[0] == job.space and due[1].startswith(job.key)]:
+        for due in self._paths_of(job):
             del self._due[due]
 
     def _not_written(self, job: Job, error: Exception) -> None:
@@ -165,7 +178,8 @@ class DiskWriter:
         match error:
             case NoRoom(limit="cap" | "free"):
                 self._is_making_room = True
-                self._owner.make_room(job.num_bytes + self._slack_bytes, partial(self._has_room, error))
+                num_held = self._num_held(job)
+                self._owner.make_room(job.num_bytes + self._slack_bytes, partial(self._has_room, error, job, num_held))
             case NoRoom():
                 self._pause(error)
             case FolderUnusable():
@@ -176,8 +190,14 @@ class DiskWriter:
             case _:
                 self._owner.fail(error)
 
-    def _has_room(self, error: NoRoom, is_larger: bool) -> None:
+    def _num_held(self, job: Job) -> int:
+        """How many records the disk has of the paths that need this one."""
+        return sum(len(self._index.records_on(*due)) for due in self._paths_of(job))
+
+    def _has_room(self, error: NoRoom, job: Job, num_held: int, is_larger: bool) -> None:
         self._is_making_room = False
+        if self._num_held(job) < num_held:
+            self._forget(job)  # it is larger than the folder may become, and would push its own records out for ever
         if not is_larger:
             self._pause(error)
         elif self._owner.is_on:

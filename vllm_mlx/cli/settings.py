@@ -148,7 +148,7 @@ class Settings(BaseModel):
     tenth of what is free while it is empty."""
     cache_disk_daily: int | None = None
     """Bytes that are written to the prefix cache on disk in one day at most, by all servers that share its folder; 0:
-    what is kept is read only. Default: 50 GB."""
+    what is kept is read only. Default: a fifth of the disk."""
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
     """Images, videos and documents that one request may hold."""
 
@@ -188,11 +188,10 @@ class Settings(BaseModel):
                 raise ConfigError("--cache-thinking-tokens and --cache-reasoning drop contradict each other.")
             values["cache_reasoning"] = "keep"
         limits: dict[str, Any] = {f"max_{kind}s": most for kind, most in media_limits(self.limit_mm_per_prompt).items()}
-        if self.cache_disk_daily is not None:
-            values["cache_disk_daily_bytes"] = self.cache_disk_daily
         return EngineConfig(
             **values,
             cache_disk_bytes=self.cache_disk,
+            cache_disk_daily_bytes=self.cache_disk_daily,
             memory_budget_bytes=self.memory_budget,
             cache_memory_bytes=self.cache_memory,
             defaults=self._sampling_defaults(),

@@ -13,6 +13,7 @@ from .own_files import has_own_files, own_bytes
 
 NAME = "vllm-mlx"
 CAP_SHARE = 10  # by default, the cache takes at most a tenth of what it and free space take together
+DAILY_SHARE = 5  # in a day, a fifth of the disk's size is written at most, so that it lasts for years
 FLOOR_SHARE = 50  # a fiftieth of a disk stays free,
 MAX_FLOOR_BYTES = 10_000_000_000  # and no more than this
 _TAG = "CACHEDIR.TAG"  # backup programs leave a folder with this file out: https://bford.info/cachedir
@@ -41,6 +42,10 @@ def default_folder(environ: Mapping[str, str] = os.environ, platform: str = sys.
 def default_max_bytes(folder: Path) -> int:
     """A tenth of the space that is free or taken by the cache itself, so that the limit stays when it fills."""
     return (free_bytes(folder) + held_bytes(folder)) // CAP_SHARE
+
+
+def default_daily_bytes(folder: Path) -> int:
+    return shutil.disk_usage(nearest(folder)).total // DAILY_SHARE
 
 
 def floor_bytes(folder: Path) -> int:

@@ -17,7 +17,7 @@ from ..core.errors import setting
 from ..disk.checkpoints import Note, write_note
 from ..disk.folder import Folder
 from ..disk.memories import NO_MEMORIES, Memories
-from ..disk.place import default_max_bytes, floor_bytes, folder_of, prepare
+from ..disk.place import default_daily_bytes, default_max_bytes, floor_bytes, folder_of, prepare
 from ..disk.read_speed import measure_read
 from ..runner.checkpoint import Checkpoint
 from ..runner.model import Model, MultimodalModel
@@ -92,19 +92,21 @@ def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
     if config.cache_disk_bytes == 0 or not config.prefix_cache:
         return None
     path = folder_of(config.cache_dir)
-    report = DiskReport(folder=str(path), daily_bytes=config.cache_disk_daily_bytes)
+    report = DiskReport(folder=str(path))
     if (fault := prepare(path)) is not None:
         reason = f"{fault}. Choose a folder that this user may write to with {setting('cache_dir')}."
         logger.warning("Nothing is kept on disk: %s", reason)
         return NoDisk(replace(report, off_reason=reason))
     max_bytes = default_max_bytes(path) if config.cache_disk_bytes is None else config.cache_disk_bytes
+    daily_bytes = config.cache_disk_daily_bytes
+    daily_bytes = default_daily_bytes(path) if daily_bytes is None else daily_bytes
     folder = Folder(
         path,
         max_bytes=max_bytes,
-        daily_bytes=config.cache_disk_daily_bytes,
+        daily_bytes=daily_bytes,
         floor_bytes=floor_bytes(path),
     )
-    return OpenDisk(folder, replace(report, max_bytes=max_bytes), _Speed(path))
+    return OpenDisk(folder, replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes), _Speed(path))
 
 
 def start_tier(disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTree, s_per_token: float) -> DiskTier:
