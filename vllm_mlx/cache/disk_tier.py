@@ -250,10 +250,8 @@ class DiskTier:
         self.sweep()
 
     def thin(self, space: Space, key: bytes, *, keep_last: int, keep: Iterable[int]) -> None:
-        """Remove states like `PrefixTree.thin`, but the ones that memory keeps."""
-        kept = {*keep, *(node.end for node in self._memory.path(space, key) if node.state is not None)}
-        self._contain(partial(self._index.tree.thin, space, key, keep_last=keep_last, keep=kept))
-        self.sweep()
+        """Remove states that a growing conversation no longer needs, once its new ones are written."""
+        self._writer.thin(space, key, keep_last, keep)
 
     def drop_state(self, space: Space, key: bytes) -> None:
         """Remove the state at the key's end, like `PrefixTree.drop_state`."""

@@ -6,7 +6,7 @@ is evicted from memory before it was written is lost.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ class DiskWriter:
         self._slack_bytes, self._daily_bytes = report.max_bytes // _CAP_SLACK, report.daily_bytes
         self._thread = Workers(1, "disk-write")
         self._due: dict[Path, float] = {}  # when each was stored last, the newest at the end
+        self._thins: dict[Path, tuple[int, frozenset[int]]] = {}  # to be done once the path is written
         self._running: Job | None = None
         self._limit: str | None = None  # why nothing could be written last
         self._is_beside = False  # whether rows run that need the bandwidth of the memory
@@ -72,10 +73,22 @@ class DiskWriter:
         if space[0] != self._plan.fingerprint:
             return
         for due in [due for due in self._due if due[0] == space and key.startswith(due[1])]:
-            del self._due[due]
+            self._settle(due)
         self._due[space, key] = time.monotonic()
         if len(self._due) > _MAX_DUE:
-            del self._due[next(iter(self._due))]
+            self._settle(next(iter(self._due)))
+
+    def thin(self, space: Space, key: bytes, keep_last: int, keep: Iterable[int]) -> None:
+        """Remove states like `PrefixTree.thin`, but the ones that memory keeps, once the path is written.
+
+        So a turn whose server is killed before that has removed nothing.
+        """
+        if (space, key) in self._due:
+            self._thins[space, key] = keep_last, frozenset(keep)
+
+    def _settle(self, path: Path) -> None:
+        del self._due[path]
+        self._thins.pop(path, None)
 
     def next(self, *, is_idle: bool, is_last: bool = False) -> bool:
         """Begin to write the next record, if one is due. `is_last`: the server stops, so that everything is due."""
@@ -92,7 +105,7 @@ class DiskWriter:
             if (job := self._job(space, key)) is not None:
                 self._start(job)
                 return True
-            del self._due[space, key]
+            self._settle((space, key))
         return False
 
     @property
@@ -113,7 +126,15 @@ class DiskWriter:
         if job is None:
             for node in path:
                 node.is_copied = True
+            self._thin(space, key, path)
         return job
+
+    def _thin(self, space: Space, key: bytes, path: list[Node]) -> None:
+        if (found := self._thins.get((space, key))) is not None:
+            keep_last, keep = found
+            kept = keep.union(node.end for node in path if node.state is not None)
+            self._index.tree.thin(space, key, keep_last=keep_last, keep=kept)
+            self._owner.sweep()
 
     def _path(self, space: Space, key: bytes) -> list[Node]:
         """What memory has of a path, as far as its nodes end there."""
@@ -171,7 +192,7 @@ class DiskWriter:
 
     def _forget(self, job: Job) -> None:
         for due in self._paths_of(job):
-            del self._due[due]
+            self._settle(due)
 
     def _not_written(self, job: Job, error: Exception) -> None:
         self._running = None
@@ -215,7 +236,8 @@ class DiskWriter:
 
     def clear(self, salts: str) -> None:
         """Forget what waits of salts that begin with `salts`. What is being written is removed once it is complete."""
-        self._due = {due: stored_s for due, stored_s in self._due.items() if not due[0][1].startswith(salts)}
+        for due in [due for due in self._due if due[0][1].startswith(salts)]:
+            self._settle(due)
         if self._running is not None and self._running.space[1].startswith(salts):
             self._running.is_cleared = True
 
