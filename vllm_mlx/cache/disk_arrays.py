@@ -85,7 +85,7 @@ def run_tensors(run: Run) -> tuple[dict[str, Any], list[TensorData]]:
 
 
 def _places(slabs: Sequence[Slab]) -> list[Any]:
-    places = {slab.stack.places for slab in slabs}
+    places = {slab.stack.alike()[1] for slab in slabs}
     if len(places) > 1:
         raise DamagedSnapshot("blocks of one run differ in their layers")
     return [place and list(place) for place in next(iter(places), ())]
@@ -93,12 +93,11 @@ def _places(slabs: Sequence[Slab]) -> list[Any]:
 
 def _slab_tensors(name: str, slabs: Iterable[Slab]) -> Iterator[TensorData]:
     for index, slab in enumerate(slabs):
-        for number, buffer in enumerate(slab.stack.buffers):
-            rows, heads, _, width = buffer.shape
-            bits = _bits(buffer)
-            data = _bytes_of(bits[:, :, slab.start : slab.start + slab.length])
-            shape = (rows, heads, slab.length, width)
-            yield f"{name}.{index}.{number}", _NAMES[buffer.dtype][0], shape, data
+        for number, buffers in enumerate(slab.stack.alike()[0]):
+            _, heads, _, width = buffers[0].shape
+            bits = [_bits(buffer)[:, :, slab.start : slab.start + slab.length] for buffer in buffers]
+            shape = (sum(buffer.shape[0] for buffer in buffers), heads, slab.length, width)
+            yield f"{name}.{index}.{number}", _NAMES[buffers[0].dtype][0], shape, _bytes_of(*bits)
 
 
 def state_tensors(state: RecurrentState) -> tuple[dict[str, Any], list[TensorData]]:
@@ -121,9 +120,9 @@ def _bits(buffer: mx.array) -> np.ndarray:
     return bits.reshape(buffer.shape)
 
 
-def _bytes_of(bits: np.ndarray) -> Iterator[memoryview]:
-    """The bytes of one tensor, copied when they are asked for."""
-    yield _copied(bits)
+def _bytes_of(*parts: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of one tensor, copied part by part when they are asked for."""
+    yield from map(_copied, parts)
 
 
 def _copied(bits: np.ndarray) -> memoryview:

@@ -10,7 +10,7 @@ evaluated in slices, because one long command buffer can exceed Metal's time lim
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -54,6 +54,28 @@ class Stack:
             places.append((list(groups).index(key), len(group)))
             group.append(array)
         return cls(tuple(_stack(group) for group in groups.values()), tuple(places))
+
+    @classmethod
+    def joined(cls, stacks: Iterable["Stack"]) -> "Stack":
+        """The arrays of all stacks, one stack after the other, in the buffers that they have."""
+        buffers: list[mx.array] = []
+        places: list[tuple[int, int] | None] = []
+        for stack in stacks:
+            places += [place and (len(buffers) + place[0], place[1]) for place in stack.places]
+            buffers += stack.buffers
+        return cls(tuple(buffers), tuple(places))
+
+    def alike(self) -> tuple[list[list[mx.array]], tuple[tuple[int, int] | None, ...]]:
+        """The buffers, those of equal shapes together, and the places if such buffers were one."""
+        groups: dict[Any, list[mx.array]] = {}
+        firsts: list[tuple[int, int]] = []  # where each buffer would begin
+        for buffer in self.buffers:
+            key = (buffer.shape[1:], buffer.dtype)
+            group = groups.setdefault(key, [])
+            firsts.append((list(groups).index(key), sum(len(other) for other in group)))
+            group.append(buffer)
+        moved = (place and (firsts[place[0]][0], firsts[place[0]][1] + place[1]) for place in self.places)
+        return list(groups.values()), tuple(moved)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -102,6 +124,13 @@ class KVSegment:
     blocks: tuple[Block, ...]
     windows: Stack  # keys and values of each window layer in turn
     window_offset: int  # tokens from the segment's start
+
+    @classmethod
+    def joined(cls, parts: Sequence["KVSegment"]) -> "KVSegment":
+        """The same tokens of all layers. Each part has some of the layers, in their order."""
+        rows = zip(*(part.blocks for part in parts), strict=True)
+        blocks = tuple(Block(row[0].length, Stack.joined(block.kv for block in row)) for row in rows)
+        return replace(parts[0], blocks=blocks, windows=Stack.joined(part.windows for part in parts))
 
     @property
     def nbytes(self) -> int:
@@ -152,6 +181,13 @@ class RecurrentState:
     arrays: Stack  # the arrays of each layer in turn
     widths: tuple[int, ...]  # the number of arrays of each layer
     fields: tuple[whole.Json, ...] = ()  # what each layer that is copied whole keeps beside arrays
+
+    @classmethod
+    def joined(cls, parts: Sequence["RecurrentState"]) -> "RecurrentState":
+        """The state of all layers. Each part has some of them, in their order."""
+        widths = tuple(width for part in parts for width in part.widths)
+        fields = tuple(fields for part in parts for fields in part.fields)
+        return cls(Stack.joined(part.arrays for part in parts), widths, fields)
 
     @property
     def nbytes(self) -> int:
@@ -241,11 +277,11 @@ def view(kv: Iterable[Any], row: int, states: Iterable[Any], state_row: int, len
     return RowView(tuple(attention), tuple(windows), tuple(recurrent), tuple(others))
 
 
-def capture(row: RowView, start: int, end: int, window: int | None) -> tuple[KVSegment, int, RecurrentState | None]:
-    """Copy the KV of `[start, end)`, and the state at `end`, which is the row's length, that cannot be divided.
+Captured = tuple[KVSegment, int, RecurrentState | None]  # the int: from where on the segment holds window layers
 
-    Returns the segment, the position from which it holds window layers, and the state.
-    """
+
+def capture(row: RowView, start: int, end: int, window: int | None) -> Captured:
+    """Copy the KV of `[start, end)`, and the state at `end`, which is the row's length, that cannot be divided."""
     window_start = start if window is None else max(start, end - window)
     edges = [*range(start, end, BLOCK_TOKENS), end]
     slices = Slices()

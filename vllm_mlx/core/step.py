@@ -47,7 +47,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step, done in this order: captures of leaving rows, releases, restores, decode, prefill.
+    """The work of one step, done in this order: leaving rows are captured and released, restores, decode, prefill.
 
     `decode` holds the groups of rows whose KV lies together, `resting` the groups that skip this step. All groups of
     `decode` share one forward pass, except the isolated ones. The runner drops decoding rows that no group names.

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ..cache import layers, snapshot
 from ..cache.layers import LayerCaches
+from ..cache.leaving import OwnRow
 from ..core.events import TokenLogprob
 from ..core.sequence import Sequence
 from ..core.step import TokenOutput
@@ -265,6 +266,15 @@ class Batch:
         if len(self.seqs) > 1 and (len(self.groups) > 1 or self._model.no_shared_forward is None):
             self._layers = [GroupedLayer(caches) for caches in zip(*(group.kv for group in self.groups), strict=True)]
         self._caches = layers.assemble(self._structure, self._layers or self.groups[0].kv, self._states)
+
+    def take_out(self, seq_id: int) -> OwnRow | None:
+        """Take the KV of a row out of its group, if no other row is in it. The batch cannot run after that."""
+        group = next(group for group in self.groups if seq_id in group.seq_ids)
+        if len(group.seqs) > 1:
+            return None
+        self.let_go()
+        kv, group.kv = group.kv, []
+        return kv, self._states, self.seq_ids.index(seq_id)
 
     def view(self, seq_id: int, length: int) -> snapshot.RowView:
         """View the state of one row, of `length` tokens."""

@@ -10,7 +10,7 @@ A device fault is everyone's: it leaves `decode` and `prefill` as an error, and 
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from ..cache import layers, snapshot
+from ..cache import layers, leaving, snapshot
 from ..cache.layers import LayerCaches
 from ..cache.media import MediaCache
 from ..core.errors import GenerationError, RequestError, VLLMMLXError
@@ -80,17 +80,14 @@ class Runner:
         return prefilled + sum(batch.nbytes for batch in self._batches)
 
     def decode(self, plan: StepPlan) -> StepOutput:
-        """Capture and drop leaving rows, restore rows, launch one forward pass for all groups but the isolated ones,
+        """Let leaving rows go, restore rows, launch one forward pass for all groups but the isolated ones,
         and return the samples of the previous launch.
 
         If the plan has prefill, wait for the new samples too, because they would be late after it.
         """
         start = time.perf_counter()
         fences = _RowFences()
-        snapshots = [taken for capture in plan.captures if (taken := self._capture(capture)) is not None]
-        for seq_id in plan.release:
-            self._prefilled.pop(seq_id, None)
-            self._masks.drop(seq_id)
+        snapshots = self._let_go(plan)
         failed_restores = [restore for restore in plan.restores if not self._restore(restore)]
         self._unstarted = {restore.seq.seq_id for restore in failed_restores}
         resting = self._resting(plan)
@@ -268,12 +265,40 @@ class Runner:
         layers.complete(layers.state_arrays(caches))
         return time.perf_counter() - start
 
-    def _capture(self, capture: Capture) -> Snapshot | None:
-        """Copy a row's state. None if that fails: the row goes on, and nothing is stored."""
+    def _let_go(self, plan: StepPlan) -> list[Snapshot]:
+        """Let the leaving rows go, one after the other. What the cache lacks of a row replaces the row's buffers.
+
+        A row that shares buffers with others, or returns in this step, stays in its batch until batches are arranged.
+        """
+        returning = {seq.seq_id for group in (*plan.decode, *plan.resting) for seq in group}
+        captures = {capture.seq.seq_id: capture for capture in plan.captures}
+        snapshots = []
+        for seq_id in sorted(plan.release, key=captures.__contains__):  # rows that are not copied free memory first
+            self._masks.drop(seq_id)
+            row, capture = self._take_out(seq_id, returning), captures.get(seq_id)
+            if capture is not None and (taken := self._capture(capture, row)) is not None:
+                snapshots.append(taken)
+        return snapshots
+
+    def _take_out(self, seq_id: int, returning: Collection[int]) -> leaving.OwnRow | None:
+        """Take a row out that leaves, if no other row lies in its buffers."""
+        if (caches := self._prefilled.pop(seq_id, None)) is not None:
+            return (*layers.split(caches), 0)
+        batch = next((batch for batch in self._batches if seq_id in batch.seq_ids), None)
+        if batch is None or seq_id in returning:
+            return None
+        if len(batch.seqs) == 1:
+            self._batches.remove(batch)
+        return batch.take_out(seq_id)
+
+    def _capture(self, capture: Capture, row: leaving.OwnRow | None = None) -> Snapshot | None:
+        """Copy a row's state. `row`: what was taken out. None if that fails: the row goes on, and nothing is stored."""
+        span, window = (capture.row_length, capture.start, capture.end), self._model.window
         with _cache_fence():
-            view = self._view(capture.seq.seq_id, capture.row_length)
-            if view is not None:
-                return Snapshot(capture, *snapshot.capture(view, capture.start, capture.end, self._model.window))
+            if row is not None:
+                return Snapshot(capture, *leaving.hand_over(*row, *span, window))
+            if (view := self._view(capture.seq.seq_id, capture.row_length)) is not None:
+                return Snapshot(capture, *snapshot.capture(view, *span[1:], window))
         return None
 
     def _restore(self, restore: Restore) -> bool:
