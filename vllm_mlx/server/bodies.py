@@ -1,6 +1,6 @@
 """Request bodies: bounded while they arrive, then read as wire types.
 
-One thread reads long bodies, so that they do not block the event loop. Tenants take turns.
+Threads read long bodies, one for each tenant, so that they do not block the event loop. Tenants take turns.
 """
 
 import asyncio
@@ -216,6 +216,7 @@ def _check_lengths(value: Any, limits: RequestLimits) -> None:
             limits.check_choices(len(prompts))
 
 
-# One thread, so that the event loop never waits until several threads had the interpreter's lock. Bodies that were read
-# are decoded before others are read, since wire types take many times the memory of their text.
-_THREAD = FairThreads(1, "bodies")
+# One thread for a key, so that the event loop waits for few threads that want the interpreter's lock, and a second one
+# for another key, which need not wait for a long body. Bodies that were read are decoded before others are read, since
+# wire types take many times the memory of their text.
+_THREAD = FairThreads(2, "bodies", per_key=1)
