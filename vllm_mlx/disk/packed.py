@@ -1,4 +1,4 @@
-"""Long values as short texts, for JSON: token ids, numbers and texts."""
+"""Long values as short texts, for JSON: token ids and numbers."""
 
 import base64
 import binascii
@@ -31,14 +31,6 @@ def packed_array(numbers: np.ndarray) -> str:
 def unpacked_array(packed: str, dtype: np.dtype) -> np.ndarray:
     planes = np.frombuffer(_unpacked(packed), np.uint8).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(planes.T).reshape(-1).view(dtype.newbyteorder("<")).astype(dtype)
-
-
-def packed_text(text: str) -> str:
-    return _packed(text.encode("utf-8", "surrogatepass"))
-
-
-def unpacked_text(packed: str) -> str:
-    return _unpacked(packed).decode("utf-8", "surrogatepass")
 
 
 def _packed(data: bytes) -> str:
