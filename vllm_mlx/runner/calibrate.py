@@ -69,11 +69,12 @@ def calibrate_images(
 ) -> ImageCost:
     """Run the vision encoder on a small and a larger image, and extrapolate activations and time by tokens from there.
 
-    `max_pixels`: of the largest image, which has `max_tokens`. None: of the default, and the time decides.
+    `max_pixels`: the largest image has this many, and `max_tokens`. Without it, the default and the time decide.
     """
     (small, low), (large, high) = ((prompt.media[0].length, _encode(model, prompt)) for prompt in sizes)
     if max_pixels is None:
-        max_pixels = timely_pixels((small, low.seconds), (large, high.seconds), max_tokens)
+        small_s, large_s = (_encode_s(model, prompt) for prompt in sizes)
+        max_pixels = timely_pixels((small, small_s), (large, large_s), max_tokens)
         max_tokens = _tokens_of(max_pixels, large, max_tokens)
     per_token = max(0.0, (high.peak_bytes - low.peak_bytes) / (large - small)) if large > small else 0.0
     return ImageCost(
@@ -112,18 +113,23 @@ def _tokens_of(pixels: int, probe_tokens: int, max_tokens: int) -> int:
 class _Encoded:
     feature_bytes: int
     peak_bytes: int
-    seconds: float
 
 
 def _encode(model: MultimodalModel, prompt: PromptInputs) -> _Encoded:
-    """The first run of a size also compiles kernels, so the time is that of the second."""
     mx.clear_cache()
     features, peak = peak_of(lambda: encode(model.module, list(prompt.token_ids), prompt.media[0]))
-    start = time.perf_counter()
-    encode(model.module, list(prompt.token_ids), prompt.media[0])
-    encoded = _Encoded(features.nbytes, peak, time.perf_counter() - start)
+    encoded = _Encoded(features.nbytes, peak)
     mx.clear_cache()
     return encoded
+
+
+def _encode_s(model: MultimodalModel, prompt: PromptInputs) -> float:
+    """Seconds of a size that was encoded before: the first run also compiles kernels."""
+    start = time.perf_counter()
+    encode(model.module, list(prompt.token_ids), prompt.media[0])
+    seconds = time.perf_counter() - start
+    mx.clear_cache()
+    return seconds
 
 
 def _run(model: Model, num_tokens: int) -> float:
