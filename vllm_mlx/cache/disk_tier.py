@@ -64,7 +64,6 @@ class DiskTier:
         self._reader = DiskReader(folder, memory, self._index, self, clock=clock, **speeds)
         self._writer = DiskWriter(folder, memory, self._index, self, plan, report)
         self._removal = DiskRemoval(folder, self._index, lambda work: self._writer.submit(work, self.fail))
-        self._memory = memory
         self.wake: Callable[[], None] = _nobody_waits  # called on any thread when there are news
         self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._off_reason: str | None = None

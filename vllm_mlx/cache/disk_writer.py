@@ -116,7 +116,7 @@ class DiskWriter:
         return SPARING_S if 2 * self._usage.written_bytes > self._daily_bytes else SETTLED_S
 
     def _job(self, space: Space, key: bytes) -> Job | None:
-        """The next record of a path. None: what memory has of it is on disk."""
+        """Return the next record of a path, or None if all that memory has of it is on disk."""
         path = self._path(space, key)
         try:
             job = self._plan.next(path, key)

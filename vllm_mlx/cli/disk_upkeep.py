@@ -14,9 +14,6 @@ from ..disk.verify import verify
 from .disk import Kept, disk_config, explained, open_folder
 from .terminal import CommandFailed, ExitCode, SafeConsole, WrongUsage, duration, readable
 
-_DAY_S = 86_400
-_PRUNE_HINT = "Write a size to keep (20GB), an age (30d), or `gone` for checkpoints that are not there any more."
-
 
 def check(cache_dir: str | None, *, as_json: bool) -> None:
     """Read every byte. Damaged files are removed. Ends with code 1 if there are any."""

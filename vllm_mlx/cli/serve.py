@@ -110,7 +110,7 @@ class Banner:
     info: ModelInfo
     loaded: Mapping[str, Any]  # the model's facts as /v1/status has them
     text_only: bool
-    max_pixels: int | None  # the setting; None: the default, as far as the vision encoder is fast enough
+    max_pixels: int | None  # the setting, or None for the default, as far as the vision encoder is fast enough
     budget_bytes: int
     disk: DiskReport | None  # None: a setting turns it off
     load_s: float

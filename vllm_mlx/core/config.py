@@ -178,7 +178,7 @@ class EngineConfig(SettingsGroup):
     cache_dir: str | None = None
     """Folder in which the prefix cache is kept on disk; it holds nothing else. Default: `~/Library/Caches/vllm-mlx` on
     macOS, `vllm-mlx` in `$XDG_CACHE_HOME` or `~/.cache` elsewhere."""
-    cache_disk_daily_bytes: int | None = Field(default=None, ge=0)  # written in one day; None: a fifth of the disk
+    cache_disk_daily_bytes: int | None = Field(default=None, ge=0)  # written in one day, by default a fifth of the disk
     snapshot_every: int = Field(default=8192, ge=0)
     """Prompt tokens between two snapshots during a long prefill, so that an aborted request loses little; 0: none."""
     cache_reasoning: CacheReasoning = "auto"

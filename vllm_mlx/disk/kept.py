@@ -347,7 +347,7 @@ class Journals:
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None and self._path.exists():
             return self._connection
-        if self._connection is not None:  # somebody removed the folder
+        if self._connection is not None:  # the folder was removed
             self._connection.close()
             self._connection = None
         try:

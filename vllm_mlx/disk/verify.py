@@ -12,7 +12,7 @@ from .record import Damaged
 class Finding:
     path: Path
     num_bytes: int  # that were read
-    fault: str | None  # None: every byte of it is as it was written; otherwise the file was removed
+    fault: str | None  # why the file was removed, or None if every byte of it is as it was written
 
 
 def verify(folder: Folder) -> Iterator[Finding]:

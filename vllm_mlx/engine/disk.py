@@ -88,7 +88,7 @@ class _Speed:
 
 
 def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
-    """None: a setting turns it off."""
+    """Return None if a setting turns the cache on disk off."""
     if config.cache_disk_bytes == 0 or not config.prefix_cache:
         return None
     path = folder_of(config.cache_dir)

@@ -52,9 +52,8 @@ class CheckpointNames:
         self._heads = [(opening, head) for opening, head in heads if head is not None]
         self._plain = make_call_reader(tools, (), tokenizer.marker_tokens)
         self._pieces: dict[int, Piece] = {}
-        threading.Thread(
-            target=self._prepare, name="names", daemon=False
-        ).start()  # no thread may end inside llguidance
+        # Python waits for this thread, because none may end inside llguidance.
+        threading.Thread(target=self._prepare, name="names", daemon=False).start()
 
     def _prepare(self) -> None:
         """Read the vocabulary before the first request needs it."""
@@ -68,7 +67,7 @@ class CheckpointNames:
         return tuple(opening.marker for opening, _ in self._heads)
 
     def rule(self, names: Sequence[str], tenant: str) -> "NameRule | None":
-        """Return the rule for the names in one request's replies; None: they are free.
+        """Return the rule for the names in one request's replies, or None if they are free.
 
         They are free in a format without a marker before names, and if a grammar of so many long names is too large.
         """

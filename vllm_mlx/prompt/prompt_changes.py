@@ -20,7 +20,6 @@ from .reply_memory import DIGEST_BYTES, Recent, next_key
 
 MAX_PROMPTS = 256
 MAX_BYTES = 32 << 20
-_NAME_BYTES = 9  # random
 _FIXED_BYTES = 1024  # the objects of one prompt and its entries in the dictionaries
 _DIGEST_BYTES = 64  # one digest and the reference to it
 _WINDOW = 64  # tokens that are compared as text, from the first that differs

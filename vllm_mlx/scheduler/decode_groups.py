@@ -28,9 +28,8 @@ _BYTES_PER_STEP = 2 << 20
 _LONGEST_WAIT = 64  # steps; groups for which it would be longer do not merge
 READ_BYTES = 2 * _BYTES_PER_STEP  # padding that is read in that time: a copy reads and writes
 _MOST_PADDING = 0.5  # groups merge below this part of it, and divide only beyond all of it
-_LONGEST_MASKED = (
-    8192  # from here on MLX reads KV once for 8 heads, but without a mask only, as rows of one length have
-)
+# From here on MLX reads KV once for 8 heads, but without a mask only, as rows of one length have.
+_LONGEST_MASKED = 8192
 
 Lengths = dict[int, int]  # row id -> tokens
 Group = tuple[int, ...]

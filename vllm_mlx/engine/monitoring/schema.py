@@ -237,7 +237,7 @@ class EngineFacts:
     copied_whole: tuple[str, ...] = ()  # classes of the layers whose state is copied whole
     no_prefix_cache: str | None = None  # why no prefix of this model is cached; None: it can be
     video_fault: str | None = None  # why videos are refused; None: they are served
-    max_pixels: int | None = None  # the most that an image keeps; None: it takes none
+    max_pixels: int | None = None  # the most that an image keeps, or None if the model takes none
     no_shared_forward: str | None = None  # why rows of different lengths need several forward passes; None: they do not
 
 
