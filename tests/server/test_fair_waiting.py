@@ -63,6 +63,20 @@ def test_a_body_is_read_before_the_bodies_of_a_key_that_sent_many() -> None:
     assert sizes.index(4_000) <= 6, sizes
 
 
+@pytest.mark.parametrize("keys, first", [(("ann", "ben"), "ben"), (("ann",), "ann")])
+def test_a_key_rests_after_a_long_body_where_others_share_the_server(keys: tuple[str, ...], first: str) -> None:
+    long, small = (saying([{"type": "text", "text": "a"}] * number) for number in (24_000, 4_000))
+    with serving(FakeEngine(), api_keys=keys) as server:
+        clients = Clients(server)
+        clients.send("ann", long)
+        eventually(lambda: clients.answered == ["ann"])
+        clients.send("ann", small)
+        if first == "ben":
+            clients.send("ben", small)
+            eventually(lambda: len(clients.answered) > 1)
+        assert clients.finish()[1] == first
+
+
 @pytest.fixture
 def reading(checkpoint: Callable[..., Path]) -> Iterator[Running]:
     engine = start_engine(EngineConfig(model=str(checkpoint("qwen3")), max_model_len=1024))

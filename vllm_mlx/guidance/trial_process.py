@@ -59,6 +59,7 @@ class ByteVocabulary:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the server ends this one
+    os.nice(10)  # the replies of the server come first if all cores are busy
     asked = sys.stdin.buffer
     vocab_size, added, eos_token_id = json.loads(_text(asked))
     known = {int(token_id): bytes.fromhex(text) for token_id, text in added.items()}

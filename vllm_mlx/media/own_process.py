@@ -28,6 +28,7 @@ class Refused(Exception):
 
 def serve(read: Callable[[bytes], Iterator[tuple[bytes, bytes]]], max_s: float, max_memory_bytes: int) -> None:
     """Send the frames of `read` and end the process. `max_s`: limit of computing time."""
+    os.nice(10)  # the replies of the server come first if all cores are busy
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the server ends this one
     threading.Thread(target=_watch, args=(max_s, max_memory_bytes), daemon=True).start()
     data = sys.stdin.buffer.read()

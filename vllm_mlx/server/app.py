@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from .. import __version__
 from ..disk.kept import Journal
 from ..engine.client import EngineClient
-from .bodies import BodyLimit
+from .bodies import BodyLimit, body_turns
 from .config import ServerConfig
 from .connection import refuse_connection
 from .ending import EndMiddleware, OpenRequests
@@ -51,6 +51,7 @@ def create_app(
     app.add_api_route("/openapi.json", partial(_openapi, app), include_in_schema=False)
     app.state.config = config
     app.state.open_requests = requests
+    app.state.body_turns = body_turns()
     app.state.search = None if config.web_search is None else SearchClient(config.web_search)
     models = ServedModels(config.served_model_names)
     app.include_router(openai_routes(engine, config, models))

@@ -5,6 +5,7 @@ Threads read long bodies, one for each tenant, so that they do not block the eve
 
 import asyncio
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..api.text import may_hold_sealed
 from ..api.wire import UnknownFields
 from ..core.errors import setting
-from ..core.fair_queue import FairThreads
+from ..core.fair_queue import FairQueue, FairThreads
 from ..core.request import RequestLimits
 from ..core.tenants import has_room
 from .error_handlers import ClientGone, http_error
@@ -36,6 +37,7 @@ from .log import record_of
 LEAST_BYTES_PER_S = 1024  # the lowest speed of a body that takes longer than `body_s`
 BODIES = 4  # running requests may hold this many bodies of the largest size together
 SMALL_BYTES = 64 * 1024  # a body of this size is always accepted
+REST = 9  # times what reading a long body took: the rest of its key, in which others find the interpreter free
 BUSY_S = 5  # `retry-after` if there is no room for a body
 _BUSY = (
     f"The bodies of running requests take {BODIES} times {setting('max_body')} together, which is the maximum. "
@@ -46,6 +48,11 @@ _JSON_TYPE = re.compile(r"\s*application/([^/;]+\+)?json\s*(;|\Z)", re.IGNORECAS
 _NOT_JSON = "Send the request body as JSON, with the header `Content-Type: application/json`."
 
 T = TypeVar("T")
+
+
+def body_turns() -> FairQueue:
+    """One place for each key, held while a long body is read and in the rest after it."""
+    return FairQueue(sys.maxsize, per_key=1)
 
 
 class BodyLimit:
@@ -164,7 +171,7 @@ class _JSONRequest(Request):
                 record.body = body
                 record.unknown_fields = unknown = UnknownFields(drops=config.unknown_fields == "warn")
                 read = partial(_read, body, wire, config.limits, unknown)
-                found._wire = await beside_loop(found, read, is_reading=True)
+                found._wire = await _in_turn(found, read)
         except ClientDisconnect:
             raise ClientGone from None
         except JSONDecodeError as error:
@@ -189,12 +196,40 @@ def _decode(wire: BaseModel, decode: Callable[[], T]) -> T:
         vars(wire).clear()
 
 
-async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False, is_reading: bool = False) -> T:
-    """Run `work` on the thread for bodies if the body is long, may unpack to a long one, or `is_long` is true."""
-    body = await http.body()
-    if is_long or len(body) >= LARGE_BYTES or may_hold_sealed(body):
-        return await _THREAD.run(work, tenant_of(http.scope), is_first=not is_reading)
+async def beside_loop(http: Request, work: Callable[[], T], *, is_long: bool = False) -> T:
+    """Run `work` on a thread for bodies if the body is long, may unpack to a long one, or `is_long` is true."""
+    if is_long or await _is_long(http):
+        return await _THREADS.run(work, tenant_of(http.scope), is_first=True)
     return work()
+
+
+async def _is_long(http: Request) -> bool:
+    body = await http.body()
+    return len(body) >= LARGE_BYTES or may_hold_sealed(body)
+
+
+async def _in_turn(http: Request, work: Callable[[], T]) -> T:
+    """Read a body. Where keys share the server, a long one is followed by a rest before the key's next long one."""
+    if not await _is_long(http):
+        return work()
+    loop, tenant, has_begun = asyncio.get_running_loop(), tenant_of(http.scope), False
+    share = REST if len(http.app.state.config.api_keys) > 1 else 0
+
+    def timed() -> T:
+        nonlocal has_begun
+        has_begun, started_s = True, time.thread_time()
+        try:
+            return work()
+        finally:
+            rest_s = share * (time.thread_time() - started_s)
+            loop.call_soon_threadsafe(loop.call_later, rest_s, place.leave)
+
+    place = await http.app.state.body_turns.enter(tenant)
+    try:
+        return await _THREADS.run(timed, tenant)
+    finally:
+        if not has_begun:
+            place.leave()
 
 
 def _read(body: bytes, wire: TypeAdapter[Any], limits: RequestLimits, unknown: UnknownFields) -> Any:
@@ -216,7 +251,6 @@ def _check_lengths(value: Any, limits: RequestLimits) -> None:
             limits.check_choices(len(prompts))
 
 
-# One thread for a key, so that the event loop waits for few threads that want the interpreter's lock, and a second one
-# for another key, which need not wait for a long body. Bodies that were read are decoded before others are read, since
-# wire types take many times the memory of their text.
-_THREAD = FairThreads(2, "bodies", per_key=1)
+# A body is read under the interpreter's lock, so each key has one thread at a time. Bodies that were read are decoded
+# before others are read, since wire types take many times the memory of their text.
+_THREADS = FairThreads(2, "bodies", per_key=1)
