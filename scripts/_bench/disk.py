@@ -27,7 +27,7 @@ from vllm_mlx.cache.node import Node
 from vllm_mlx.cache.tree import PrefixTree
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.request import SamplingParams
-from vllm_mlx.disk.record_file import PIECE_BYTES
+from vllm_mlx.disk.files import PIECE_BYTES
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import load_engine
 from vllm_mlx.llm import LLM
@@ -98,7 +98,7 @@ def longest(tree: PrefixTree) -> Node:
 
 def dropped(folder: Path) -> Iterator[int]:
     """The records as open files, no byte of which is in the page cache."""
-    for path in sorted(folder.rglob("*.safetensors")):
+    for path in sorted(folder.rglob("*.kv")):
         file = os.open(path, os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
             os.fsync(file)

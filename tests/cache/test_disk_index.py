@@ -8,7 +8,7 @@ import pytest
 from vllm_mlx.cache.disk_index import DiskIndex, rule_json
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import ResumeRule
-from vllm_mlx.disk.record import Header, Record, Tensor, name_of
+from vllm_mlx.disk.record import Header, Record, Tensor
 
 SPACE = ("model", "")
 RULES = (ResumeRule(), ResumeRule(needs_state=True), ResumeRule(window=4))
@@ -45,8 +45,8 @@ class Disk:
             rule=rule_json(self.rule),
         )
         tensor = Tensor("kv", "U8", (100,), 100, 0, 0)
-        name = name_of(header)
-        record = Record(name=name, header=header, tensors=(tensor,), file_bytes=100, used_s=1.0, digest="")
+        name = f"{kind} {start} {len(self.records)} {key!r}"
+        record = Record(name=name, header=header, tensors=(tensor,), file_bytes=100, used_s=1.0)
         if name not in self.index:
             self.records[name] = record
             assert self.index.add(replace(record))

@@ -9,7 +9,7 @@ from vllm_mlx.cache.disk_removal import PIECES, DiskRemoval
 from vllm_mlx.cache.index import WORD_BYTES, pack
 from vllm_mlx.cache.node import Node, ResumeRule
 from vllm_mlx.cache.victims import worth
-from vllm_mlx.disk.record import Header, Record, name_of
+from vllm_mlx.disk.record import Header, Record
 
 NUM_RECORDS = 1000
 FILE_BYTES = 1000
@@ -22,8 +22,11 @@ class Files:
 
     names: set[str] = field(default_factory=set)
 
-    def remove(self, record: Record) -> None:
-        self.names.discard(record.name)
+    def remove(self, records: list[Record]) -> None:
+        self.names.difference_update(record.name for record in records)
+
+    def shorten(self) -> None:
+        assert not hasattr(self, "is_short")
 
 
 def record(number: int, salt: str = "") -> Record:
@@ -31,9 +34,7 @@ def record(number: int, salt: str = "") -> Record:
         kind="run", fingerprint="model", salt=salt, parent="", start=0, words=pack([number, *range(40)]),
         layout={}, s_per_token=1.0, rule=rule_json(RULE),
     )  # fmt: skip
-    return Record(
-        name=name_of(header), header=header, tensors=(), file_bytes=FILE_BYTES, used_s=float(number), digest=""
-    )
+    return Record(name=f"{number}", header=header, tensors=(), file_bytes=FILE_BYTES, used_s=float(number))
 
 
 class Tier:

@@ -1,13 +1,16 @@
 """Small records with random bytes, which follow from their seeds."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vllm_mlx.cache.index import pack
+from vllm_mlx.disk.database import LOCK
+from vllm_mlx.disk.files import size_of
 from vllm_mlx.disk.folder import Folder
-from vllm_mlx.disk.own_files import LEDGER
-from vllm_mlx.disk.record import Header, Record, TensorData, nbytes_of
+from vllm_mlx.disk.record import Header, Record, TensorData
 
 LAYOUT = {"layers": [{"heads": 2}], "slab": 4}
 Specs = list[tuple[str, str, tuple[int, ...]]]
@@ -29,11 +32,24 @@ def state(start: int, parent: str, **fields: Any) -> Header:
 
 def numbers(seed: int = 0, specs: Specs = SPECS) -> list[TensorData]:
     rng = random.Random(f"numbers {seed}")
-    return [(name, dtype, shape, memoryview(rng.randbytes(nbytes_of(dtype, shape)))) for name, dtype, shape in specs]
+    return [
+        (name, dtype, shape, memoryview(rng.randbytes(size_of([(name, dtype, shape, memoryview(b""))]))))
+        for name, dtype, shape in specs
+    ]
 
 
 def folder(root: Path, **limits: Any) -> Folder:
     return Folder(root, **({"max_bytes": 10**9, "daily_bytes": 10**9, "floor_bytes": 0} | limits))
+
+
+@contextmanager
+def opened(root: Path, **limits: Any) -> Iterator[Folder]:
+    """The folder of one server, from its start to its end."""
+    place = folder(root, **limits)
+    try:
+        yield place
+    finally:
+        place.close()
 
 
 def read(folder: Folder, record: Record) -> list[tuple[str, str, tuple[int, ...], bytes]]:
@@ -52,4 +68,4 @@ def expected(seed: int = 0, specs: Specs = SPECS) -> list[tuple[str, str, tuple[
 
 def on_disk(root: Path) -> int:
     """Bytes of all files that count towards the cap."""
-    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file() and file.name != LEDGER)
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file() and file.name != LOCK)

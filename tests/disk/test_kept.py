@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.drawing import examples
 from vllm_mlx.disk import kept as kept_module
+from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journal, Journals, Restored
 
 NAMES = st.sampled_from("abcdef")
@@ -66,7 +67,7 @@ class Model:
 
 @contextmanager
 def journals(folder: Path, **options: Any) -> Iterator[Journals]:
-    opened = Journals(folder / "index.sqlite", **options)
+    opened = Journals(Database(folder), **options)
     try:
         yield opened
     finally:
@@ -175,8 +176,9 @@ def test_a_killed_process_loses_only_what_was_not_written(tmp_path: Path) -> Non
     code = f"""
 import os, signal
 from pathlib import Path
+from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
-opened = Journals(Path({str(tmp_path / "index.sqlite")!r}))
+opened = Journals(Database(Path({str(tmp_path)!r})))
 journal = opened.open("notes")
 for number in range(200):
     journal.put(str(number), "", lambda number=number: number, num_bytes=1)
@@ -247,7 +249,7 @@ def test_memory_for_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with journals(tmp_path / "missing") as opened:
+    with journals(tmp_path / "missing" / "below") as opened:
         journal = opened.open("notes")
         for number in range(3):
             put(journal, str(number), number)
@@ -255,7 +257,7 @@ def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path: Path, caplog: 
         assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
         (tmp_path / "missing").mkdir()
         assert opened.flush()
-    assert kept(tmp_path / "missing") == {"0": 0, "1": 1, "2": 2}
+    assert kept(tmp_path / "missing" / "below") == {"0": 0, "1": 1, "2": 2}
 
 
 def test_a_removed_folder_begins_anew(tmp_path: Path) -> None:
@@ -310,21 +312,3 @@ def test_who_asks_before_it_is_read_waits(tmp_path: Path) -> None:
         goes_on.set()
         thread.join(30)
         assert [type(item) for item in seen] == [Restored, str]
-
-
-def test_servers_write_at_the_same_time(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from vllm_mlx.disk.kept import Journals
-opened = Journals(Path(sys.argv[1]) / "index.sqlite")
-journal = opened.open("notes")
-for number in range(40):
-    journal.put(f"{sys.argv[2]} {number}", "", lambda: "x" * 20_000, num_bytes=1)
-    journal.drop([f"{sys.argv[2]} {number - 3}"])
-    assert opened.flush(60)
-opened.close(60)
-"""
-    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in ("a", "b")]
-    assert [process.wait(120) for process in running] == [0, 0]
-    assert set(kept(tmp_path)) == {f"{name} {number}" for name in ("a", "b") for number in (37, 38, 39)}

@@ -13,8 +13,9 @@ NUM_KEPT = 5
 CODE = f"""
 import sys
 from pathlib import Path
+from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
-opened = Journals(Path(sys.argv[1]) / "index.sqlite", max_bytes=400_000)
+opened = Journals(Database(Path(sys.argv[1])), max_bytes=400_000)
 journal = opened.open("notes")
 number = int(sys.argv[2])
 while True:

@@ -32,8 +32,8 @@ def test_the_default_limit_stays_when_the_cache_fills(tmp_path: Path, monkeypatc
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**9 - place.held_bytes(folder)))
     empty = place.default_max_bytes(folder)
-    (folder / ("0" * 16)).mkdir(parents=True)
-    (folder / ("0" * 16) / f"{'1' * 40}.safetensors").write_bytes(bytes(10**6))
+    (folder / "records").mkdir(parents=True)
+    (folder / "records" / f"{'1' * 16}.kv").write_bytes(bytes(10**6))
     (folder / "below").mkdir()
     (folder / "below" / "file").write_bytes(b"of another program")
     assert place.held_bytes(folder) == 10**6
@@ -89,3 +89,47 @@ def test_a_read_only_folder_is_explained(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir(mode=0o500)
     assert "Permission denied" in str(place.prepare(folder / "below"))
+
+
+OLD = ("0123456789abcdef/" + "1" * 40 + ".safetensors", "0123456789abcdef/." + "1" * 40 + "-7-" + "2" * 16 + ".draft",
+       "journals/replies.1.journal", "journals/x.journal.new", "checkpoints/0123456789abcdef.json")  # fmt: skip
+STRANGERS = ("0123456789abcdef/model.safetensors", "0123456789abcdef/letter.txt", "work/" + OLD[0], "notes.journal",
+             "checkpoints/mine.json", "model.safetensors")  # fmt: skip
+
+
+def written(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("content")
+
+
+def test_files_of_the_old_format_are_taken_away_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, *OLD, *STRANGERS)
+    (tmp_path / "usage.json").write_text('{"used_bytes": 5, "written": {}}'.ljust(4096))
+    for _ in range(2):
+        place.remove_old(tmp_path)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == set(STRANGERS) and not (tmp_path / "journals").exists()
+    [line] = caplog.records
+    assert f"Removed 6 files of the cache on disk in {tmp_path}" in line.getMessage()
+
+
+def test_no_link_leads_to_a_file_that_is_taken_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, outside = tmp_path / "cache", tmp_path / "outside"
+    written(outside, OLD[0], "replies.journal")
+    (outside / "usage.json").write_text('{"used_bytes": 5}')
+    folder.mkdir()
+    (folder / "0123456789abcdef").symlink_to(outside / "0123456789abcdef")
+    (folder / "journals").symlink_to(outside)
+    (folder / "usage.json").symlink_to(outside / "usage.json")
+    (folder / "0123456789abcdee").mkdir()
+    (folder / "0123456789abcdee" / Path(OLD[0]).name).symlink_to(outside / OLD[0])
+    place.remove_old(folder)
+    assert len([path for path in outside.rglob("*") if path.is_file()]) == 3 and not caplog.records
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_a_usage_file_of_others_stays(tmp_path: Path) -> None:
+    written(tmp_path, "usage.json")
+    place.remove_old(tmp_path)
+    assert (tmp_path / "usage.json").read_text() == "content"

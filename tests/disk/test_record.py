@@ -1,49 +1,51 @@
-"""Names follow from everything that a record's numbers depend on, and headers make sense."""
+"""A record becomes a row and comes back; headers make sense, and each changed byte of a row is noticed."""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.disk.samples import run, state
-from vllm_mlx.disk.record import checkpoint_folder, name_of, nbytes_of
-
-OTHERS = [
-    run(seed=1),
-    run(num_tokens=7),
-    run(fingerprint="other"),
-    run(salt="mine"),
-    run(4, parent="a"),
-    run(5, parent="a"),
-    run(4, parent="b"),
-    state(4, "a"),
-    state(5, "a"),
-]
+from vllm_mlx.disk.faults import Damaged
+from vllm_mlx.disk.record import Header, Record, name_of, record_of, row_of, tensors_of
 
 
-def test_a_name_follows_from_all_that_the_numbers_depend_on() -> None:
-    names = {name_of(header) for header in (run(), *OTHERS)}
-    assert len(names) == 1 + len(OTHERS)
-    assert {name_of(header) for header in (run(), *OTHERS)} == names
+def record(header: Header) -> Record:
+    tensors = tensors_of(
+        [("keys", "BF16", (2, 3, 4), 5), ("scales", "U8", (3,), 2**64 - 1), ("empty", "F32", (0, 2), 0)]
+    )
+    return Record(name=name_of(77), header=header, tensors=tensors, file_bytes=51, used_s=5.0)
 
 
-def test_a_name_does_not_depend_on_how_the_numbers_lie() -> None:
-    assert name_of(replace(run(), layout={}, s_per_token=1.0, rule={})) == name_of(run())
+HEADERS = [run(), run(4, 3000, parent="p", salt='ü"\\'), state(7, "p"), run(salt="\ud800")]
 
 
-def test_the_same_tokens_with_other_windows_have_another_name() -> None:
-    names = {name_of(replace(run(), layout={"window_offset": offset})) for offset in (0, 3)}
-    assert len(names) == 2
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
+def test_a_row_gives_the_record_back(header: Header) -> None:
+    assert record_of(row_of(record(header))) == record(header)
 
 
-def test_parts_of_an_identity_cannot_pass_for_each_other() -> None:
-    assert name_of(run(fingerprint="ab", salt="c")) != name_of(run(fingerprint="a", salt="bc"))
-    assert name_of(run(fingerprint='a", "b', salt="")) != name_of(run(fingerprint="a", salt='b", "'))
+def test_tensors_follow_each_other() -> None:
+    assert [(tensor.offset, tensor.nbytes) for tensor in record(run()).tensors] == [(0, 48), (48, 3), (51, 0)]
 
 
-def test_the_folder_of_a_checkpoint() -> None:
-    names = {checkpoint_folder("a"), checkpoint_folder("b")}
-    assert len(names) == 2 and all(len(name) == 16 for name in names)
-    assert checkpoint_folder("../../etc") == checkpoint_folder("../../etc")
+def test_each_changed_byte_of_a_row_is_noticed() -> None:
+    row = row_of(record(run()))
+    for column in (1, 2, 4):
+        content = row[column]
+        assert isinstance(content, bytes)
+        for at in range(len(content)):
+            changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+            with pytest.raises(Damaged):
+                record_of((*row[:column], changed, *row[column + 1 :]))  # type: ignore[arg-type]
+    for values in ((78, *row[1:]), (*row[:1], None, *row[2:]), (*row[:4], None), (*row[:2], "text", *row[3:])):
+        with pytest.raises(Damaged):
+            record_of(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("used", [None, "text", float("nan"), float("inf"), b"1"])
+def test_a_damaged_time_counts_as_long_ago(used: object) -> None:
+    row = row_of(record(run()))
+    assert record_of((*row[:3], used, row[4])).used_s == 0.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,3 @@ def test_a_header_that_makes_no_sense_is_refused(fields: dict) -> None:
 
 def test_a_run_ends_after_its_tokens() -> None:
     assert run(4, 6, parent="a").end == 10 and state(4, "a").end == 4
-
-
-@pytest.mark.parametrize(("dtype", "num_bytes"), [("BF16", 48), ("U8", 24), ("F32", 96), ("C64", 192), ("BOOL", 24)])
-def test_the_bytes_of_a_shape(dtype: str, num_bytes: int) -> None:
-    assert nbytes_of(dtype, (2, 3, 4)) == num_bytes and nbytes_of(dtype, (2, 0)) == 0

@@ -13,7 +13,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.disk.folder import Folder
+from vllm_mlx.disk.folder import look
 from vllm_mlx.engine.disk import open_disk, start_tier
 
 NUM_TOKENS = 6
@@ -85,7 +85,7 @@ def conversations(rng: random.Random) -> list[tuple[int, ...]]:
 
 
 def files(root: Path) -> list[Path]:
-    return sorted(root.rglob("*.safetensors"))
+    return sorted(root.rglob("*.kv"))
 
 
 def cut(root: Path, rng: random.Random) -> None:
@@ -119,15 +119,17 @@ def gone(root: Path, rng: random.Random) -> None:
     shutil.rmtree(root)
 
 
-def no_ledger(root: Path, rng: random.Random) -> None:
-    for file in root.glob("*.json"):
-        file.write_bytes(b"{")
+def flip_row(root: Path, rng: random.Random) -> None:
+    for file in rng.sample(sorted(root.glob("index.sqlite*")), 1):
+        with file.open("r+b") as stream:
+            stream.seek(rng.randrange(max(1, file.stat().st_size)))
+            stream.write(rng.randbytes(1))
 
 
 def nothing(root: Path, rng: random.Random) -> None: ...
 
 
-DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (cut, flip, swap, remove, gone, no_ledger, nothing)
+DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (cut, flip, swap, remove, gone, flip_row, nothing)
 
 
 def damage(root: Path, rng: random.Random) -> None:
@@ -137,9 +139,7 @@ def damage(root: Path, rng: random.Random) -> None:
 
 def written(root: Path) -> int:
     """Bytes that were written to the folder today."""
-    root.mkdir(exist_ok=True)
-    folder = Folder(root, max_bytes=1 << 30, daily_bytes=1 << 30, floor_bytes=0)
-    return folder.usage().written_bytes
+    return sum(look(root).written.values())
 
 
 def run_load(architecture: str, root: Path, seed: int) -> tuple[int, int]:

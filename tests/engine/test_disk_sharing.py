@@ -1,4 +1,4 @@
-"""One folder of several servers, salts and checkpoints; what is cleared; images; a folder that comes and goes."""
+"""One folder of salts and checkpoints; what is cleared; images; a folder that comes and goes."""
 
 import errno
 import logging
@@ -16,6 +16,7 @@ from tests.engine.test_disk_any_load import Server, files, started
 from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
+from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.engine import disk
 from vllm_mlx.engine.disk import fingerprint
 from vllm_mlx.runner.checkpoint import find_checkpoint
@@ -37,22 +38,17 @@ def path() -> Path:
     return checkpoint("qwen3")
 
 
-def test_two_servers_read_what_the_other_wrote_and_miss_what_it_removed(path: Path, tmp_path: Path) -> None:
-    with started(path, tmp_path) as one, started(path, tmp_path) as other:
-        one.generate(PROMPT)
-        one.disk.write_all(lambda: 30.0)
-        other.disk._writer.submit(other.disk._compare, other.disk.fail)
-        eventually(lambda: other.disk.take_news(0.01) or len(other.disk._index) > 0)
-        assert other.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
-        assert other.disk.report().hits == 1
-        other.engine.clear_cache()
-        eventually(lambda: other.disk.take_news() or not files(tmp_path))
-        one.disk._writer.submit(one.disk._compare, one.disk.fail)
-        eventually(lambda: one.disk.take_news(0.01) or len(one.disk._index) == 0)
-        one.engine.cache_tree.clear()
-        assert one.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
-        one.disk.write_all(lambda: 30.0)
-        assert files(tmp_path), "what was lost is computed and written again"
+def test_a_second_server_on_the_folder_goes_on_without_it_with_one_line(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+        second = disk.open_disk(EngineConfig(model=str(path), cache_dir=str(tmp_path), cache_disk_bytes=1 << 30))
+        assert isinstance(second, disk.NoDisk)
+        [line] = [record.getMessage() for record in caplog.records if "Nothing is kept" in record.getMessage()]
+        for word in (str(tmp_path), f"process {os.getpid()}", "--cache-dir"):
+            assert word in line and word in str(second.report.off_reason)
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
 
 
 def test_salts_and_checkpoints_share_no_state_and_are_cleared_alone(path: Path, tmp_path: Path) -> None:

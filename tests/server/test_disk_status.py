@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.running import eventually, serving
 from vllm_mlx.cli.status import disk_line
 from vllm_mlx.core.config import EngineConfig
-from vllm_mlx.disk.checkpoints import read_notes
+from vllm_mlx.disk.folder import look
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import start_engine
 
@@ -33,7 +33,7 @@ def status(client: httpx.Client) -> dict[str, Any]:
 
 
 def files(folder: Path) -> list[Path]:
-    return list(folder.rglob("*.safetensors"))
+    return list(folder.rglob("*.kv"))
 
 
 def metrics(client: httpx.Client) -> dict[str, float]:
@@ -52,8 +52,7 @@ def test_what_is_kept_is_reported_read_after_a_restart_and_cleared(checkpoint: A
         assert status(client)["cache"]["disk"]["num_records"] == 0
         first = client.post("/v1/chat/completions", json=QUESTION).json()
     held = files(folder)
-    [note] = read_notes(folder).values()
-    assert note.path == str(path.resolve())
+    assert list(look(folder).models.values()) == [str(path)]
     assert held, "a clean stop writes what is not on disk yet"
 
     with served(path, folder) as client:

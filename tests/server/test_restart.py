@@ -16,6 +16,7 @@ from vllm_mlx.api.openai.decode import decode_chat
 from vllm_mlx.api.openai.schema import ChatCompletionBody
 from vllm_mlx.core.config import EngineConfig
 from vllm_mlx.core.events import Finished
+from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.memories import Memories
 from vllm_mlx.engine.disk import open_disk
 from vllm_mlx.engine.loading import serve_checkpoint, start_engine
@@ -29,11 +30,18 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 KEYS = ("first", "second")
 
 
+def memories_in(root: Path, fingerprint: str) -> Memories:
+    folder = Folder(root, max_bytes=1 << 33, daily_bytes=1 << 33, floor_bytes=0)
+    memories = Memories.at(folder, fingerprint, cap_bytes=1 << 33)
+    folder.close()  # what is remembered has it still
+    return memories
+
+
 @contextmanager
 def started(folder: Path, **settings: Any) -> Iterator[Running]:
     config = EngineConfig(model="demo", memory_budget_bytes=2 << 30)
     checkpoint = find_checkpoint("demo")
-    memories = Memories.at(folder, checkpoint.fingerprint(), cap_bytes=1 << 33, charge=lambda num_bytes: True)
+    memories = memories_in(folder, checkpoint.fingerprint())
     with serving(serve_checkpoint(config, checkpoint, memories=memories), **settings) as running:
         yield running
 
@@ -129,7 +137,7 @@ def test_the_next_turn_of_a_conversation_with_an_image_is_the_same(tmp_path: Pat
 
 def test_a_reply_that_ends_while_the_server_drains_is_remembered(tmp_path: Path) -> None:
     checkpoint = find_checkpoint("demo")
-    memories = Memories.at(tmp_path, checkpoint.fingerprint(), cap_bytes=1 << 33, charge=lambda num_bytes: True)
+    memories = memories_in(tmp_path, checkpoint.fingerprint())
     engine = serve_checkpoint(EngineConfig(model="demo", memory_budget_bytes=2 << 30), checkpoint, memories=memories)
     body = {"messages": [{"role": "user", "content": "Say: hello"}], "temperature": 0, "max_tokens": 40}
     request = decode_chat(ChatCompletionBody.model_validate(body), reply_id="r", model="", created=0).requests[0]

@@ -15,8 +15,9 @@ from queue import SimpleQueue
 
 import mlx.core as mx
 
+from ..disk.faults import Damaged
 from ..disk.folder import Folder
-from ..disk.record import Damaged, Record, Tensor
+from ..disk.record import Record, Tensor
 from .disk_arrays import Key, Part, empty_arrays, segment_of, state_of
 from .disk_index import DiskIndex
 from .disk_threads import Owner, Workers
@@ -249,7 +250,7 @@ class DiskReader:
     def _read_failed(self, reading: _Reading, error: Exception) -> None:
         """The sequence computes what could not be read."""
         self._end(reading)
-        if isinstance(error, (Damaged, FileNotFoundError, *_MALFORMED)):
+        if isinstance(error, (Damaged, *_MALFORMED)):
             self._owner.lose([] if reading.current is None else [reading.current])
         else:
             self._owner.fail(error)

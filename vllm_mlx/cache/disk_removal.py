@@ -54,8 +54,7 @@ class DiskRemoval:
 
     def _remove_files(self, records: Iterable[Record]) -> None:
         """Runs on the writer's thread, so that it comes before the next write."""
-        for record in records:
-            self._folder.remove(record)
+        self._folder.remove(records)
 
     def make_room(self, num_bytes: int, then: Callable[[bool], None]) -> None:
         """Remove the files of least worth, until `num_bytes` more fit. `then` gets whether anything was removed."""
@@ -85,6 +84,7 @@ class DiskRemoval:
             self.sweep()
             yield
         self.sweep()  # a read that was cancelled may have used files until now
+        self._submit(self._folder.shorten)
 
     def lost(self, names: Iterable[str]) -> None:
         """Forget records whose files are gone, and remove what continues them."""

@@ -7,16 +7,15 @@ Everything here belongs to the engine thread. Other threads read and write files
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
 
 from ..core.faults import device_fault
 from ..core.fence import Fence
+from ..disk.faults import FolderUnusable
 from ..disk.folder import Folder
 from ..disk.record import Record
-from ..disk.space import FolderUnusable
 from .disk_index import DiskIndex
 from .disk_plan import DiskPlan
 from .disk_reader import DiskReader
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 _LOAD_S = 10.0  # the longest wait for the index at start
 _BATCH = 64  # records that are added to the index at a time
 _NOTE_S = 60.0  # a record's last use is noted at most so often
-_COMPARE_S = 30.0  # between two looks at the changes of other servers
+_COMPARE_S = 30.0  # between two looks at whether too much is kept
 
 
 class DiskTier:
@@ -56,7 +55,6 @@ class DiskTier:
         self._clock = clock
         self._noted: set[str] = set()  # names of records whose use was noted since `_noted_s`
         self._noted_s = 0.0
-        self._fingerprint = fingerprint
         self._index = DiskIndex()
         self._index.add_model(fingerprint, rule, s_per_token)
         speeds = {"read_bytes_per_s": read_bytes_per_s, "s_per_token": s_per_token}
@@ -106,13 +104,8 @@ class DiskTier:
 
     def _add(self, records: Iterable[Record]) -> None:
         for record in records:
-            if self._is_outdated(record.header.fingerprint) or not self._index.add(record):
+            if not self._index.add(record):
                 self._removal.remove([record])
-
-    def _is_outdated(self, fingerprint: str) -> bool:
-        """Whether it is this checkpoint's, but of another version of what computes it: the last part differs."""
-        mine = self._fingerprint.rpartition("-")[0]
-        return bool(mine) and fingerprint != self._fingerprint and fingerprint.rpartition("-")[0] == mine
 
     def _end_of_scan(self) -> None:
         self._index.age()
@@ -226,13 +219,7 @@ class DiskTier:
         new = [record for record in self._index.records_on(space, key) if record.name not in self._noted]
         if new:
             self._noted.update(record.name for record in new)
-            self._writer.submit(partial(self._note_use, new), self.fail)
-
-    def _note_use(self, records: Iterable[Record]) -> None:
-        """Runs on the writer's thread."""
-        for record in records:
-            with suppress(FileNotFoundError):  # another server has removed it
-                self._folder.touch(record)
+            self._writer.submit(partial(self._folder.note_use, new, now), self.fail)
 
     def common_length(self, space: Space, key: bytes) -> int:
         """Number of tokens in the longest prefix on disk, resumable or not."""
@@ -289,16 +276,11 @@ class DiskTier:
         self._removal.lost(names)
 
     def _compare(self) -> None:
-        """Take in the changes of other servers, and check whether too much is kept. Runs on the writer's thread."""
-        changes = self._folder.changes()
+        """Check whether the folder can be used, and whether it holds too much. Runs on the writer's thread."""
+        usage = self._folder.usage()
         self.post(self._works)
-        for at in range(0, len(changes.added), _BATCH):
-            self.post(partial(self._add, changes.added[at : at + _BATCH]))
-        if changes.removed:
-            self.post(partial(self.lost, changes.removed))
-        excess = self._folder.usage().excess_bytes
-        if excess and (excess := excess - self._folder.remove_others(excess)) > 0:
-            self.post(partial(self.make_room, excess, _nobody_hears))
+        if usage.excess_bytes:
+            self.post(partial(self.make_room, usage.excess_bytes, _nobody_hears))
 
     # -- the state of the tier
 
@@ -354,6 +336,7 @@ class DiskTier:
         self._is_closed = True
         self._reader.close()
         self._writer.close()
+        self._folder.close()
 
 
 def _error_of(work: Callable[[], object]) -> Exception | None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..disk.faults import FolderUnusable, NoRoom
 from ..disk.folder import Folder, FolderUsage
 from ..disk.record import Record
-from ..disk.space import FolderUnusable, NoRoom
 from .disk_index import DiskIndex
 from .disk_plan import DiskPlan, Job
 from .disk_threads import Owner, Workers
@@ -55,9 +55,7 @@ class DiskWriter:
         self._is_making_room = False
         self._is_last = False
         self._paused_until_s = 0.0
-        self._usage = FolderUsage(
-            used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0, num_others=0, other_bytes=0
-        )
+        self._usage = FolderUsage(used_bytes=0, written_bytes=0, free_bytes=0, excess_bytes=0, num_records=0)
         self._looked_s = float("-inf")
 
     @property
@@ -163,14 +161,9 @@ class DiskWriter:
         self._owner.post(partial(self._written, job, record))
 
     def _add(self, job: Job) -> Record:
-        """Write one record. If it lacks room, records that nobody can use here go first, then others of this server."""
+        """Write one record."""
         tensors = [(name, dtype, shape, self._paced(data)) for name, dtype, shape, data in job.tensors]
-        try:
-            return self._folder.add(job.header, tensors)
-        except NoRoom as error:  # it is raised before anything is written, except if the disk itself is full
-            if error.limit not in ("cap", "free") or not self._folder.remove_others(job.num_bytes + self._slack_bytes):
-                raise
-            return self._folder.add(job.header, tensors)
+        return self._folder.add(job.header, tensors)
 
     def _paced(self, data: Any) -> Iterator[memoryview]:
         for part in data:
@@ -182,7 +175,7 @@ class DiskWriter:
         self._limit = self._running = None
         if record.name not in self._index and (job.is_cleared or not self._index.add(record)):
             self._forget(job)  # it would be written again and again
-            self.submit(partial(self._folder.remove, record), self._owner.fail)
+            self.submit(partial(self._folder.remove, [record]), self._owner.fail)
         self._owner.sweep()
         if self._owner.is_on:
             self._begin()
@@ -206,8 +199,6 @@ class DiskWriter:
             case FolderUnusable():
                 self._pause()
                 self._owner.fail(error)
-            case FileNotFoundError():  # another server has removed the record that this one continues
-                self._owner.lost([job.header.parent])
             case _:
                 self._owner.fail(error)
 

@@ -1,86 +1,256 @@
-"""`vllm-mlx cache`: what a running server's prefix cache holds, or what is kept on this machine's disk."""
+"""`vllm-mlx cache`: what is kept on this machine's disk, and what a running server's prefix cache holds in memory."""
 
 import json
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import itemgetter
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
+import typer
+from rich.table import Table
 from rich.tree import Tree
 
-from .remote import KeyOption, UrlOption, find_server
+from .options import load_settings
+from .remote import KeyOption, NoServer, Remote, UrlOption, find_server
 from .status import disk_line
-from .terminal import AsJson, WrongUsage, console, option, readable
+from .terminal import (
+    TABLE,
+    AsJson,
+    CommandFailed,
+    ExitCode,
+    WrongUsage,
+    console,
+    duration,
+    number_columns,
+    option,
+    readable,
+)
+
+if TYPE_CHECKING:
+    from ..disk.folder import Folder, Listing
 
 _MAX_ENTRIES = 200
+_DAY_S = 86_400
+_NOTHING = "Nothing is kept on disk: {}. --cache-dir names another folder."
+
+cache_app = typer.Typer(
+    help="Look after what is kept on disk, or see what a server's cache holds.", no_args_is_help=True
+)
+FolderOption = Annotated[str | None, option("--cache-dir", "DIR", "The folder. Default: as `serve` is set.")]
 
 
-def cache(
-    clear: Annotated[
-        bool, option("--clear", None, "Remove all cached state, on disk too. Running replies continue.")
-    ] = False,
+@cache_app.command(name="list")
+def list_kept(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
+    """Print what is kept on disk, by model and salt. A server may use the folder."""
+    from ..disk.folder import look
+    from ..disk.place import nothing_in
+
+    root = _root(cache_dir)
+    with _explained():
+        nothing, found = nothing_in(root), look(root)
+    kept = _by_salt(found)
+    if as_json:
+        print(json.dumps({"folder": str(root), "damaged": len(found.reasons), "kept": kept}, indent=2))
+        return
+    if nothing is not None:
+        print(_NOTHING.format(nothing))
+        return
+    screen = console()
+    screen.print(_table(kept))
+    num_bytes, num_records = (sum(group[key] for group in kept) for key in ("bytes", "records"))
+    screen.print(f"{root}: {readable(num_bytes)} in {num_records:,} records.", markup=False)
+    if found.reasons:
+        screen.print(f"{len(found.reasons):,} records are damaged: `vllm-mlx cache verify` names them.", markup=False)
+
+
+def _by_salt(found: "Listing") -> list[dict[str, Any]]:
+    """Sums for each checkpoint and salt, those used last first."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in found.records:
+        header = record.header
+        names = {"model": _model(found.models, header.fingerprint), "salt": header.salt}
+        empty = {"records": 0, "tokens": 0, "bytes": 0, "used": 0.0}
+        group = groups.setdefault((header.fingerprint, header.salt), {**names, **empty})
+        group["records"] += 1
+        group["tokens"] += header.end - header.start
+        group["bytes"] += record.file_bytes
+        group["used"] = max(group["used"], record.used_s)
+    return sorted(groups.values(), key=lambda group: -group["used"])
+
+
+def _table(listed: list[dict[str, Any]]) -> Table:
+    table = Table("Model", *number_columns("Records", "Tokens", "Size", "Last used"), "Salt", **TABLE)
+    for group in listed[:_MAX_ENTRIES]:
+        numbers = (f"{group['records']:,}", f"{group['tokens']:,}", readable(group["bytes"]))
+        table.add_row(group["model"], *numbers, f"{_age(max(0.0, time.time() - group['used']))} ago", group["salt"])
+    return table
+
+
+@cache_app.command()
+def clear(
+    salt: Annotated[str | None, option("--salt", "TEXT", "Only what belongs to salts that begin so.")] = None,
+    model: Annotated[str | None, option("--model", "TEXT", "Only what belongs to this model.")] = None,
+    yes: Annotated[bool, option("--yes", None, "Remove it without a question.")] = False,
     as_json: AsJson = False,
+    cache_dir: FolderOption = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
-    disk: Annotated[
-        bool, option("--disk", None, "Look at the folder on this machine's disk; no server has to run.")
-    ] = False,
-    cache_dir: Annotated[
-        str | None, option("--cache-dir", "DIR", "With --disk: the folder. Default: as `serve` is set.")
-    ] = None,
-    verify: Annotated[
-        bool, option("--verify", None, "With --disk: read every byte, and remove damaged files.")
-    ] = False,
-    salt: Annotated[
-        str | None, option("--salt", "TEXT", "With --disk --clear: only what belongs to salts that begin so.")
-    ] = None,
-    yes: Annotated[bool, option("--yes", None, "With --disk: remove files without a question.")] = False,
 ) -> None:
-    """Print what the server's prefix cache holds, or clear it; with --disk, look after what is kept on disk."""
-    given = [flag for flag, is_given in {"--verify": verify, "--clear": clear}.items() if is_given]
-    details = {"--cache-dir": cache_dir is not None, "--salt": salt is not None, "--yes": yes}
-    _check(disk, given, details, has_server=url is not None or api_key is not None)
-    if salt == "":
-        raise WrongUsage("--salt is empty, and every salt begins so: leave it out to clear everything.")
-    if not disk:
-        _of_server(url, api_key, clear=clear, as_json=as_json)
-        return
-    from . import disk as files  # here, because a running server needs none of it
-    from . import disk_upkeep as upkeep
+    """Remove what is kept on disk: state, remembered replies and stored responses.
 
-    if verify:
-        upkeep.check(cache_dir, as_json=as_json)
-    elif clear:
-        upkeep.clear(files.Kept.open(cache_dir), salt, is_sure=yes, as_json=as_json)
+    A server that uses the folder clears its memory too, and keeps stored responses; its running replies continue.
+    """
+    if "" in (salt, model):
+        raise WrongUsage("--salt and --model need a text: leave them out to clear everything.")
+    root = None if url is not None else _folder(cache_dir)
+    words = "".join(f" of {name} {text}" for name, text in (("salts like", salt), ("the model", model)) if text)
+    _confirm(f"The cached state{words} in {root or url} will be removed.", is_sure=yes)
+    with _opened(root) as (folder, why):
+        if folder is not None:
+            num_records, freed = _clear_here(folder, salt or "", model)
+        else:
+            num_records, freed = None, _clear_there(root, find_server(url, api_key, as_admin=True), salt, model, why)
+    if as_json:
+        print(json.dumps({"removed_records": num_records, "freed_bytes": freed}, indent=2))
     else:
-        files.show(cache_dir, as_json=as_json)
+        print(f"{'' if num_records is None else f'{num_records:,} records were removed, '}{readable(freed)} freed.")
 
 
-def _check(disk: bool, actions: list[str], details: Mapping[str, bool], *, has_server: bool) -> None:
-    """Raises WrongUsage for flags that mean nothing together."""
-    extra = [flag for flag, is_given in details.items() if is_given]
-    if not disk:
-        for flag in (*(action for action in actions if action != "--clear"), *extra):
-            raise WrongUsage(f"{flag} is about the files on disk: give it with --disk.")
-        return
-    if has_server:
-        raise WrongUsage("--disk looks at files of this machine, --url and --api-key at a server: leave one out.")
-    if len(actions) > 1:
-        raise WrongUsage(f"{actions[0]} and {actions[1]} are two different things: give one at a time.")
-    action = actions[0] if actions else "the list"
-    for flag in extra:
-        if flag in ("--salt", "--yes") and action != "--clear":
-            raise WrongUsage(f"{flag} belongs to --clear.")
+def _clear_here(folder: "Folder", salt: str, model: str | None) -> tuple[int, int]:
+    from ..disk.database import clear_kept
+
+    models = folder.models()
+    chosen = [
+        record
+        for record in folder.scan()
+        if record.header.salt.startswith(salt) and model in (None, _model(models, record.header.fingerprint))
+    ]
+    folder.remove(chosen)
+    if model is None:
+        folder.database.run(lambda connection: clear_kept(connection, salt))
+    folder.shorten()
+    return len(chosen), sum(record.file_bytes for record in chosen)
 
 
-def _of_server(url: str | None, api_key: str | None, *, clear: bool, as_json: bool) -> None:
-    server = find_server(url, api_key, as_admin=True)
-    held = server.delete("/v1/cache") if clear else server.get("/v1/cache")
+def _clear_there(root: Path | None, server: Remote, salt: str | None, model: str | None, why: str) -> int:
+    """Ask the server that owns the folder. Returns the bytes."""
+    if model is not None:
+        raise WrongUsage(f"--model is about a folder that no server uses. {why}".strip())
+    try:
+        disk = server.get("/v1/status")["cache"].get("disk") or {} if root is not None else {}
+    except NoServer as error:
+        raise CommandFailed(f"{why} No server answers at {server.url}: give its address with --url.") from error
+    if root is not None and disk.get("folder") != str(root):
+        raise CommandFailed(f"{why} The server at {server.url} is another one: give its address with --url.")
+    query = "" if salt is None else f"?{urlencode({'salt': salt})}"
+    return int(server.delete(f"/v1/cache{query}")["freed_bytes"])
+
+
+@cache_app.command()
+def verify(as_json: AsJson = False, cache_dir: FolderOption = None) -> None:
+    """Read every byte that is kept on disk, and remove what is damaged. Beside a server, damage is only named."""
+    from ..disk.folder import verify as verified
+
+    root, started_s = _folder(cache_dir), time.monotonic()
+    with _opened(root) as (folder, _):
+        num_records, num_bytes, faults = verified(root, folder)
+    if as_json:
+        listed = [{"file": str(path), "fault": fault} for path, fault in faults.items()]
+        print(json.dumps({"records": num_records, "bytes": num_bytes, "damaged": listed}, indent=2))
+    else:
+        took = duration(time.monotonic() - started_s)
+        print(f"{num_records:,} records, {readable(num_bytes)}, read in {took}.")
+        for path, fault in faults.items():
+            print(f"{path} {'is damaged' if folder is None else 'was damaged and is removed'}: {fault}.")
+        if not faults:
+            print("Every byte is as it was written.")
+    if faults:
+        sys.exit(ExitCode.FAILED)
+
+
+@cache_app.command()
+def memory(as_json: AsJson = False, url: UrlOption = None, api_key: KeyOption = None) -> None:
+    """Print what a running server's prefix cache holds in memory."""
+    held = find_server(url, api_key, as_admin=True).get("/v1/cache")
     if as_json:
         print(json.dumps(held, indent=2))
-    elif clear:
-        print(f"The cache is empty: {readable(int(held['freed_bytes']))} were freed.")
     else:
         console().print(cache_tree(held["data"], held["cache"], held["others"]))
+
+
+def _root(cache_dir: str | None) -> Path:
+    from ..disk.place import folder_of
+
+    settings = load_settings({} if cache_dir is None else {"cache_dir": cache_dir})
+    keeps = {"cache_disk": settings.cache_disk or None, "prefix_cache": True, "repeatable": False}
+    return folder_of(settings.model_copy(update=keeps).engine_config().cache_dir)  # also where nothing more is kept
+
+
+def _folder(cache_dir: str | None) -> Path:
+    """The folder, which has to hold a cache. Raises CommandFailed."""
+    from ..disk.place import nothing_in
+
+    root = _root(cache_dir)
+    with _explained():
+        if (nothing := nothing_in(root)) is not None:
+            raise CommandFailed(_NOTHING.format(nothing))
+    return root
+
+
+@contextmanager
+def _opened(root: Path | None) -> Iterator[tuple["Folder | None", str]]:
+    """The folder; or None, with the reason, if a server owns it."""
+    from ..disk.faults import InUse
+    from ..disk.folder import Folder
+
+    folder, why = None, ""
+    with _explained():
+        try:
+            if root is not None:
+                folder = Folder(root, max_bytes=sys.maxsize, daily_bytes=sys.maxsize, floor_bytes=0)
+        except InUse as error:
+            why = str(error)
+        try:
+            yield folder, why
+        finally:
+            if folder is not None:
+                folder.close()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of the folder and of the system become CommandFailed."""
+    from ..disk.faults import Damaged, FolderUnusable, NoRoom
+
+    try:
+        yield
+    except (FolderUnusable, NoRoom, Damaged) as error:
+        raise CommandFailed(str(error)) from error
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or 'The disk'}: {error.strerror or error}.") from error
+
+
+def _model(models: Mapping[str, str], fingerprint: str) -> str:
+    return models.get(fingerprint) or f"checkpoint {fingerprint[:8]}"
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds / _DAY_S:.0f} days" if seconds >= 2 * _DAY_S else duration(seconds)
+
+
+def _confirm(what: str, *, is_sure: bool) -> None:
+    """Ask, on a terminal. Raises WrongUsage elsewhere, and CommandFailed if the answer is no."""
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"{what} Add --yes to do that without a question.")
+    print(f"{what} Go on? [y/N] ", end="", file=sys.stderr, flush=True)  # not among what --json prints
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandFailed("Nothing was removed.")
 
 
 def cache_tree(entries: list[dict[str, Any]], counts: dict[str, Any], others: dict[str, int]) -> Tree:

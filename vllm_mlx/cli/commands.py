@@ -6,7 +6,7 @@ import typer
 
 from .. import __version__
 from .bench import bench
-from .cache import cache
+from .cache import cache_app
 from .chat import chat
 from .doctor import doctor
 from .launch import launch
@@ -53,6 +53,7 @@ def serve(settings: Settings) -> None:
     run_server(settings)
 
 
-for command in (chat, launch, status, cache, doctor, bench):
+for command in (chat, launch, status, doctor, bench):
     app.command()(command)
 app.add_typer(models_app, name="models")
+app.add_typer(cache_app, name="cache")

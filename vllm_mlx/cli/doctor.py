@@ -191,9 +191,8 @@ _LITTLE_CACHE = 5_000_000_000  # bytes: some hundred thousand tokens of a small 
 
 
 def check_cache_folder(settings: Settings) -> Check:
-    """Whether conversations can be kept on disk, and how fast they are read."""
-    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, nearest, trouble_with
-    from ..disk.read_speed import measure_read
+    """Whether conversations can be kept on disk."""
+    from ..disk.place import default_max_bytes, folder_of, free_bytes, held_bytes, trouble_with
 
     config = settings.engine_config()
     if not config.prefix_cache or config.cache_disk_bytes == 0:
@@ -210,8 +209,7 @@ def check_cache_folder(settings: Settings) -> Check:
         return Check(
             "Cache", "warning", f"{text}, which is little. Set --cache-disk, or name another disk with --cache-dir"
         )
-    speed = measure_read(nearest(folder))
-    return Check("Cache", "good", text + ("" if speed is None else f"; it reads {readable(int(speed))} a second"))
+    return Check("Cache", "good", text)
 
 
 def check_port(settings: Settings) -> Check:

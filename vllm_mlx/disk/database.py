@@ -1,74 +1,236 @@
-"""The SQLite database in the folder of the cache: its connection, its tables, and damage of the whole file."""
+"""The SQLite database in the folder of the cache, and the lock that makes one process the folder's only owner.
 
+The system frees the lock when its process ends, however it ends. All threads share one connection. SQLite notices no
+flipped bit in a value, so each row has a checksum of its own; a database that SQLite cannot read is emptied.
+"""
+
+import contextlib
+import fcntl
+import logging
 import os
 import sqlite3
-from collections.abc import Container
+import threading
+from collections.abc import Callable, Container
 from pathlib import Path
+from typing import TypeVar
 
+from ..core.errors import setting
+from .faults import FolderUnusable, InUse, usable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 NAME = "index.sqlite"
-VERSION = 1  # the format of the values that are kept; those of another version are removed
-_LOCK_S = 5.0  # to wait for another server that writes
-_MALFORMED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_TABLE = """
+LOCK = "owner.lock"
+VERSION = 2  # the format of the tables and the files; a folder of another format is emptied
+KEPT_VERSION = 1  # the format of the values that are kept; those of another version are removed
+_WAIT_S = 5.0  # for a command that reads
+_OF_THE_SYSTEM = frozenset(
+    {
+        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_MISUSE,
+    }
+)  # fmt: skip
+_TABLES = """
+CREATE TABLE IF NOT EXISTS record (id INTEGER PRIMARY KEY, about BLOB, words BLOB, used REAL, checksum BLOB);
+CREATE TABLE IF NOT EXISTS model (fingerprint TEXT PRIMARY KEY, name TEXT);
+CREATE TABLE IF NOT EXISTS day (day INTEGER PRIMARY KEY, bytes INTEGER);
 CREATE TABLE IF NOT EXISTS kept (
     kind TEXT, scope TEXT, name TEXT, salt BLOB, base TEXT, bytes INTEGER, put INTEGER, used INTEGER,
-    checksum BLOB, value BLOB, PRIMARY KEY (kind, scope, name))
+    checksum BLOB, value BLOB, PRIMARY KEY (kind, scope, name));
+CREATE INDEX IF NOT EXISTS put ON kept (put);
+CREATE INDEX IF NOT EXISTS used ON kept (used);
 """
-_INDEXES = ("CREATE INDEX IF NOT EXISTS put ON kept (put)", "CREATE INDEX IF NOT EXISTS used ON kept (used)")
+_COLUMNS = (
+    "id, about, words, used, checksum FROM record",
+    "fingerprint, name FROM model",
+    "day, bytes FROM day",
+    "kind, scope, name, salt, base, value, bytes, put, used, checksum FROM kept",
+)
 
 
-def connect(path: Path) -> sqlite3.Connection:
+class Database:
+    """Raises FolderUnusable if another process owns the folder, or it cannot be used; NoRoom where the disk is full."""
+
+    def __init__(self, root: Path):
+        self.root, self.path = root, root / NAME
+        self._turn = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._lock: int | None = None
+        self._num_users = 1
+        self.written: dict[int, int] = {}  # bytes by day; each day has its own sum, so a clock that is put back is safe
+        self._charged: set[int] = set()  # days whose sums changed since they were stored
+
+    def open(self) -> None:
+        """Own the folder, and read the sums of the days."""
+        self.run(lambda connection: None)
+
+    def shared(self) -> "Database":
+        """The same database for another user, who closes it too."""
+        self._num_users += 1
+        return self
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do work in one transaction, together with the bytes that were charged until then."""
+        with self._turn, usable(self.root):
+            try:
+                return self._run(work)
+            except sqlite3.Error as error:
+                if not is_malformed(error):
+                    raise
+                logger.warning("%s is damaged (%s). It is emptied, and what it kept is forgotten.", self.path, error)
+                self._disconnect()
+                _remove(self.path)
+                return self._run(work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connected()
+        with connection:
+            result = work(connection)
+            sums = [(day, self.written[day]) for day in self._charged]
+            connection.executemany("INSERT OR REPLACE INTO day VALUES (?, ?)", sums)
+        self._charged.clear()
+        return result
+
+    def charge(self, day: int, num_bytes: int) -> None:
+        """Count bytes of a day. They are stored with the next transaction."""
+        with self._turn:
+            self.written[day] = self.written.get(day, 0) + num_bytes
+            self._charged.add(day)
+
+    def shorten(self) -> None:
+        """Empty the write-ahead log, which keeps what was removed until then."""
+        with self._turn, usable(self.root):
+            self._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def size(self) -> int:
+        """Bytes of its files."""
+        sizes = 0
+        for path in files(self.path):
+            with contextlib.suppress(FileNotFoundError):
+                sizes += path.stat().st_size
+        return sizes
+
+    def close(self) -> None:
+        """The last user who closes it frees the folder for another process."""
+        with self._turn:
+            self._num_users -= 1
+            if not self._num_users:
+                self._disconnect()
+                self._free()
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection, made again where somebody has removed the folder or its files."""
+        if not self.root.is_dir():
+            self.root.mkdir(mode=0o700)
+        if self._lock is None or not _is_same(self._lock, self.root / LOCK):
+            self._disconnect()
+            self._free()
+            self._lock = own(self.root)
+        if self._connection is not None and not self.path.exists():
+            self._disconnect()
+        if self._connection is None:
+            self._connection = _connect(self.path)
+            with contextlib.suppress(ValueError, TypeError):
+                self.written = dict(self._connection.execute("SELECT day, bytes + 0 FROM day")) | self.written
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._charged.update(self.written)
+
+    def _free(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+
+def own(root: Path) -> int:
+    """Lock the folder until the file that is returned is closed. Raises FolderUnusable and OSError."""
+    file = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "?"
+        os.close(file)
+        advice = f"Choose another folder with {setting('cache_dir')}."
+        if isinstance(error, BlockingIOError):
+            raise InUse(f"The folder {root} is in use by another server (process {holder}). {advice}") from None
+        why = f"lies on a volume that knows no locks ({error.strerror})"
+        raise FolderUnusable(f"The folder {root} {why}. {advice}") from None
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    return file
+
+
+def _is_same(file: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
+
+
+def _connect(path: Path) -> sqlite3.Connection:
     """Open the database, or make it. Raises sqlite3.Error and OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    connection = sqlite3.connect(path, timeout=_LOCK_S, isolation_level="IMMEDIATE", check_same_thread=False)
-    connection.text_factory = lambda data: data.decode("utf-8", "replace")  # the checksum shows what is damaged
+    connection = sqlite3.connect(path, timeout=_WAIT_S, isolation_level="IMMEDIATE", check_same_thread=False)
+    _read_any_text(connection)
     try:
         connection.execute("PRAGMA auto_vacuum = FULL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = ON")
         [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+        if found != "ok" or version not in (0, VERSION):
+            raise sqlite3.DatabaseError(found if found != "ok" else f"its format is {version}")
+        connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        for columns in _COLUMNS:
+            connection.execute(f"SELECT {columns}")
         with connection:
-            for statement in (_TABLE, *_INDEXES):
-                connection.execute(statement)
-            connection.execute("DELETE FROM kept WHERE kind NOT LIKE ?", (f"%.{VERSION}",))
-            connection.execute("SELECT kind, scope, name, salt, base, value, bytes, put, used, checksum FROM kept")
+            connection.execute("DELETE FROM kept WHERE kind NOT LIKE ?", (f"%.{KEPT_VERSION}",))
     except sqlite3.Error:
         connection.close()
         raise
     return connection
 
 
-def remove(path: Path) -> None:
-    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-        path.with_name(name).unlink(missing_ok=True)
+def reading(path: Path) -> sqlite3.Connection:
+    """Open the database only to read, also beside its owner. Nothing is changed. Raises sqlite3.Error."""
+    has_log = path.with_name(f"{path.name}-wal").exists()  # without one, no process has it open
+    mode = "mode=ro" if has_log else "mode=ro&immutable=1"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", timeout=_WAIT_S, uri=True)
+    _read_any_text(connection)
+    return connection
 
 
-def shorten(connection: sqlite3.Connection) -> None:
-    """Empty the write-ahead log, which keeps what was removed until then."""
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+def _read_any_text(connection: sqlite3.Connection) -> None:
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")  # the checksum shows what is damaged
+
+
+def files(path: Path) -> tuple[Path, ...]:
+    """The database, with what SQLite keeps beside it."""
+    return tuple(path.with_name(f"{path.name}{end}") for end in ("", "-wal", "-shm"))
+
+
+def _remove(path: Path) -> None:
+    for file in files(path):
+        file.unlink(missing_ok=True)
 
 
 def is_malformed(error: sqlite3.Error) -> bool:
     """Whether only an empty database helps."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is None or code & 0xFF in _MALFORMED or code == sqlite3.SQLITE_ERROR
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return type(error) is sqlite3.DatabaseError
+    if code & 0xFF == sqlite3.SQLITE_READONLY:
+        return code == sqlite3.SQLITE_READONLY  # else the folder is read only, and the file's header is intact
+    return code & 0xFF not in _OF_THE_SYSTEM
 
 
-def clear_kept(path: Path, salts: str, kinds: Container[str] | None = None) -> None:
-    """Remove all values of salts that begin with `salts`. A server may use the database. Raises sqlite3.Error."""
-    if path.exists():
-        connection = connect(path)
-        with connection:
-            clear(connection, salts, kinds)
-        shorten(connection)
-        connection.close()
-
-
-def clear(connection: sqlite3.Connection, salts: str, kinds: Container[str] | None) -> None:
-    """Remove the values of salts that begin with `salts`, of these kinds or of all."""
+def clear_kept(connection: sqlite3.Connection, salts: str, kinds: Container[str] | None = None) -> None:
+    """Remove the kept values of salts that begin with `salts`, of these kinds or of all."""
     rows = connection.execute("SELECT rowid, kind, salt FROM kept").fetchall()
     found = [
         (rowid,)

@@ -1,43 +1,42 @@
-"""A folder of records. It knows no tree and no tokens.
+"""A folder of records: files with numbers, and a database whose rows say what they are. It knows no tree.
 
-Several servers may use one folder at once, and each may remove any record at any moment. A record is written to a
-draft, which is then renamed: a reader sees a complete file or none, also if a process is killed. Nothing is forced to
-the disk, so a loss of power may leave damaged files; their checksums show it when they are read.
-
-A damaged record is removed, with one line in the log, unless the folder is only looked at. Only files that are named
-like records are touched.
+A process owns the folder while it has its database open. A file is written before its row is committed, and removed
+after it, so a process that is killed leaves at most files without a row, which the next start removes. Nothing is
+forced to the disk, so a loss of power may damage files; their checksums show it when they are read.
 """
 
 import contextlib
 import errno
 import logging
-import os
+import secrets
+import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 
-from .own_files import SUFFIX, record_files
-from .record import Damaged, Header, Record, TensorData, UnknownVersion, checkpoint_folder, name_of
-from .record_file import Draft, Source, read_record, read_tensor
-from .space import FolderUnusable, Space
+from ..core.errors import setting
+from . import files
+from .database import NAME, Database, reading
+from .faults import Damaged, NoRoom, usable
+from .place import RECORDS, record_files, remove_old
+from .record import Header, Record, Row, TensorData, name_of, record_of, row_of
 
 logger = logging.getLogger(__name__)
 
-_AHEAD_S = 3600.0  # clocks of servers that share a folder may differ by so much
-OTHERS_UNUSED_S = 7 * 24 * 3600  # records that cannot be read here are in use so long after their last use
+_DAY_S = 24 * 3600
+_AHEAD_S = 3600.0  # a last use that lies further in the future shows that the clock was put back
+_ROWS = "SELECT id, about, words, used, checksum FROM record"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderUsage:
-    used_bytes: int  # all files, drafts and records that cannot be read here included
-    written_bytes: int  # today, by all servers
+    used_bytes: int  # all files, the database included
+    written_bytes: int  # today
     free_bytes: int  # the volume's
     excess_bytes: int  # must be removed to keep the cap and the floor of free space
     num_records: int
-    num_others: int  # intact records that cannot be read here
-    other_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +45,12 @@ class Damage:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What other servers did."""
-
-    added: tuple[Record, ...]  # parents before children
-    removed: frozenset[str]  # names
+def path_of(root: Path, name: str) -> Path:
+    return root / RECORDS / f"{name}.kv"
 
 
 class Folder:
-    """All methods may be called from any thread, and raise FolderUnusable if they cannot do their work.
-
-    A record that somebody has removed is a FileNotFoundError, and is met now and then.
-    """
+    """All methods may be called from any thread, and raise FolderUnusable if they cannot do their work."""
 
     def __init__(
         self,
@@ -67,285 +59,291 @@ class Folder:
         max_bytes: int,
         daily_bytes: int,
         floor_bytes: int,
-        repairs: bool = True,
         clock: Callable[[], float] = time.time,
     ):
-        """`max_bytes` and `daily_bytes` are for all servers together; `floor_bytes` of the volume stay free.
-
-        `repairs`: reading makes a folder that is missing, and removes what is damaged or left behind. Without it, only
-        the methods that add and remove change anything.
-        """
-        self.root, self._repairs = root, repairs
+        """Own the folder, which is made if only it is missing. `floor_bytes` of the volume stay free."""
+        self.root = root
+        self._max_bytes, self._daily_bytes, self._floor_bytes = max_bytes, daily_bytes, floor_bytes
         self._clock = clock
-        self._space = Space(root, max_bytes=max_bytes, daily_bytes=daily_bytes, floor_bytes=floor_bytes, clock=clock)
-        self.damages: list[Damage] = []  # the files that were found damaged
-        self._lock = Lock()  # guards the two below
-        self._known: dict[str, Record] = {}  # by name, what was read or written
-        self._others: dict[
-            Path, tuple[float, int]
-        ] = {}  # last use and bytes of intact records that cannot be read here
-
-    def name_of(self, header: Header) -> str:
-        return name_of(header)
+        self._fingerprint = ""
+        self._lock = threading.Lock()  # guards the sizes
+        self._sizes: dict[str, int] = {}  # bytes of the files that are there or being written, by name
+        self.damages: list[Damage] = []  # what was found damaged
+        self.database = Database(root)
+        self.database.open()
 
     def path_of(self, record: Record) -> Path:
-        return self._path(record.header, record.name)
+        return self._path(record.name)
+
+    def note_model(self, fingerprint: str, model: str) -> None:
+        """Name the checkpoint that runs. What other versions of its libraries have written is removed by `scan`."""
+        self._fingerprint = fingerprint
+        self.database.run(lambda c: c.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", (fingerprint, model)))
+
+    def models(self) -> dict[str, str]:
+        """Names of models by fingerprint."""
+        return self.database.run(lambda c: dict(c.execute("SELECT fingerprint, name FROM model")))
 
     def scan(self) -> Iterator[Record]:
-        """Read the headers of all records, parents before children, and remove what is of no use if it repairs."""
-        with self._space.usable():
-            if self._repairs:
-                self._space.ready()
-            with self._lock:
-                self._known, self._others = {}, {}
-            found = self._read(record_files(self.root))
-            if self._repairs:
-                with contextlib.suppress(OSError):  # The folder may be read only.
-                    self._space.clean()
-        if self._others and self._repairs:
-            logger.warning(
-                "The cache on disk, %s, has %d records (%d bytes) of another version of vllm-mlx. They count "
-                "towards its size. If it needs room, the ones that nobody has used for %d days are removed.",
-                self.root, len(self._others), sum(size for _, size in self._others.values()), OTHERS_UNUSED_S // 86400,
-            )  # fmt: skip
-        num_orphans = 0
-        for record in found:
-            if self._continues(record):
-                yield record
-                continue
-            self._forget(record)
-            if self._has_unseen_parent(record):  # It was written after the listing: `changes` finds both.
-                continue
-            if not self._repairs:
-                continue
-            num_orphans += 1
-            with contextlib.suppress(FolderUnusable):
-                self.remove(record)
+        """Read all rows, parents before children. Called at the start, before anything is added.
+
+        It removes files without a row, and rows that are damaged, whose file is missing or of another size, which
+        another version of this checkpoint wrote, or that continue one of these.
+        """
+        with usable(self.root):
+            remove_old(self.root)
+            sizes = dict(record_files(self.root))
+        found, lost = self._sorted_out(self.database.run(lambda c: c.execute(_ROWS).fetchall()), sizes)
+        if lost:
+            self.database.run(lambda c: c.executemany("DELETE FROM record WHERE id = ?", lost))
+        with usable(self.root), self._lock:
+            self._sizes = {record.name: record.file_bytes for record in found}
+            for name in sizes.keys() - self._sizes.keys():
+                self._path(name).unlink(missing_ok=True)
+        yield from found
+
+    def _sorted_out(self, rows: list[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]]]:
+        """The records that are of use, and the ids of the others."""
+        intact, lost, reasons = listed(rows, sizes)
+        self.damages += [Damage(self._path(name), reason) for name, reason in reasons.items()]
+        for name, reason in reasons.items():
+            logger.warning("Removed a damaged record from the cache on disk: %s (%s).", self._path(name), reason)
+        kept: dict[str, Record] = {}
+        now, num_ahead, num_orphans = self._clock(), 0, 0
+        for record in sorted(intact, key=lambda record: record.header.start):
+            is_outdated = self._is_outdated(record.header.fingerprint)
+            if not is_outdated and continues(record, kept):
+                num_ahead += record.used_s > now + _AHEAD_S
+                kept[record.name] = replace(record, used_s=min(record.used_s, now))
+            else:
+                num_orphans += not is_outdated
+                lost.append((int(record.name, 16),))
         if num_orphans:
             logger.warning(
                 "Removed %d records from the cache on disk, because what they continue is gone.", num_orphans
             )
-
-    def changes(self) -> Changes:
-        """What others added and removed since the last look. It costs a listing, and reads new files only."""
-        with self._space.usable():
-            files = {file.name.removesuffix(SUFFIX): file for file in record_files(self.root)}
-            with self._lock:
-                removed = frozenset(self._known.keys() - files.keys())
-                for name in removed:
-                    del self._known[name]
-                new = [file for name, file in files.items() if name not in self._known and file not in self._others]
-            found = self._read(new)
-        added = []
-        for record in found:
-            if self._continues(record):
-                added.append(record)
-            else:
-                self._forget(record)  # Its parent may be found at the next look.
-        return Changes(tuple(added), removed)
-
-    def add(self, header: Header, tensors: Sequence[TensorData]) -> Record:
-        """Write a record. One that exists is only returned, with its own layout and numbers.
-
-        Raises NoRoom, and FileNotFoundError if its parent is gone.
-        """
-        draft = Draft(header, tensors)
-        path = self._path(header, draft.name)
-        with self._space.usable():
-            self._space.ready()
-            if (record := self._existing(path)) is not None:
-                return record
-            if header.parent and not (parent := self._path(header, header.parent)).exists():
-                raise FileNotFoundError(errno.ENOENT, "the record that this one continues is gone", str(parent))
-            try:
-                with self._space.writing(path, draft.file_bytes) as file:
-                    record = replace(draft.write(file), used_s=self._clock())
-                    os.utime(file, (record.used_s, record.used_s))
-            except FileExistsError:
-                if (record := self._existing(path)) is None:
-                    raise FileNotFoundError(errno.ENOENT, "another server removed it", str(path)) from None
-        self._remember(record)
-        return record
-
-    def read_into(self, record: Record, index: int, buffer: memoryview) -> None:
-        """Read one tensor into a buffer of its size, and check it. Raises Damaged, and has removed the file then."""
-        path = self.path_of(record)
-        try:
-            with self._space.usable(), _opened(path) as (source, _):
-                try:
-                    read_tensor(source, record, index, buffer)
-                except (Damaged, OSError) as error:
-                    reason = _damage(error)
-                    self._judge(path, source, record, reason)
-        except FileNotFoundError:
-            self._forget(record)
-            raise
-
-    def remove(self, record: Record) -> None:
-        """Remove a record; that it is gone already is no error."""
-        with self._space.usable():
-            self._space.remove(self.path_of(record))
-        self._forget(record)
-
-    def clear(self) -> int:
-        """Remove all records, also the ones that cannot be read here. Returns the bytes."""
-        with self._space.usable():
-            freed_bytes = sum(self._space.remove(path) for path in record_files(self.root))
-        with self._lock:
-            self._known, self._others = {}, {}
-        return freed_bytes
-
-    def clean(self) -> None:
-        """Remove drafts whose writers are dead, and empty folders, and count the rest again."""
-        with self._space.usable():
-            self._space.clean()
-
-    def touch(self, record: Record) -> None:
-        """Note that the record was used now."""
-        now = self._clock()
-        try:
-            os.utime(self.path_of(record), (now, now))
-        except FileNotFoundError:
-            self._forget(record)
-            raise
-        except OSError:
-            logger.debug("The time of a record's last use was not noted.", exc_info=True)
-
-    def usage(self) -> FolderUsage:
-        with self._space.usable():
-            figures = self._space.figures(counts=not self._repairs)
-        with self._lock:
-            return FolderUsage(
-                used_bytes=figures.used_bytes,
-                written_bytes=figures.written_bytes,
-                free_bytes=figures.free_bytes,
-                excess_bytes=figures.excess_bytes,
-                num_records=len(self._known),
-                num_others=len(self._others),
-                other_bytes=sum(size for _, size in self._others.values()),
-            )
-
-    def charge(self, num_bytes: int) -> bool:
-        """Count bytes that a journal is about to write towards the limits. Returns False if they may not be written."""
-        return self._space.charge(num_bytes)
-
-    def remove_others(self, num_bytes: int) -> int:
-        """Remove records that cannot be read here and that nobody has used for long, the longest unused first.
-
-        It stops when enough bytes are free. Returns the bytes removed.
-        """
-        old_s = self._clock() - OTHERS_UNUSED_S
-        with self._lock:
-            old = sorted((used_s, path) for path, (used_s, _) in self._others.items() if used_s < old_s)
-        freed_bytes = 0
-        for _, path in old:
-            if freed_bytes >= num_bytes:
-                break
-            with contextlib.suppress(FileNotFoundError), self._space.usable():
-                status = path.stat()
-                if status.st_mtime >= old_s:  # another server has used it since
-                    continue
-                self._space.remove(path)
-                freed_bytes += status.st_size
-            with self._lock:
-                self._others.pop(path, None)
-        return freed_bytes
-
-    def _read(self, files: Iterable[Path]) -> list[Record]:
-        """The records that can be read, parents before children. Damaged ones are removed."""
-        records, num_ahead = [], 0
-        for path in files:
-            try:
-                with _opened(path) as (source, used_s):
-                    record = read_record(source, path.name.removesuffix(SUFFIX))
-                if self.path_of(record) != path:
-                    raise Damaged("it lies in the folder of another checkpoint")
-            except FileNotFoundError:
-                continue
-            except (UnknownVersion, PermissionError):
-                with self._lock, contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    self._others[path] = status.st_mtime, status.st_size
-            except (Damaged, OSError) as error:
-                self._discard(path, _damage(error))
-            else:
-                records.append(replace(record, used_s=min(used_s, self._clock())))
-                num_ahead += used_s > self._clock() + _AHEAD_S
-                self._remember(record)
         if num_ahead:
             logger.warning(
                 "The times of %d records of the cache on disk lie in the future, so the clock was put back. They count "
                 "as used now.", num_ahead,
             )  # fmt: skip
-        return sorted(records, key=lambda record: record.header.start)
+        return list(kept.values()), lost
 
-    def _existing(self, path: Path) -> Record | None:
-        """The record in a file, if it is there and can be read."""
-        records = self._read([path])
-        return records[0] if records else None
+    def _is_outdated(self, fingerprint: str) -> bool:
+        """Whether it is this checkpoint's, but of another version of what computes it: the last part differs."""
+        mine = self._fingerprint.rpartition("-")[0]
+        return bool(mine) and fingerprint != self._fingerprint and fingerprint.rpartition("-")[0] == mine
 
-    def _judge(self, path: Path, source: Source, record: Record, reason: str) -> None:
-        """A tensor differs from what the record promises. Remove the file, unless it is a new one of another server."""
+    def add(self, header: Header, tensors: Sequence[TensorData]) -> Record:
+        """Write a record. Raises NoRoom."""
+        row_id, size = secrets.randbits(63), files.size_of(tensors)
+        name = name_of(row_id)
+        self._make_folders()
+        self._reserve(name, size)
+        path, day = self._path(name), self._day
         try:
-            found = read_record(source, record.name)
-        except (Damaged, UnknownVersion, OSError):
-            found = record
-        if found.digest != record.digest:
-            raise FileNotFoundError(errno.ENOENT, "another server has replaced it", str(path))
-        self._forget(record)
-        self._discard(path, reason)
-        raise Damaged(f"{path}: {reason}")
+            with usable(self.root):
+                written = files.write(path, tensors)
+            record = Record(name=name, header=header, tensors=written, file_bytes=size, used_s=self._clock())
+            self.database.charge(day, size)
+            self.database.run(lambda c: c.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?)", row_of(record)))
+        except BaseException:
+            with self._lock:
+                del self._sizes[name]
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise
+        return record
 
-    def _discard(self, path: Path, reason: str) -> None:
+    def read_into(self, record: Record, index: int, buffer: memoryview) -> None:
+        """Read one tensor into a buffer of its size, and check it. Raises Damaged, and has removed the record then."""
+        try:
+            with usable(self.root):
+                files.read_tensor(self.path_of(record), record.tensors[index], buffer)
+        except Damaged as error:
+            if not self.root.is_dir():
+                with usable(self.root):
+                    raise FileNotFoundError from error
+            self.lose(record, str(error))
+            raise
+
+    def lose(self, record: Record, reason: str) -> None:
+        """Remove a record that was found damaged."""
+        path = self.path_of(record)
         self.damages.append(Damage(path, reason))
-        if not self._repairs:
-            return
+        logger.warning("Removed a damaged record from the cache on disk: %s (%s).", path, reason)
+        self.remove([record])
+
+    def remove(self, records: Iterable[Record]) -> None:
+        """Remove records; that one is gone already is no error. A full disk does not hinder it."""
+        records = list(records)
+        ids = [(int(record.name, 16),) for record in records]
         try:
-            self._space.remove(path)
-        except OSError as error:
-            logger.warning("A damaged record of the cache on disk stays: %s (%s). %s", path, reason, error)
-        else:
-            logger.warning("Removed a damaged record from the cache on disk: %s (%s).", path, reason)
+            with contextlib.suppress(NoRoom):  # the next start removes rows without a file
+                self.database.run(lambda c: c.executemany("DELETE FROM record WHERE id = ?", ids))
+        finally:
+            with usable(self.root), self._lock:
+                for record in records:
+                    self.path_of(record).unlink(missing_ok=True)
+                    self._sizes.pop(record.name, None)
 
-    def _continues(self, record: Record) -> bool:
-        """Whether the record's parent is known, and reaches to where the record begins."""
-        if not record.header.parent:
-            return True
+    def note_use(self, records: Iterable[Record], now_s: float) -> None:
+        """The records were used now."""
+        uses = [(now_s, int(record.name, 16)) for record in records]
+        with contextlib.suppress(NoRoom):
+            self.database.run(lambda c: c.executemany("UPDATE record SET used = ? WHERE id = ?", uses))
+
+    def usage(self) -> FolderUsage:
+        with usable(self.root):
+            free_bytes, used_bytes = shutil.disk_usage(self.root).free, self._used_bytes()
+        excess_bytes = max(0, used_bytes - self._max_bytes, self._floor_bytes - free_bytes)
+        return FolderUsage(
+            used_bytes=used_bytes,
+            written_bytes=self.database.written.get(self._day, 0),
+            free_bytes=free_bytes,
+            excess_bytes=min(used_bytes, excess_bytes),
+            num_records=len(self._sizes),
+        )
+
+    def charge(self, num_bytes: int) -> bool:
+        """Count bytes that are about to be written to the database. Returns False if they may not be written.
+
+        They are few, and grow at the cost of records: a full folder does not keep them from being written.
+        """
+        try:
+            free_bytes = shutil.disk_usage(self.root).free
+        except OSError:
+            return False
+        if self.database.written.get(self._day, 0) + num_bytes > self._daily_bytes:
+            return False
+        if free_bytes - num_bytes < self._floor_bytes:
+            return False
+        self.database.charge(self._day, num_bytes)
+        return True
+
+    def shorten(self) -> None:
+        """Leave nothing of what was removed in the database's log."""
+        self.database.shorten()
+
+    def close(self) -> None:
+        """Another process may own the folder afterwards."""
+        self.database.close()
+
+    @property
+    def _day(self) -> int:
+        return int(self._clock() // _DAY_S)
+
+    def _path(self, name: str) -> Path:
+        return path_of(self.root, name)
+
+    def _make_folders(self) -> None:
+        """Make the folders that are missing. Those above are not made: a disk may have been unplugged."""
+        with usable(self.root):
+            for folder in (self.root, self.root / RECORDS):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700)
+            if (self.root / RECORDS).is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link", self.root / RECORDS)
+
+    def _used_bytes(self) -> int:
         with self._lock:
-            parent = self._known.get(record.header.parent)
-        return parent is not None and parent.header.start < record.header.start <= parent.header.end
+            return sum(self._sizes.values()) + self.database.size()
 
-    def _has_unseen_parent(self, record: Record) -> bool:
+    def _reserve(self, name: str, size: int) -> None:
+        """Count a file before it is written. Raises NoRoom."""
+        usage = self.usage()
+        if usage.used_bytes + size > self._max_bytes:
+            raise NoRoom(
+                "cap", f"The cache on disk has {usage.used_bytes} of {self._max_bytes} bytes, and {size} more do not "
+                f"fit. {setting('cache_disk')} sets its size.",
+            )  # fmt: skip
+        if usage.written_bytes + size > self._daily_bytes:
+            raise NoRoom(
+                "daily", f"Today's {self._daily_bytes} bytes of writing to the cache on disk are used. It goes on "
+                f"tomorrow (UTC); {setting('cache_disk_daily')} sets how much may be written in a day.",
+            )  # fmt: skip
+        if usage.free_bytes - size < self._floor_bytes:
+            raise NoRoom(
+                "free", f"Nothing is written to the cache on disk while the volume of {self.root} has only "
+                f"{usage.free_bytes} bytes free: {self._floor_bytes} are left to other programs. Remove files, or "
+                f"choose another folder with {setting('cache_dir')}.",
+            )  # fmt: skip
         with self._lock:
-            is_known = record.header.parent in self._known
-        return not is_known and self._path(record.header, record.header.parent).exists()
-
-    def _path(self, header: Header, name: str) -> Path:
-        return self.root / checkpoint_folder(header.fingerprint) / f"{name}{SUFFIX}"
-
-    def _remember(self, record: Record) -> None:
-        with self._lock:
-            self._known[record.name] = record
-
-    def _forget(self, record: Record) -> None:
-        """So that it counts as new if it comes back."""
-        with self._lock:
-            self._known.pop(record.name, None)
+            self._sizes[name] = size
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Source, float]]:
-    """The file, and the time of its last use."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(file)
-        yield Source(file, status.st_size), status.st_mtime
-    finally:
-        os.close(file)
+def listed(rows: Iterable[Row], sizes: dict[str, int]) -> tuple[list[Record], list[tuple[int]], dict[str, str]]:
+    """The records of rows whose files have the right size; the ids of the other rows; and what is wrong, by name."""
+    intact, lost, reasons = [], [], {}
+    for row in rows:
+        name = name_of(row[0])
+        try:
+            record = record_of(row)
+            if sizes.get(name) != record.file_bytes:
+                raise Damaged("its file is missing" if name not in sizes else "its file has another size")
+            intact.append(record)
+        except Damaged as error:
+            reasons[name] = str(error)
+            lost.append((row[0],))
+    return intact, lost, reasons
 
 
-def _damage(error: Exception) -> str:
-    """What is wrong with a file. Other errors of the system than unreadable places are raised again."""
-    if isinstance(error, OSError) and error.errno != errno.EIO:
-        raise error
-    return str(error)
+def continues(record: Record, known: dict[str, Record]) -> bool:
+    """Whether the record's parent is known, and reaches to where the record begins."""
+    if not record.header.parent:
+        return True
+    parent = known.get(record.header.parent)
+    return parent is not None and parent.header.start < record.header.start <= parent.header.end
+
+
+def verify(root: Path, folder: Folder | None) -> tuple[int, int, dict[Path, str]]:
+    """Read every byte, and remove what is damaged if the folder is given, which this process owns then.
+
+    Returns the numbers of records and bytes that were read, and what is wrong, by file.
+    """
+    if folder is not None:
+        records = list(folder.scan())
+        faults = {damage.path: damage.reason for damage in folder.damages}
+    else:
+        found = look(root)
+        records = found.records
+        faults = {path_of(root, name): reason for name, reason in found.reasons.items()}
+    for record in records:
+        path = path_of(root, record.name)
+        try:
+            with usable(root):
+                files.verify(path, record)
+        except Damaged as error:
+            faults[path] = str(error)
+            if folder is not None:
+                folder.lose(record, str(error))
+    if folder is None:  # the owner may have removed records meanwhile
+        found = look(root)
+        left = {record.name for record in found.records} | found.reasons.keys()
+        faults = {path: fault for path, fault in faults.items() if path.stem in left}
+    return len(records), sum(record.file_bytes for record in records), faults
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a look at a folder finds."""
+
+    records: list[Record]
+    reasons: dict[str, str]  # what is wrong with records, by name
+    models: dict[str, str]  # names by fingerprint
+    written: dict[int, int]  # bytes by day
+
+
+def look(root: Path) -> Listing:
+    """Read the database beside its owner, if there is one, and change nothing. Raises FolderUnusable."""
+    with usable(root):
+        if not (root / NAME).exists():
+            return Listing([], {}, {}, {})
+        with contextlib.closing(reading(root / NAME)) as connection:
+            rows = connection.execute(_ROWS).fetchall()
+            records, _, reasons = listed(rows, dict(record_files(root)))
+            left = {name_of(row_id) for (row_id,) in connection.execute("SELECT id FROM record")}
+            models = dict(connection.execute("SELECT fingerprint, name FROM model"))
+            written = dict(connection.execute("SELECT day, bytes FROM day"))
+    reasons = {name: reason for name, reason in reasons.items() if name in left}  # not what was removed meanwhile
+    return Listing(records, reasons, models, written)

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64
 
 from ..core.fence import Fence
-from .database import VERSION, clear, connect, is_malformed, kind_of, remove, shorten
+from .database import KEPT_VERSION, Database, clear_kept, kind_of
+from .faults import FolderUnusable, NoRoom
 
 logger = logging.getLogger(__name__)
 
@@ -201,11 +201,13 @@ class _NotNow(Exception):
 class Journals:
     """The database of one folder, and the thread that reads and writes it. Any thread may use it."""
 
-    def __init__(self, path: Path, *, charge: Charge = lambda num_bytes: True, max_bytes: int = MAX_BYTES):
-        """`charge` is asked before bytes are written. If it refuses, they wait. One kind has at most `max_bytes`."""
+    def __init__(self, database: Database, *, charge: Charge = lambda num_bytes: True, max_bytes: int = MAX_BYTES):
+        """`charge` is asked before bytes are written. If it refuses, they wait. One kind has at most `max_bytes`.
+
+        The database is closed with the thread.
+        """
         self.max_bytes = max_bytes
-        self._path, self._charge = path, charge
-        self._connection: sqlite3.Connection | None = None
+        self._database, self._charge = database, charge
         self._condition = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._waiting: list[tuple[Journal, _Change]] = []
@@ -217,7 +219,7 @@ class Journals:
 
     def open(self, kind: str, fingerprint: str = "") -> Journal:
         """The values of one kind, and of one checkpoint unless what is kept belongs to none."""
-        place = (f"{kind}.{VERSION}", fingerprint)
+        place = (f"{kind}.{KEPT_VERSION}", fingerprint)
         self._opened[place] = Journal(self, *place)
         return self._opened[place]
 
@@ -282,8 +284,7 @@ class Journals:
         while (work := self._next()) is not None:
             with Fence("the remembered values, which go on with what is next"):
                 work()
-        if self._connection is not None:
-            self._connection.close()
+        self._database.close()
 
     def _next(self) -> Callable[[], None] | None:
         """What to do next, once it is due; None at the end."""
@@ -321,44 +322,25 @@ class Journals:
                 self._write_at_s = time.monotonic() + _RETRY_S
 
     def _clear(self, salts: str, kinds: Container[str]) -> None:
-        self.run(lambda connection: clear(connection, salts, kinds), then=shorten)
+        if self.run(lambda connection: clear_kept(connection, salts, kinds)):
+            self._database.shorten()
 
     def charge_all(self, num_bytes: int) -> None:
         """Raises _NotNow if so many bytes may not be written."""
         if not self._charge(num_bytes):
             raise _NotNow
 
-    def run(
-        self, work: Callable[[sqlite3.Connection], None], then: Callable[[sqlite3.Connection], None] | None = None
-    ) -> bool:
-        """Do work in one transaction, and `then` after it. Returns False if the database cannot be used now."""
+    def run(self, work: Callable[[sqlite3.Connection], None]) -> bool:
+        """Do work in one transaction. Returns False if the database cannot be used now."""
         try:
-            connection = self._open()
-            with connection:
-                work(connection)
-            if then is not None:
-                then(connection)
-        except (sqlite3.Error, OSError) as error:
-            self._failed(error)
+            self._database.run(work)
+        except (FolderUnusable, NoRoom) as error:
+            if not self._has_failed:
+                logger.warning("What is remembered cannot be read or written now, and is tried again: %s", error)
+            self._has_failed = True
             return False
         self._has_failed = False
         return True
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is not None and self._path.exists():
-            return self._connection
-        if self._connection is not None:  # the folder was removed
-            self._connection.close()
-            self._connection = None
-        try:
-            self._connection = connect(self._path)
-        except sqlite3.DatabaseError as error:
-            if not is_malformed(error):
-                raise
-            logger.warning("%s is damaged. It is emptied, and what it kept is forgotten.", self._path)
-            remove(self._path)
-            self._connection = connect(self._path)
-        return self._connection
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
         """Of each kind that has too much, remove what was not used for longest."""
@@ -374,14 +356,6 @@ class Journals:
             for _, scope, name, _ in removed:
                 if (journal := self._opened.get((kind, scope))) is not None:
                     journal.forget([name])
-
-    def _failed(self, error: Exception) -> None:
-        if not self._has_failed:
-            logger.warning("%s cannot be used now and is tried again: %s", self._path, error)
-        self._has_failed = True
-        if isinstance(error, sqlite3.Error) and is_malformed(error) and self._connection is not None:
-            self._connection.close()
-            self._connection = None  # the next try finds the damage
 
 
 def _checksum(*fields: object) -> bytes:

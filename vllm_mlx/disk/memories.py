@@ -1,11 +1,9 @@
 """What one server remembers, so that its next prompts continue the ones that it computed before it was started."""
 
-from pathlib import Path
 from typing import Self
 
-from .database import NAME
-from .kept import MAX_BYTES, Charge, Journal, Journals
-from .own_files import remove_journals
+from .folder import Folder
+from .kept import MAX_BYTES, Journal, Journals
 
 _CACHED = frozenset({"replies"})  # kinds that a cleared cache takes along
 _CAP_SHARE = 32  # a kind takes at most 1/32 of the tier's cap
@@ -21,10 +19,10 @@ class Memories:
         self.responses = self._open("responses")
 
     @classmethod
-    def at(cls, root: Path, fingerprint: str, *, cap_bytes: int, charge: Charge) -> Self:
-        """`root` and `cap_bytes`: the disk tier's. `charge`: whether so many bytes may be written now."""
-        remove_journals(root)
-        return cls(Journals(root / NAME, charge=charge, max_bytes=min(MAX_BYTES, cap_bytes // _CAP_SHARE)), fingerprint)
+    def at(cls, folder: Folder, fingerprint: str, *, cap_bytes: int) -> Self:
+        """`folder` and `cap_bytes`: the disk tier's."""
+        max_bytes = min(MAX_BYTES, cap_bytes // _CAP_SHARE)
+        return cls(Journals(folder.database.shared(), charge=folder.charge, max_bytes=max_bytes), fingerprint)
 
     def clear(self, salts: str = "") -> None:
         """Drop what belongs to salts that begin with `salts`, for every checkpoint of the folder.

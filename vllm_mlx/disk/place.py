@@ -1,16 +1,26 @@
-"""Which folder keeps the prefix cache on disk, and how much of the disk it may take. Knows no record."""
+"""Which folder keeps the prefix cache on disk, which of its files are the cache's own, and how much it may take.
+
+All other files, whoever put them there, are neither counted nor touched, and links are not followed.
+"""
 
 import contextlib
+import logging
 import os
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .own_files import has_own_files, own_bytes
+from .database import NAME as DATABASE
+from .database import files as database_files
 
+logger = logging.getLogger(__name__)
+
+RECORDS = "records"
 NAME = "vllm-mlx"
 CAP_SHARE = 10  # by default, the cache takes at most a tenth of what it and free space take together
 DAILY_SHARE = 5  # in a day, a fifth of the disk's size is written at most, so that it lasts for years
@@ -24,6 +34,12 @@ _TAG_TEXT = (
 _NO_INDEX = ".metadata_never_index"  # Spotlight leaves a folder with this file out
 MARKS = frozenset({_TAG, _NO_INDEX})
 _TMUTIL_S = 10.0
+_RECORD = re.compile(r"([0-9a-f]{16})\.kv")
+_OLD_FOLDER = re.compile(r"[0-9a-f]{16}")
+# What earlier versions wrote: names of files, below the top and in its folders.
+_OLD_RECORD = re.compile(r"[0-9a-f]{40}\.safetensors|\.[0-9a-f]{40}-\d+-[0-9a-f]{16}\.draft")
+_OLD_FILES = {"journals": re.compile(r".+\.journal(\.new)?"), "checkpoints": re.compile(r"[0-9a-f]{16}\.json")}
+_OLD_LEDGER, _LEDGER_BEGINS = "usage.json", b'{"used_bytes"'
 
 
 def folder_of(cache_dir: str | None) -> Path:
@@ -61,8 +77,42 @@ def free_bytes(folder: Path) -> int:
 def held_bytes(folder: Path) -> int:
     """Size of the cache's own files in the folder; 0 if it cannot be read."""
     with contextlib.suppress(OSError):
-        return own_bytes(folder)
+        sizes = (path.stat().st_size for path in database_files(folder / DATABASE) if path.exists())
+        return sum(sizes) + sum(size for _, size in record_files(folder))
     return 0
+
+
+def record_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Names and sizes of records. Raises OSError."""
+    for path in _named(folder / RECORDS, _RECORD):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                yield path.stem, status.st_size if stat.S_ISREG(status.st_mode) else -1  # a link is no record
+
+
+def remove_old(folder: Path) -> None:
+    """Remove what earlier versions kept in another format, and nothing else. Raises OSError."""
+    below = [entry for entry in folder.iterdir() if _OLD_FOLDER.fullmatch(entry.name)]
+    patterns = {**dict.fromkeys(below, _OLD_RECORD), **{folder / name: kind for name, kind in _OLD_FILES.items()}}
+    old = [path for place, pattern in patterns.items() for path in _named(place, pattern) if not path.is_symlink()]
+    ledger = folder / _OLD_LEDGER
+    if ledger.is_file() and not ledger.is_symlink() and ledger.read_bytes().startswith(_LEDGER_BEGINS):
+        old.append(ledger)
+    for path in old:
+        path.unlink(missing_ok=True)
+    for place in {path.parent for path in old} - {folder}:
+        with contextlib.suppress(OSError):  # It holds files of others.
+            place.rmdir()
+    if old:
+        logger.warning("Removed %d files of the cache on disk in %s: their format is an earlier one.", len(old), folder)
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """The entries of a folder, unless it is a link, that have such names. Raises OSError."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
 
 
 def nothing_in(folder: Path) -> str | None:
@@ -115,7 +165,7 @@ def _is_ours(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
         if NAME in (folder / _TAG).read_text(encoding="ascii"):
             return True
-    return has_own_files(folder)
+    return (folder / DATABASE).is_file()
 
 
 def _strangers(folder: Path) -> Iterator[Path]:

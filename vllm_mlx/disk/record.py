@@ -1,33 +1,30 @@
-"""What a record on disk is: computed state of some tokens, and a name that follows from them. It knows no files."""
+"""What a record on disk is: computed state of some tokens, described by one row of the database. It knows no files."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
+from itertools import accumulate
+from math import isfinite, prod
 from typing import Any, Literal
 
-VERSION = "2"
+from xxhash import xxh3_64
+
+from .faults import Damaged
+
 WORD_BYTES = 8
-_NAME_BYTES = 20
 _KINDS = ("run", "state")
 _BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("BOOL", "U8", "I8"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("U64", "I64"), 64),
 }
+_DESCRIBED = ("kind", "fingerprint", "salt", "parent", "start", "layout", "s_per_token", "rule")
+_MALFORMED = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 Data = memoryview | Iterable[memoryview]
-TensorData = tuple[str, str, tuple[int, ...], Data]  # name, dtype as safetensors spells it, shape, bytes in order
-
-
-class Damaged(Exception):
-    """The bytes are not the ones that were written, or this program did not write the file."""
-
-
-class UnknownVersion(Exception):
-    """An intact record of a format version that this program does not read."""
+TensorData = tuple[str, str, tuple[int, ...], Data]  # name, dtype, shape, bytes in order
+Row = tuple[int, bytes, bytes, float, bytes]  # id, description as JSON, words, time of the last use, checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,12 @@ class Tensor:
     shape: tuple[int, ...]
     nbytes: int
     offset: int  # where its first byte is in the file
-    checksum: int
+    checksum: int  # XXH3 of 64 bits: it finds accidents, and is faster than any disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a record holds. Of the JSON in `layout` and `rule`, this package knows only the place of the windows."""
+    """What a record holds. Of the JSON in `layout` and `rule`, this package knows nothing."""
 
     kind: Literal["run", "state"]
     fingerprint: str  # the checkpoint's
@@ -67,27 +64,55 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    name: str
+    name: str  # its id, and the name of its file
     header: Header
     tensors: tuple[Tensor, ...]
     file_bytes: int
     used_s: float  # time of the last use
-    digest: str  # the file header's: it differs between two files of the same name
 
 
-def name_of(header: Header) -> str:
-    """A name that follows from all tokens up to the record's end, because the parent's name is part of it."""
-    identity = [VERSION, header.kind, header.fingerprint, header.salt, header.parent, header.start]
-    identity.append(header.layout.get("window_offset", 0))  # the same tokens may be written again with their windows
-    hashed = hashlib.blake2b(json.dumps(identity).encode(), digest_size=_NAME_BYTES, person=b"record")
-    hashed.update(b"\0" + header.words)  # JSON has no zero byte, so no part can pass for another
-    return hashed.hexdigest()
+def name_of(row_id: int) -> str:
+    return f"{row_id:016x}"
 
 
-def checkpoint_folder(fingerprint: str) -> str:
-    """Name of the folder that holds a checkpoint's records."""
-    return hashlib.blake2b(fingerprint.encode(), digest_size=8, person=b"folder").hexdigest()
+def tensors_of(specs: Iterable[tuple[str, str, tuple[int, ...], int]]) -> tuple[Tensor, ...]:
+    """Tensors that follow each other in a file, from their names, dtypes, shapes and checksums."""
+    specs = list(specs)
+    sizes = [prod(shape) * _BITS[dtype] // 8 for _, dtype, shape, _ in specs]
+    return tuple(
+        Tensor(name, dtype, shape, size, end - size, checksum)
+        for (name, dtype, shape, checksum), size, end in zip(specs, sizes, accumulate(sizes), strict=True)
+    )
 
 
-def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    return prod(shape) * _BITS[dtype] // 8
+def row_of(record: Record) -> Row:
+    about = {key: getattr(record.header, key) for key in _DESCRIBED}
+    about["tensors"] = [[tensor.name, tensor.dtype, tensor.shape, tensor.checksum] for tensor in record.tensors]
+    row_id, text = int(record.name, 16), json.dumps(about, separators=(",", ":")).encode()
+    return row_id, text, record.header.words, record.used_s, _checksum(row_id, text, record.header.words)
+
+
+def record_of(row: Row) -> Record:
+    """Raises Damaged. A damaged time of the last use counts as long ago."""
+    row_id, text, words, used_s, checksum = row
+    try:
+        if checksum != _checksum(row_id, text, words):
+            raise Damaged("its row is damaged")
+        about = json.loads(text)
+        tensors = tensors_of(
+            (name, dtype, tuple(shape), checksum) for name, dtype, shape, checksum in about.pop("tensors")
+        )
+        header = Header(**about, words=words)
+    except _MALFORMED as error:
+        raise Damaged(f"its row makes no sense ({error!r})") from error
+    return Record(
+        name=name_of(row_id),
+        header=header,
+        tensors=tensors,
+        file_bytes=sum(tensor.nbytes for tensor in tensors),
+        used_s=used_s if isinstance(used_s, float) and isfinite(used_s) else 0.0,
+    )
+
+
+def _checksum(row_id: int, text: bytes, words: bytes) -> bytes:
+    return xxh3_64(row_id.to_bytes(8, "big", signed=True) + len(text).to_bytes(8, "big") + text + words).digest()

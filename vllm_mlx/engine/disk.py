@@ -3,8 +3,6 @@
 import logging
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
-from threading import Thread
 
 import mlx.core as mx
 
@@ -14,47 +12,36 @@ from ..cache.stats import DiskReport
 from ..cache.tree import PrefixTree
 from ..core.config import EngineConfig
 from ..core.errors import setting
-from ..disk.checkpoints import Note, write_note
+from ..disk.faults import FolderUnusable, NoRoom
 from ..disk.folder import Folder
 from ..disk.memories import NO_MEMORIES, Memories
 from ..disk.place import default_daily_bytes, default_max_bytes, floor_bytes, folder_of, prepare
-from ..disk.read_speed import measure_read
 from ..runner.checkpoint import Checkpoint
 from ..runner.model import Model, MultimodalModel
 
 logger = logging.getLogger(__name__)
 
-_ASSUMED_BYTES_PER_S = 1e9  # where nothing can be measured
+_READ_BYTES_PER_S = 1e9  # what a disk reads, before any read was measured
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDisk:
-    """The folder, which can be used, and what reports say of it. Its speed is measured while the weights are loaded."""
+    """The folder, which this process owns, and what reports say of it."""
 
     folder: Folder
     report: DiskReport
-    _speed: "_Speed"
 
     def memories(self, fingerprint: str) -> Memories:
-        """What else a restarted server needs for the same prompts: journals in the same folder."""
-        return Memories.at(
-            self.folder.root,
-            fingerprint,
-            cap_bytes=self.report.max_bytes,
-            charge=self.folder.charge,
-        )
+        """What else a restarted server needs for the same prompts, in the same folder."""
+        return Memories.at(self.folder, fingerprint, cap_bytes=self.report.max_bytes)
 
-    def start(
-        self, memory: PrefixTree, model: Model, name: str, path: Path, fingerprint: str, s_per_token: float
-    ) -> DiskTier:
+    def start(self, memory: PrefixTree, model: Model, name: str, fingerprint: str, s_per_token: float) -> DiskTier:
         """Put the tier together, read the index, and note whose state is kept. Called on the engine thread."""
-        note = Note(fingerprint=fingerprint, model=name, path=str(path.resolve()))
-        write_note(self.folder.root, note)
-        return start_tier(self, fingerprint, model, memory, s_per_token)
+        return start_tier(self, fingerprint, model, memory, s_per_token, name)
 
-    @property
-    def read_bytes_per_s(self) -> float:
-        return self._speed.result()
+    def close(self) -> None:
+        """Free the folder if no tier was started, which closes it otherwise."""
+        self.folder.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +56,7 @@ class NoDisk:
     def start(self, *_: object) -> DiskReport:
         return self.report
 
-
-class _Speed:
-    """How fast the folder reads, measured on a thread of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._bytes_per_s: float | None = None
-        self._thread = Thread(target=self._measure, name="disk-speed", daemon=True)
-        self._thread.start()
-
-    def _measure(self) -> None:
-        self._bytes_per_s = measure_read(self._folder)
-
-    def result(self) -> float:
-        self._thread.join()
-        return self._bytes_per_s or _ASSUMED_BYTES_PER_S
+    def close(self) -> None: ...
 
 
 def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
@@ -94,32 +66,36 @@ def open_disk(config: EngineConfig) -> OpenDisk | NoDisk | None:
     path = folder_of(config.cache_dir)
     report = DiskReport(folder=str(path))
     if (fault := prepare(path)) is not None:
-        reason = f"{fault}. Choose a folder that this user may write to with {setting('cache_dir')}."
-        logger.warning("Nothing is kept on disk: %s", reason)
-        return NoDisk(replace(report, off_reason=reason))
+        return _no_disk(report, f"{fault}. Choose a folder that this user may write to with {setting('cache_dir')}.")
     max_bytes = default_max_bytes(path) if config.cache_disk_bytes is None else config.cache_disk_bytes
     daily_bytes = config.cache_disk_daily_bytes
     daily_bytes = default_daily_bytes(path) if daily_bytes is None else daily_bytes
-    folder = Folder(
-        path,
-        max_bytes=max_bytes,
-        daily_bytes=daily_bytes,
-        floor_bytes=floor_bytes(path),
-    )
-    return OpenDisk(folder, replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes), _Speed(path))
+    try:
+        folder = Folder(path, max_bytes=max_bytes, daily_bytes=daily_bytes, floor_bytes=floor_bytes(path))
+    except (FolderUnusable, NoRoom) as error:
+        return _no_disk(report, str(error))
+    return OpenDisk(folder, replace(report, max_bytes=max_bytes, daily_bytes=daily_bytes))
 
 
-def start_tier(disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTree, s_per_token: float) -> DiskTier:
+def _no_disk(report: DiskReport, reason: str) -> NoDisk:
+    logger.warning("Nothing is kept on disk: %s", reason)
+    return NoDisk(replace(report, off_reason=reason))
+
+
+def start_tier(
+    disk: OpenDisk, fingerprint: str, model: Model, memory: PrefixTree, s_per_token: float, name: str = ""
+) -> DiskTier:
     """Put the tier together, and read the index. Called on the engine thread."""
     rule = model.resume_rule
     assert rule is not None, "there is a prefix cache"
+    disk.folder.note_model(fingerprint, name)
     tier = DiskTier(
         disk.folder,
         memory,
         fingerprint=fingerprint,
         rule=rule,
         s_per_token=s_per_token,
-        read_bytes_per_s=disk.read_bytes_per_s,
+        read_bytes_per_s=_READ_BYTES_PER_S,
         report=disk.report,
     )
     tier.load()

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -72,8 +73,14 @@ def start_engine(config: EngineConfig, disk: OpenDisk | NoDisk | None = None) ->
     """
     check_settings(config)
     checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
-    memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
-    return serve_checkpoint(config, checkpoint, disk, memories=memories)
+    with ExitStack() as undone:
+        memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
+        undone.callback(memories.close)
+        if disk is not None:
+            undone.callback(disk.close)
+        engine = serve_checkpoint(config, checkpoint, disk, memories=memories)
+        undone.pop_all()
+    return engine
 
 
 def serve_checkpoint(
@@ -214,7 +221,7 @@ def load_engine(
     engine = build_engine(config, checkpoint, measured)
     if disk is not None and (tree := engine.cache_tree) is not None:
         name, s_per_token = fingerprint(checkpoint, measured.model), 1 / measured.calibration.tokens_per_s
-        engine.attach(disk.start(tree, measured.model, config.model, checkpoint.path, name, s_per_token))
+        engine.attach(disk.start(tree, measured.model, config.model, name, s_per_token))
     return engine
 
 

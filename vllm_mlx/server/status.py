@@ -339,9 +339,12 @@ def _add_cache(router: APIRouter, engine: EngineClient) -> None:
         return _json(tree)
 
     @router.delete("/v1/cache")
-    async def clear_cache(http: Request) -> dict[str, Any]:
-        """Clear the cached state of the same API key, or of all with an admin key. Running requests continue."""
-        freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope))
+    async def clear_cache(http: Request, salt: str = "") -> dict[str, Any]:
+        """Clear the cached state of the same API key, or of all with an admin key. Running requests continue.
+
+        `salt`: only that of cache salts which begin so.
+        """
+        freed_bytes = await engine.clear_cache(salts=managed_salts(http.scope) + salt)
         return {"object": "cache.cleared", "freed_bytes": freed_bytes}
 
 
