@@ -64,12 +64,12 @@ class DiskChecks:
                     time.sleep(0.05)
                 server.process.kill()
                 server.process.wait()
-            command = [*COMMAND, "cache", "--disk", "--cache-dir", str(folder), "--verify"]
+            command = [*COMMAND, "cache", "verify", "--cache-dir", str(folder)]
             verified = subprocess.run(command, capture_output=True, text=True, check=False)
             with self._server(folder) as server:
                 answer = server.complete(prompt, 1)
         cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        text = f"{cached} of {self.session} tokens were kept; --verify ended with {verified.returncode}."
+        text = f"{cached} of {self.session} tokens were kept; `cache verify` ended with {verified.returncode}."
         return verdict(verified.returncode == 0, text)
 
     def writes(self) -> Result:

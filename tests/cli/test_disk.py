@@ -13,6 +13,7 @@ import pytest
 from tests.disk.samples import opened
 from tests.support.commands import address, refusal, run, served
 from tests.support.rows import cases
+from tests.support.running import eventually
 from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.kept import Journals
 from vllm_mlx.disk.record import Header, Record
@@ -96,9 +97,7 @@ def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(tmp_pat
         url = address(printed)
         prompt = "What is 2 + 3? " * 40
         assert run("chat", prompt, "--url", url, "--no-thinking").returncode == 0
-        deadline = 600
-        while not listed(tmp_path) and (deadline := deadline - 1):
-            pass
+        eventually(lambda: bool(listed(tmp_path)))
         [(model, salt)] = listed(tmp_path)
         assert (model, salt) == ("demo", "") and cache(tmp_path, "verify").returncode == 0
         line = refusal("cache", "clear", "--cache-dir", str(tmp_path), "--yes")
@@ -110,10 +109,8 @@ def test_beside_a_server_it_is_listed_verified_and_cleared_by_the_server(tmp_pat
         assert f"process {process.pid}" in line
         done = cache(tmp_path, "clear", "--yes", VLLM_MLX_PORT=port)
         assert done.returncode == 0 and "freed" in done.stdout, done.stderr
-        deadline = 600
-        while files(tmp_path) and (deadline := deadline - 1):
-            listed(tmp_path)
-        assert files(tmp_path) == set() and run("cache", "memory", "--url", url).returncode == 0
+        eventually(lambda: not files(tmp_path))
+        assert run("cache", "memory", "--url", url).returncode == 0
 
 
 def everything(root: Path) -> dict[str, tuple[bytes, int]]:

@@ -40,7 +40,7 @@ def test_the_folder_of_cached_state_is_looked_at(
     folder = str(tmp_path / "kept")
     code, found = verdicts("--quick", VLLM_MLX_PORT="0", VLLM_MLX_CACHE_DIR=folder, **variables)
     assert (code, found["Cache"][0]) == (0, verdict)
-    assert words in found["Cache"][1] and ("a second" in found["Cache"][1]) == ("6GB" in variables.values())
+    assert words in found["Cache"][1]
     assert not Path(folder).exists()
 
 

@@ -22,6 +22,7 @@ from vllm_mlx.core.messages import (
     ToolResultPart,
     VideoPart,
 )
+from vllm_mlx.disk.database import Database
 from vllm_mlx.disk.kept import Journals
 from vllm_mlx.output.reply import FinishedReply
 from vllm_mlx.prompt.kept_replies import message_of, message_value
@@ -87,7 +88,7 @@ class Client:
 
 @contextmanager
 def opened(folder: Path, **options: Any) -> Iterator[tuple[ReplyMemory, Journals]]:
-    journals = Journals(folder / "index.sqlite")
+    journals = Journals(Database(folder))
     try:
         yield ReplyMemory(journal=journals.open("replies"), **options), journals
     finally:

@@ -13,6 +13,7 @@ from tests.support.checkpoints import write_tokenizer
 from tests.support.drawing import examples
 from vllm_mlx.core.events import FinishReason
 from vllm_mlx.core.messages import ReasoningPart
+from vllm_mlx.disk.folder import Folder
 from vllm_mlx.disk.memories import Memories
 from vllm_mlx.prompt.processor import PreparedRequest, RequestProcessor
 from vllm_mlx.tokens.tokenizer import Tokenizer
@@ -32,10 +33,17 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return {name: Tokenizer.load(folder, chat_template=template) for name, template in TEMPLATE_VARIANTS.items()}
 
 
+def memories_in(root: Path, fingerprint: str, *, cap_bytes: int = 1 << 34, daily_bytes: int = 1 << 34) -> Memories:
+    folder = Folder(root, max_bytes=1 << 34, daily_bytes=daily_bytes, floor_bytes=0)
+    memories = Memories.at(folder, fingerprint, cap_bytes=cap_bytes)
+    folder.close()  # what is remembered has it still
+    return memories
+
+
 @contextmanager
 def started(folder: Path, tokenizer: Tokenizer, **options: Any) -> Iterator[RequestProcessor]:
     """What a server has of prompts, from its start to its clean stop."""
-    memories = Memories.at(folder, "f1", **{"cap_bytes": 1 << 34, "charge": lambda num_bytes: True, **options})
+    memories = memories_in(folder, "f1", **options)
     try:
         yield make_processor(tokenizer, memories=memories)
     finally:
@@ -127,7 +135,7 @@ def test_nothing_is_found_under_another_salt_or_checkpoint(tokenizers: dict[str,
         assert other.chat is not None and not any(
             isinstance(part, ReasoningPart) for message in other.chat.request.messages or () for part in message.parts
         )
-    memories = Memories.at(tmp_path, "f2", cap_bytes=1 << 34, charge=lambda num_bytes: True)
+    memories = memories_in(tmp_path, "f2")
     session.processor = make_processor(tokenizer, memories=memories)
     assert seen(session.prepare()) != expected
     memories.close()
@@ -137,7 +145,7 @@ def test_a_cleared_salt_is_forgotten_and_its_next_turn_is_kept_again(
     tokenizers: dict[str, Tokenizer], tmp_path: Path
 ) -> None:
     tokenizer = tokenizers["keeps reasoning"]
-    memories = Memories.at(tmp_path, "f1", cap_bytes=1 << 34, charge=lambda num_bytes: True)
+    memories = memories_in(tmp_path, "f1")
     processor = make_processor(tokenizer, memories=memories)
     sessions = [in_a_loop(processor, number, cache_salt=f"{number}/") for number in range(2)]
     assert memories._journals is not None and memories._journals.flush()
@@ -150,7 +158,7 @@ def test_a_cleared_salt_is_forgotten_and_its_next_turn_is_kept_again(
             session.processor = second
         assert seen(sessions[0].prepare()) == expected[0] and seen(sessions[1].prepare()) != expected[1]
 
-    memories = Memories.at(tmp_path, "f1", cap_bytes=1 << 34, charge=lambda num_bytes: True)
+    memories = memories_in(tmp_path, "f1")
     processor = make_processor(tokenizer, memories=memories)
     session = in_a_loop(processor, 7, cache_salt="1/")
     assert memories._journals is not None and memories._journals.flush()
@@ -166,20 +174,9 @@ def test_a_cleared_salt_is_forgotten_and_its_next_turn_is_kept_again(
         assert seen(prepared)[1] == seen(expected_next)[1]
 
 
-def test_two_servers_on_one_folder(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
-    tokenizer = tokenizers["keeps reasoning"]
-    with started(tmp_path, tokenizer) as one, started(tmp_path, tokenizer) as two:
-        sessions = [in_a_loop(one, 1), in_a_loop(two, 2)]
-        expected = [seen(session.prepare()) for session in sessions]
-    with started(tmp_path, tokenizer) as later:
-        for session, was in zip(sessions, expected, strict=True):
-            session.processor = later
-            assert seen(session.prepare()) == was
-
-
 def test_without_room_to_write_prompts_are_the_same(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     tokenizer = tokenizers["keeps reasoning"]
     plain = in_a_loop(make_processor(tokenizer), 1)
-    for options in ({"charge": lambda num_bytes: False}, {"cap_bytes": 0}):
-        with started(tmp_path / str(len(options)), tokenizer, **options) as processor:
+    for options in ({"daily_bytes": 0}, {"cap_bytes": 0}):
+        with started(tmp_path / next(iter(options)), tokenizer, **options) as processor:
             assert seen(in_a_loop(processor, 1).prepare())[0] == seen(plain.prepare())[0]

@@ -79,6 +79,7 @@ def test_what_is_kept_is_reported_read_after_a_restart_and_cleared(checkpoint: A
         assert figures["vllm_mlx_cached_tokens_total disk"] == figures["vllm_mlx_disk_tokens_read_total"] == cached
         assert figures["vllm_mlx_cache_hits_total disk"] == figures["vllm_mlx_disk_works"] == 1
 
+        client.delete("/v1/cache", params={"salt": "of others"}).raise_for_status()
         third = client.post("/v1/chat/completions", json=QUESTION)
         assert "tier=memory" in third.headers["x-cache-receipt"]
         client.delete("/v1/cache").raise_for_status()

@@ -48,16 +48,16 @@ class TreeStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskReport:
-    """What the disk tier holds and has done. Counts are since the process started; other servers' are not among them.
+    """What the disk tier holds and has done. Counts are since the process started.
 
     `off_reason` is a sentence that says why nothing is read or written; None: the tier works.
     """
 
     folder: str
     off_reason: str | None = None
-    used_bytes: int = 0  # all files in the folder, whichever server wrote them
+    used_bytes: int = 0  # all files in the folder
     max_bytes: int = 0
-    written_today_bytes: int = 0  # by all servers of the folder
+    written_today_bytes: int = 0
     daily_bytes: int = 0
     num_records: int = 0
     num_waiting_bytes: int = 0  # state that is to be written

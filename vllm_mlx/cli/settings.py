@@ -147,8 +147,8 @@ class Settings(BaseModel):
     """Size of the prefix cache on disk, where conversations outlive the server; 0: nothing is kept there. Default: a
     tenth of what is free while it is empty."""
     cache_disk_daily: int | None = None
-    """Bytes that are written to the prefix cache on disk in one day at most, by all servers that share its folder; 0:
-    what is kept is read only. Default: a fifth of the disk."""
+    """Bytes that are written to the prefix cache on disk in one day at most; 0: what is kept is read only. Default: a
+    fifth of the disk."""
     limit_mm_per_prompt: str = DEFAULT_MEDIA_LIMITS
     """Images, videos and documents that one request may hold."""
 

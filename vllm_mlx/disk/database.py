@@ -24,7 +24,7 @@ NAME = "index.sqlite"
 LOCK = "owner.lock"
 VERSION = 2  # the format of the tables and the files; a folder of another format is emptied
 KEPT_VERSION = 1  # the format of the values that are kept; those of another version are removed
-_WAIT_S = 5.0  # for a command that reads
+_WAIT_S = 5.0  # the longest wait for another connection, such as that of a command
 _OF_THE_SYSTEM = frozenset(
     {
         sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,

@@ -123,9 +123,8 @@ class PressureStatus(TypedDict):
 class DiskStatus(TypedDict):
     """What the prefix cache keeps on disk. Counts are since the server's start.
 
-    `off_reason` says why nothing is read or written; null: it works. `used_bytes`, `num_records` and
-    `written_today_bytes` are those of all servers that share the folder. `hits` are requests for which state was read;
-    `reads_not_made` were slower than computing, as measured at load; `num_damaged` files were removed.
+    `off_reason` says why nothing is read or written; null: it works. `used_bytes` count the database too. `hits` are
+    requests for which state was read; `reads_not_made` were slower than computing; `num_damaged` records were removed.
     """
 
     folder: str

@@ -10,14 +10,14 @@ export function showDisk({ enabled, disk, hits_by_tier: hits }) {
   byId("disk-summary").classList.toggle("bad", disk !== null && disk.off_reason !== null);
   byId("disk-bars").hidden = disk === null;
   if (disk === null) return;
-  fill("disk-held", disk.used_bytes, disk.max_bytes, `${count(disk.num_records)} files, ${of(disk.used_bytes, disk.max_bytes)}`);
+  fill("disk-held", disk.used_bytes, disk.max_bytes, `${count(disk.num_records)} records, ${of(disk.used_bytes, disk.max_bytes)}`);
   fill("disk-written", disk.written_today_bytes, disk.daily_bytes, `Written today: ${of(disk.written_today_bytes, disk.daily_bytes)}` +
     (disk.num_waiting_bytes ? `, ${bytes(disk.num_waiting_bytes)} wait to be written` : ""));
   const facts = [
     `Replies with a prefix from memory: ${count(hits.memory)}`, `from disk: ${count(hits.disk)}`,
     `read: ${count(disk.tokens_read)} tokens, ${bytes(disk.bytes_read)}`,
     ...(disk.reads_not_made ? [`computed instead, which was faster: ${count(disk.reads_not_made)}`] : []),
-    ...(disk.num_damaged ? [`damaged files removed: ${count(disk.num_damaged)}`] : []),
+    ...(disk.num_damaged ? [`damaged records removed: ${count(disk.num_damaged)}`] : []),
   ];
   byId("disk-facts").replaceChildren(...facts.map((fact) => element("li", {}, fact)));
 }
