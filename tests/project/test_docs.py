@@ -22,7 +22,7 @@ SETTINGS = [name for name, _, _ in settings_fields()]
 COMMANDS = {name: command for name, command in get_command(app).commands.items() if name != "serve"}  # type: ignore[attr-defined]
 COMMANDS_FLAGS = {
     flag
-    for command in (*COMMANDS.values(), *COMMANDS["models"].commands.values())
+    for command in (*COMMANDS.values(), *COMMANDS["models"].commands.values(), *COMMANDS["cache"].commands.values())
     for parameter in command.params
     if parameter.param_type_name == "option"
     for flag in (*parameter.opts, *parameter.secondary_opts)
