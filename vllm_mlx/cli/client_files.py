@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..disk.private_file import write_private
+from ..core.private_file import write_private
 from .terminal import CommandFailed
 
 

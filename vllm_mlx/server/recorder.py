@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.errors import ConfigError, RequestError, setting
-from ..disk.private_file import write_private
+from ..core.private_file import write_private
 from .config import ServerConfig
 from .json_bytes import read_json
 from .shapes import Shaper, without_quotes
