@@ -17,8 +17,11 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engine_driver import Driver, plain_loop
 from tests.support.running import eventually
 from vllm_mlx.core.config import EngineConfig
+from vllm_mlx.core.errors import ConfigError
+from vllm_mlx.disk.place import prepare
 from vllm_mlx.engine import disk
 from vllm_mlx.engine.disk import fingerprint
+from vllm_mlx.engine.loading import start_engine
 from vllm_mlx.runner.checkpoint import find_checkpoint
 
 PROMPT = tuple(7 + (5 * place * place + 3 * place) % 180 for place in range(400))
@@ -49,6 +52,32 @@ def test_a_second_server_on_the_folder_goes_on_without_it_with_one_line(
         for word in (str(tmp_path), f"process {os.getpid()}", "--cache-dir"):
             assert word in line and word in str(second.report.off_reason)
         assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+
+
+def test_the_old_format_is_taken_away_with_one_line(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert prepare(tmp_path) is None
+    old = tmp_path / ("0" * 16) / f"{'1' * 40}.safetensors"
+    old.parent.mkdir()
+    old.write_bytes(b"numbers")
+    (tmp_path / "usage.json").write_text('{"used_bytes": 7, "written": {}}')
+    with started(path, tmp_path) as server:
+        server.generate(PROMPT)
+    with started(path, tmp_path) as server:
+        assert server.generate(LONGER) == [plain_loop(path, LONGER, 6)[0]]
+        assert server.disk.report().hits == 1
+    assert not old.parent.exists() and not (tmp_path / "usage.json").exists()
+    assert len([record for record in caplog.records if "earlier" in record.getMessage()]) == 1
+
+
+def test_a_load_that_fails_frees_the_folder(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(tmp_path / "none"), cache_dir=str(tmp_path / "kept"), cache_disk_bytes=1 << 30)
+    for _ in range(2):
+        opened = disk.open_disk(config)
+        assert isinstance(opened, disk.OpenDisk)
+        with pytest.raises(ConfigError):
+            start_engine(config, opened)
 
 
 def test_salts_and_checkpoints_share_no_state_and_are_cleared_alone(path: Path, tmp_path: Path) -> None:

@@ -71,13 +71,13 @@ def start_engine(config: EngineConfig, disk: OpenDisk | NoDisk | None = None) ->
 
     `disk`: the result of `open_disk` for the same settings; None: nothing is kept on disk.
     """
-    check_settings(config)
-    checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
     with ExitStack() as undone:
-        memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
-        undone.callback(memories.close)
         if disk is not None:
             undone.callback(disk.close)
+        check_settings(config)
+        checkpoint = find_checkpoint(config.model, config.revision, trust_remote_code=config.trust_remote_code)
+        memories = NO_MEMORIES if disk is None else disk.memories(checkpoint.fingerprint())
+        undone.callback(memories.close)
         engine = serve_checkpoint(config, checkpoint, disk, memories=memories)
         undone.pop_all()
     return engine
